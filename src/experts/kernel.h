@@ -25,8 +25,8 @@ struct BatchRequirements {
 struct ExpertMatrix {
   ConstTensorView weights;      // [rows, cols]; empty: there is no such matrix
   ConstTensorView bias = {};    // [1, rows] f32, f16 or bf16; empty: zeros
-  ConstTensorView scale = {};   // where weights are codes: [rows, scales] f32
-  ConstTensorView offset = {};  // with zeros: as many
+  ConstTensorView scale = {};   // [rows, scales] f32, for codes
+  ConstTensorView offset = {};  // as many, for codes with zeros
   ConstTensorView order = {};   // [1, cols] int32
   ConstTensorView factor = {};  // [1, cols] f32
 };

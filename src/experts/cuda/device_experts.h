@@ -14,23 +14,24 @@ struct CUstream_st;
 
 namespace conclave::inline v0::experts {
 
-// Weights in the canonical layout, which every kernel reads in place: none packs. Row strides are
-// in elements and multiples of 16 bytes; columns beyond H (gate_up) or I (down) are never used.
-// Without a gate, gate_up has I rows.
-struct DeviceExperts {
-  const void* gate_up = nullptr;  // [E, 2I, gate_up_stride]: I gate rows, then I up rows
-  int64_t gate_up_stride = 0;
-  const void* down = nullptr;  // [E, H, down_stride]
-  int64_t down_stride = 0;
-  const float* gate_up_bias = nullptr;  // [E, 2I], or null
-  const float* down_bias = nullptr;     // [E, H], or null
+// A matrix of all experts, [E, rows, stride], and what belongs to its rows; null where there is
+// none.
+struct DeviceExpertMatrix {
+  const void* data = nullptr;
+  int64_t stride = 0;           // from row to row, in elements; a multiple of 16 bytes
+  const float* bias = nullptr;  // [E, rows]
   // Scales of codes. WeightScale::kBlock: those of the blocks of gate, of up, and of down, as
-  // stored; otherwise one per row (kTensor is widened at create): [E, 2I] and [E, H].
-  const float* gate_up_scale = nullptr;
-  const float* down_scale = nullptr;
+  // stored; otherwise one per row (kTensor is widened at create), [E, rows].
+  const float* scale = nullptr;
   // Offsets of codes, which lie as their scales do: w = code * scale - offset. Null without zeros.
-  const float* gate_up_offset = nullptr;
-  const float* down_offset = nullptr;
+  const float* offset = nullptr;
+};
+
+// Weights in the canonical layout, which every kernel reads in place: none packs. Columns beyond H
+// (gate_up) or I (down) are never used.
+struct DeviceExperts {
+  DeviceExpertMatrix gate_up;  // 2I rows: I gate rows, then I up rows; I without a gate
+  DeviceExpertMatrix down;     // H rows
   // With ActivationScale::kTensorStatic: [1] each, the quantisation steps of input and
   // intermediate.
   const float* input_scale = nullptr;

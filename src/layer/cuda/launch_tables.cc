@@ -146,11 +146,11 @@ void choose_launches(CudaPlan& plan) {
 
 void prepare_launches(const CudaPlan& plan, const CudaWeights& weights) {
   const GatePlans& gates = plan.gates;
-  prepare_gate(gates.router, weights.gate_dtype);
-  prepare_gate(gates.shared_gate, weights.shared_gate_dtype);
-  prepare_gate(gates.mix, weights.mix_gate_dtype);
-  prepare_gate(gates.latent_down, weights.latent_down_dtype);
-  prepare_gate(gates.latent_up, weights.latent_up_dtype);
+  prepare_gate(gates.router, weights.own[weights::kRouter].dtype);
+  prepare_gate(gates.shared_gate, weights.own[weights::kSharedExpertGate].dtype);
+  prepare_gate(gates.mix, weights.own[weights::kMixGate].dtype);
+  prepare_gate(gates.latent_down, weights.own[weights::kLatentDown].dtype);
+  prepare_gate(gates.latent_up, weights.own[weights::kLatentUp].dtype);
   for (const RouteGroupRung& rung : plan.routing) {
     if (rung.shape.blocks > 0) prepare_route_and_group(*choosing_route(plan), rung.shape);
   }

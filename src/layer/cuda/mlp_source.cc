@@ -22,13 +22,15 @@ MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, Weight
   }
   return mlp;
 }
-bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride) {
-  const int64_t own = view.row_stride != 0 ? view.row_stride : view.shape[1];
-  return view.data == place && own == stride;
+
+InPlaceMatrix place_of(const ConstTensorView& view) {
+  return {.data = static_cast<const std::byte*>(view.data),
+          .stride = view.row_stride != 0 ? view.row_stride : view.shape[1]};
 }
 
-int64_t stride_of(const ConstTensorView& view) {
-  return view.row_stride != 0 ? view.row_stride : view.shape[1];
+bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride) {
+  const InPlaceMatrix own = place_of(view);
+  return own.data == place && own.stride == stride;
 }
 
 }  // namespace
@@ -85,29 +87,25 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   const ConstTensorView first = source.view(first_id, first_expert.expert);
   const ConstTensorView down = source.view(down_id, first_expert.expert);
   if (first.empty() || down.empty()) return Support::no("a matrix has no view");
-  layout = {.gate_up = static_cast<const std::byte*>(first.data),
-            .gate_up_stride = stride_of(first),
-            .down = static_cast<const std::byte*>(down.data),
-            .down_stride = stride_of(down)};
-  const auto is_aligned = [&](const std::byte* data, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(data) % kRowAlignmentBytes == 0 &&
-           packed_bytes(dtype, stride) % kRowAlignmentBytes == 0;
+  layout = {.gate_up = place_of(first), .down = place_of(down)};
+  const auto is_aligned = [&](const InPlaceMatrix& matrix) {
+    return reinterpret_cast<uintptr_t>(matrix.data) % kRowAlignmentBytes == 0 &&
+           packed_bytes(dtype, matrix.stride) % kRowAlignmentBytes == 0;
   };
-  if (!is_aligned(layout.gate_up, layout.gate_up_stride) ||
-      !is_aligned(layout.down, layout.down_stride)) {
+  if (!is_aligned(layout.gate_up) || !is_aligned(layout.down)) {
     return Support::no("rows do not begin at multiples of 16 bytes");
   }
-  const int64_t half_bytes = packed_bytes(dtype, problem.intermediate_size * layout.gate_up_stride);
-  const int64_t down_bytes = packed_bytes(dtype, problem.hidden_size * layout.down_stride);
+  const int64_t half_bytes = packed_bytes(dtype, problem.intermediate_size * layout.gate_up.stride);
+  const int64_t down_bytes = packed_bytes(dtype, problem.hidden_size * layout.down.stride);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    const std::byte* const place = layout.gate_up + index * mlp.halves() * half_bytes;
+    const std::byte* const place = layout.gate_up.data + index * mlp.halves() * half_bytes;
     const int32_t expert = mlp.experts[i].expert;
-    const bool good =
-        lies_at(source.view(first_id, expert), place, layout.gate_up_stride) &&
-        lies_at(source.view(up_id, expert), place + (mlp.halves() - 1) * half_bytes,
-                layout.gate_up_stride) &&
-        lies_at(source.view(down_id, expert), layout.down + index * down_bytes, layout.down_stride);
+    const bool good = lies_at(source.view(first_id, expert), place, layout.gate_up.stride) &&
+                      lies_at(source.view(up_id, expert), place + (mlp.halves() - 1) * half_bytes,
+                              layout.gate_up.stride) &&
+                      lies_at(source.view(down_id, expert), layout.down.data + index * down_bytes,
+                              layout.down.stride);
     if (!good) return Support::no("gate, up and experts do not follow each other");
   }
   return Support::yes();

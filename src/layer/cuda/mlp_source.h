@@ -49,11 +49,13 @@ MlpSource shared_source(const CudaPlan& plan);
 MlpSource residual_source(const CudaPlan& plan);
 
 // The addresses at which matrices must lie to form one tensor.
+struct InPlaceMatrix {
+  const std::byte* data = nullptr;
+  int64_t stride = 0;
+};
 struct InPlaceLayout {
-  const std::byte* gate_up = nullptr;
-  int64_t gate_up_stride = 0;
-  const std::byte* down = nullptr;
-  int64_t down_stride = 0;
+  InPlaceMatrix gate_up;
+  InPlaceMatrix down;
 };
 
 // Yes, with the layout, if the source has the experts in device memory as [E, 2I, H] and [E, H, I].

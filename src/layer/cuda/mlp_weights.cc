@@ -7,78 +7,61 @@
 
 #include "conclave/error.h"
 
+#include <string>
+
 namespace conclave::inline v0 {
 namespace {
 
 // Kernels may read this many rows beyond the last expert, but never use them.
 constexpr int64_t kSlackRows = 64;
-CudaMlpWeights allocate_matrices(const DeviceArrays& arrays, const MlpSource& mlp,
-                                 const WeightSource& source) {
-  const experts::ExpertsProblem& problem = mlp.problem;
-  const int64_t count = mlp.count();
-  CudaMlpWeights weights;
-  InPlaceLayout layout;
-  weights.in_place = static_cast<bool>(find_layout(mlp, source, layout));
-  if (weights.in_place) {
-    weights.view.gate_up = layout.gate_up;
-    weights.view.gate_up_stride = layout.gate_up_stride;
-    weights.view.down = layout.down;
-    weights.view.down_stride = layout.down_stride;
-  } else {
-    const DType dtype = problem.weight_dtype;
-    const int64_t gate_up_stride = padded_row(problem.hidden_size, dtype);
-    const int64_t down_stride = padded_row(problem.intermediate_size, dtype);
-    weights.gate_up = arrays.make(
-        (count * mlp.gate_up_rows() + kSlackRows) * packed_bytes(dtype, gate_up_stride), "gate_up");
-    weights.down = arrays.make(
-        (count * problem.hidden_size + kSlackRows) * packed_bytes(dtype, down_stride), "down");
-    weights.view.gate_up = weights.gate_up.as();
-    weights.view.gate_up_stride = gate_up_stride;
-    weights.view.down = weights.down.as();
-    weights.view.down_stride = down_stride;
-  }
-  if (problem.has_bias) {
-    weights.gate_up_bias = arrays.floats(count * mlp.gate_up_rows(), "gate_up_bias");
-    weights.view.gate_up_bias = weights.gate_up_bias.as<float>();
-    if (mlp.adds_down_bias) {
-      weights.down_bias = arrays.floats(count * problem.hidden_size, "down_bias");
-      weights.view.down_bias = weights.down_bias.as<float>();
-    }
-  }
-  return weights;
-}
 
 // Scales of one matrix [rows, cols] as kernels read them: of blocks as stored, otherwise one for
 // each row.
 int64_t scale_count(const experts::ExpertsProblem& problem, int64_t rows, int64_t cols) {
+  if (is_plain(problem.weight_dtype)) return 0;
   if (problem.quant.weights != WeightScale::kBlock) return rows;
   const quant::PlaneShape plane =
       quant::plane_of(WeightPlane::kScale, problem.weight_dtype, problem.quant, rows, cols);
   return plane.rows * plane.cols;
 }
 
-void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWeights& weights) {
+// Sizes of an expert's part of gate_up or of down.
+struct MatrixSizes {
+  std::string name;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t scales = 0;  // 0: it holds no codes
+  bool has_bias = false;
+};
+
+// Memory for all experts, none for a matrix in `place`; `view` points to what there is.
+CudaMatrixMemory allocate_matrix(const DeviceArrays& arrays, const MlpSource& mlp,
+                                 const MatrixSizes& sizes, const InPlaceMatrix& place,
+                                 experts::DeviceExpertMatrix& view) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  if (is_plain(problem.weight_dtype)) return;
+  const DType dtype = problem.weight_dtype;
   const int64_t count = mlp.count();
-  const int64_t hidden = problem.hidden_size;
-  const int64_t inner = problem.intermediate_size;
-  const int64_t of_gate_up = count * mlp.halves() * scale_count(problem, inner, hidden);
-  const int64_t of_down = count * scale_count(problem, hidden, inner);
-  weights.gate_up_scale = arrays.floats(of_gate_up, "gate_up_scale");
-  weights.down_scale = arrays.floats(of_down, "down_scale");
-  weights.view.gate_up_scale = weights.gate_up_scale.as<float>();
-  weights.view.down_scale = weights.down_scale.as<float>();
-  if (problem.quant.zeros != WeightZero::kNone) {
-    weights.gate_up_offset = arrays.floats(of_gate_up, "gate_up_offset");
-    weights.down_offset = arrays.floats(of_down, "down_offset");
-    weights.view.gate_up_offset = weights.gate_up_offset.as<float>();
-    weights.view.down_offset = weights.down_offset.as<float>();
+  CudaMatrixMemory memory;
+  view.data = place.data;
+  view.stride = place.stride;
+  if (place.data == nullptr) {
+    view.stride = padded_row(sizes.cols, dtype);
+    memory.data = arrays.make((count * sizes.rows + kSlackRows) * packed_bytes(dtype, view.stride),
+                              sizes.name.c_str());
+    view.data = memory.data.as();
   }
-  if (problem.quant.activations != ActivationScale::kTensorStatic) return;
-  weights.static_scales = arrays.floats(2, "static scales");
-  weights.view.input_scale = weights.static_scales.as<float>();
-  weights.view.intermediate_scale = weights.static_scales.as<float>() + 1;
+  const auto floats = [&](int64_t each, const char* what, const float*& seen) {
+    DeviceMemory own = arrays.floats(count * each, (sizes.name + what).c_str());
+    seen = own.as<float>();
+    return own;
+  };
+  if (sizes.has_bias) memory.bias = floats(sizes.rows, "_bias", view.bias);
+  if (sizes.scales == 0) return memory;
+  memory.scale = floats(sizes.scales, "_scale", view.scale);
+  if (problem.quant.zeros != WeightZero::kNone) {
+    memory.offset = floats(sizes.scales, "_offset", view.offset);
+  }
+  return memory;
 }
 
 void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
@@ -87,8 +70,8 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
-  const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up_stride);
-  const int64_t down_pitch = packed_bytes(dtype, weights.view.down_stride);
+  const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up.stride);
+  const int64_t down_pitch = packed_bytes(dtype, weights.view.down.stride);
   const int64_t count = mlp.count();
   const int64_t expert_bytes =
       mlp.gate_up_rows() * packed_bytes(dtype, hidden) + hidden * packed_bytes(dtype, inner);
@@ -100,10 +83,11 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
                    .block = expert.block_of(matrix, hidden)},
                   {.data = data, .stride_bytes = pitch});
     };
-    std::byte* const gate_up = weights.gate_up.as() + local * mlp.gate_up_rows() * gate_up_pitch;
+    std::byte* const gate_up =
+        weights.gate_up.data.as() + local * mlp.gate_up_rows() * gate_up_pitch;
     if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up, gate_up_pitch);
     copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * inner * gate_up_pitch, gate_up_pitch);
-    copy(WeightMatrix::kDown, weights.down.as() + local * hidden * down_pitch, down_pitch);
+    copy(WeightMatrix::kDown, weights.down.data.as() + local * hidden * down_pitch, down_pitch);
     context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
   }
 }
@@ -123,12 +107,12 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
                          place);
     };
     float* const gate_up =
-        weights.gate_up_bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
+        weights.gate_up.bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
     if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up);
     copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * problem.intermediate_size);
     if (!mlp.adds_down_bias || !expert.has_down_bias) continue;
     copy(WeightMatrix::kDown,
-         weights.down_bias.as<float>() + static_cast<int64_t>(i) * problem.hidden_size);
+         weights.down.bias.as<float>() + static_cast<int64_t>(i) * problem.hidden_size);
   }
 }
 
@@ -152,8 +136,8 @@ struct MeaningPlace {
 void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
-  MeaningPlace gate_up{weights.gate_up_scale.as<float>(), weights.gate_up_offset.as<float>()};
-  MeaningPlace down{weights.down_scale.as<float>(), weights.down_offset.as<float>()};
+  MeaningPlace gate_up{weights.gate_up.scale.as<float>(), weights.gate_up.offset.as<float>()};
+  MeaningPlace down{weights.down.scale.as<float>(), weights.down.offset.as<float>()};
   for (const LocalExpert& expert : mlp.experts) {
     const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
       const CodeMeaning meaning =
@@ -178,8 +162,33 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
 
 CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
                             const WeightSource& source) {
-  CudaMlpWeights weights = allocate_matrices(arrays, mlp, source);
-  allocate_scales(arrays, mlp, weights);
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const int64_t hidden = problem.hidden_size;
+  const int64_t inner = problem.intermediate_size;
+  CudaMlpWeights weights;
+  InPlaceLayout layout;
+  weights.in_place = static_cast<bool>(find_layout(mlp, source, layout));
+  if (!weights.in_place) layout = {};
+  weights.gate_up = allocate_matrix(arrays, mlp,
+                                    {.name = "gate_up",
+                                     .rows = mlp.gate_up_rows(),
+                                     .cols = hidden,
+                                     .scales = mlp.halves() * scale_count(problem, inner, hidden),
+                                     .has_bias = problem.has_bias},
+                                    layout.gate_up, weights.view.gate_up);
+  weights.down = allocate_matrix(arrays, mlp,
+                                 {.name = "down",
+                                  .rows = hidden,
+                                  .cols = inner,
+                                  .scales = scale_count(problem, hidden, inner),
+                                  .has_bias = problem.has_bias && mlp.adds_down_bias},
+                                 layout.down, weights.view.down);
+  if (!is_plain(problem.weight_dtype) &&
+      problem.quant.activations == ActivationScale::kTensorStatic) {
+    weights.static_scales = arrays.floats(2, "static scales");
+    weights.view.input_scale = weights.static_scales.as<float>();
+    weights.view.intermediate_scale = weights.static_scales.as<float>() + 1;
+  }
   return weights;
 }
 
@@ -188,8 +197,9 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
   if (weights.in_place) {
     // Nothing is copied into the caller's memory: a reload must bring the same tensors.
     InPlaceLayout layout;
-    const bool same = find_layout(mlp, source, layout) && layout.gate_up == weights.view.gate_up &&
-                      layout.down == weights.view.down;
+    const bool same = find_layout(mlp, source, layout) &&
+                      layout.gate_up.data == weights.view.gate_up.data &&
+                      layout.down.data == weights.view.down.data;
     if (!same) {
       throw Error(ErrorCode::kState,
                   {.what = "this layer reads its weights where the caller keeps them: an in-place "

@@ -1,12 +1,12 @@
 #include "layer/cuda/weights.h"
 
-#include "core/shared_facts.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/mlp_weights.h"
 #include "layer/cuda/row_format.h"
 #include "layer/cuda/weight_upload.h"
 #include "layer/router_vectors.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
@@ -16,6 +16,8 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -48,89 +50,52 @@ bool is_identity(const std::vector<int32_t>& map) {
   return true;
 }
 
-class RestAllocator {
- public:
-  RestAllocator(const DeviceArrays& arrays, const WeightSource& source)
-      : arrays_(arrays), source_(source) {}
-
-  // Allocates rows at multiples of 16 bytes in their own type, which is stored in `dtype`.
-  DeviceMemory dense(WeightId id, DType& dtype) const {
-    const WeightInfo info = source_.describe(id);
-    dtype = info.dtype;
-    return arrays_.make(info.rows * padded_row(info.cols, dtype) * byte_size(dtype), "gate");
-  }
-  DeviceMemory floats(bool wanted, int64_t count, const char* what) const {
-    return wanted ? arrays_.floats(count, what) : DeviceMemory();
-  }
-  bool is_there(const routing::SizedRouterTensor& own) const {
-    return !own.tensor->id || source_.describe(*own.tensor->id).count > 0;
-  }
-  // Memory for a tensor as the router reads it: both element types have 4 bytes.
-  DeviceMemory words(const routing::SizedRouterTensor& own) const {
-    return ints(static_cast<size_t>(own.num_elements()), std::string(own.tensor->name).c_str());
-  }
-  DeviceMemory ints(size_t count, const char* what) const {
-    return arrays_.make(static_cast<int64_t>(count * sizeof(int32_t)), what);
-  }
-
- private:
-  const DeviceArrays& arrays_;
-  const WeightSource& source_;
-};
-
-void allocate_router(const RestAllocator& allocator, const MoeSpec& spec, CudaWeights& weights) {
-  const RouterSpec& router = spec.router;
-  if (spec.has_gate) {
-    weights.gate = allocator.dense(weights::kRouter, weights.gate_dtype);
-    weights.router_bias = allocator.floats(router.has_logit_bias, num_logits(spec), "router_bias");
-    weights.router_input_scale =
-        allocator.floats(router.input_norm.enabled, spec.hidden_size, "router_input_scale");
-  }
-  weights.selection_bias = allocator.floats(
-      router.has_selection_bias, spec.num_experts + spec.num_zero_experts, "selection_bias");
-  weights.expert_scale =
-      allocator.floats(router.has_expert_scale, spec.num_experts, "expert_scale");
-  weights.global_scale = allocator.floats(router.has_global_scale, 1, "global_scale");
-  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
-    if (!allocator.is_there(own)) continue;
-    weights.router_tensors[own.place.value()] = allocator.words(own);
-  }
-}
-
-void allocate_rest(const RestAllocator& allocator, const CudaPlan& plan,
-                   const std::vector<int32_t>& map, CudaWeights& weights) {
-  const MoeSpec& spec = plan.spec;
-  allocate_router(allocator, spec, weights);
+// The weights of the layer itself that this rank has, but for tensors of the router's own.
+std::vector<WeightShape> own_weights(const CudaPlan& plan) {
+  std::vector<WeightShape> shapes = layer_weights(plan.spec);
   const bool shared_here = plan.shared || plan.fused.slots() > 0;
-  if (shared_here && shared_facts(spec).has_sigmoid_gate()) {
-    weights.shared_gate = allocator.dense(weights::kSharedExpertGate, weights.shared_gate_dtype);
+  std::erase_if(shapes, [&](const WeightShape& shape) {
+    return !shape.id.layer() || routing::find_router_tensor(shape.id) != nullptr ||
+           (shape.id == weights::kSharedExpertGate && !shared_here);
+  });
+  return shapes;
+}
+
+// Rows of matrices begin at multiples of 16 bytes and have the type that the source stores.
+CudaLayerWeight allocate_own(const DeviceArrays& arrays, const WeightShape& shape,
+                             const WeightSource& source) {
+  const std::string name = to_string(shape.id);
+  if (shape.is_vector) return {.memory = arrays.floats(shape.cols, name.c_str())};
+  const WeightInfo info = source.describe(shape.id);
+  const int64_t row = padded_row(info.cols, info.dtype);
+  return {.memory = arrays.make(info.rows * row * byte_size(info.dtype), name.c_str()),
+          .dtype = info.dtype};
+}
+
+void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const WeightSource& source,
+                   const std::vector<int32_t>& map, CudaWeights& weights) {
+  for (const WeightShape& shape : own_weights(plan)) {
+    weights.own[shape.id] = allocate_own(arrays, shape, source);
   }
-  if (shared_facts(spec).has_mix_gate()) {
-    weights.mix_gate = allocator.dense(weights::kMixGate, weights.mix_gate_dtype);
-    weights.mix_gate_bias = allocator.floats(true, 2, "mix_gate_bias");
+  // Both element types that routers read have 4 bytes.
+  const auto words = [&](size_t count, std::string_view what) {
+    return arrays.make(static_cast<int64_t>(count * sizeof(int32_t)), std::string(what).c_str());
+  };
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(plan.spec)) {
+    if (own.tensor->id && source.describe(*own.tensor->id).count == 0) continue;
+    weights.router_tensors[own.place.value()] =
+        words(static_cast<size_t>(own.num_elements()), own.tensor->name);
   }
-  if (spec.latent.size != 0) {
-    weights.latent_down = allocator.dense(weights::kLatentDown, weights.latent_down_dtype);
-    weights.latent_norm = allocator.floats(spec.latent.has_norm, spec.latent.size, "latent_norm");
-    weights.latent_up = allocator.dense(weights::kLatentUp, weights.latent_up_dtype);
-  }
-  weights.output_bias = allocator.floats(spec.has_output_bias, spec.hidden_size, "output_bias");
-  if (!is_identity(map)) weights.local_expert = allocator.ints(map.size(), "local_expert");
+  if (!is_identity(map)) weights.local_expert = words(map.size(), "local_expert");
   if (plan.part.has_replicas()) {
-    weights.replica_first = allocator.ints(plan.part.replicas().first.size(), "replicas");
-    weights.replicas = allocator.ints(plan.part.replicas().physical.size(), "replicas");
+    weights.replica_first = words(plan.part.replicas().first.size(), "replicas");
+    weights.replicas = words(plan.part.replicas().physical.size(), "replicas");
   }
 }
 
-// Refuses a NaN in the selection bias, which has no order, and what the router itself refuses.
-void fill_checked_router(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
+// Refuses what the router itself refuses.
+void fill_router_tensors(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
                          CudaWeights& weights) {
-  const RouterSpec& router = plan.spec.router;
-  if (router.has_selection_bias) {
-    const std::vector<float> bias = upload.read_floats(weights::kSelectionBias);
-    check_selection_bias(source, bias);
-    upload.copy_floats(bias, weights.selection_bias.as<float>());
-  }
   for (const routing::SizedRouterTensor& own : routing::router_tensors_of(plan.spec)) {
     const DeviceMemory& memory = weights.router_tensors[own.place.value()];
     if (memory.empty()) continue;
@@ -144,34 +109,29 @@ void fill_checked_router(const CudaPlan& plan, const WeightSource& source, Weigh
   }
 }
 
+void fill_own(const WeightShape& shape, const WeightSource& source, WeightUpload& upload,
+              const CudaLayerWeight& weight) {
+  const WeightInfo info = source.describe(shape.id);
+  // Memory of an optional weight that is not there stays cleared.
+  if (info.count == 0) return;
+  if (!shape.is_vector) {
+    return upload.copy(
+        {.id = shape.id, .block = {0, info.rows, 0, info.cols}},
+        {.data = weight.memory.as(),
+         .stride_bytes = padded_row(info.cols, weight.dtype) * byte_size(weight.dtype)});
+  }
+  const std::vector<float> values = upload.read_floats(shape.id);
+  // A NaN has no order.
+  if (shape.id == weights::kSelectionBias) check_selection_bias(source, values);
+  upload.copy_floats(values, weight.memory.as<float>());
+}
+
 void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
                CudaWeights& weights) {
-  const auto dense = [&](const DeviceMemory& memory, WeightId id, DType dtype) {
-    if (memory.empty()) return;
-    const WeightInfo info = source.describe(id);
-    upload.copy(
-        {.id = id, .block = {0, info.rows, 0, info.cols}},
-        {.data = memory.as(), .stride_bytes = padded_row(info.cols, dtype) * byte_size(dtype)});
-  };
-  const auto vector = [&](const DeviceMemory& memory, WeightId id) {
-    if (!memory.empty()) upload.copy_floats(upload.read_floats(id), memory.as<float>());
-  };
-  dense(weights.gate, weights::kRouter, weights.gate_dtype);
-  dense(weights.shared_gate, weights::kSharedExpertGate, weights.shared_gate_dtype);
-  dense(weights.mix_gate, weights::kMixGate, weights.mix_gate_dtype);
-  dense(weights.latent_down, weights::kLatentDown, weights.latent_down_dtype);
-  dense(weights.latent_up, weights::kLatentUp, weights.latent_up_dtype);
-  vector(weights.router_bias, weights::kRouterBias);
-  vector(weights.router_input_scale, weights::kRouterInputScale);
-  vector(weights.expert_scale, weights::kExpertScale);
-  vector(weights.global_scale, weights::kGlobalScale);
-  vector(weights.latent_norm, weights::kLatentNorm);
-  vector(weights.output_bias, weights::kOutputBias);
-  // This bias is optional; without it the memory stays cleared.
-  if (source.describe(weights::kMixGateBias).count > 0) {
-    vector(weights.mix_gate_bias, weights::kMixGateBias);
+  for (const WeightShape& shape : own_weights(plan)) {
+    fill_own(shape, source, upload, weights.own[shape.id]);
   }
-  fill_checked_router(plan, source, upload, weights);
+  fill_router_tensors(plan, source, upload, weights);
   if (!weights.local_expert.empty()) {
     upload.copy_ints(local_expert_map(plan), weights.local_expert.as<int32_t>());
   }
@@ -196,7 +156,7 @@ CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
   weights.routed = allocate_mlp(arrays, routed_source(plan), source);
   if (plan.shared) weights.shared = allocate_mlp(arrays, shared_source(plan), source);
   if (plan.residual) weights.residual = allocate_mlp(arrays, residual_source(plan), source);
-  allocate_rest(RestAllocator(arrays, source), plan, local_expert_map(plan), weights);
+  allocate_rest(arrays, plan, source, local_expert_map(plan), weights);
   return weights;
 }
 

@@ -13,48 +13,41 @@
 
 namespace conclave::inline v0 {
 
+// Memory for a matrix of one MLP's experts, and for what belongs to it.
+struct CudaMatrixMemory {
+  DeviceMemory data;
+  DeviceMemory bias;
+  DeviceMemory scale;
+  DeviceMemory offset;
+};
+
 // One MLP's experts, in own memory or in the source's; `view` points to either.
 struct CudaMlpWeights {
-  DeviceMemory gate_up;
-  DeviceMemory down;
-  DeviceMemory gate_up_bias;
-  DeviceMemory down_bias;
-  DeviceMemory gate_up_scale;
-  DeviceMemory down_scale;
-  DeviceMemory gate_up_offset;
-  DeviceMemory down_offset;
+  CudaMatrixMemory gate_up;
+  CudaMatrixMemory down;
   DeviceMemory static_scales;  // [2]: input, intermediate
   experts::DeviceExperts view;
   bool in_place = false;
+};
+
+// A weight of the layer itself: a matrix as stored, rows at multiples of 16 bytes, or a vector of
+// float32.
+struct CudaLayerWeight {
+  DeviceMemory memory;
+  DType dtype = DType::kF32;
 };
 
 struct CudaWeights {
   CudaMlpWeights routed;
   CudaMlpWeights shared;
   CudaMlpWeights residual;
-  DeviceMemory gate;  // [logits, H] as stored
-  DType gate_dtype = DType::kF32;
-  DeviceMemory router_bias;         // [logits] f32
-  DeviceMemory router_input_scale;  // [H] f32
-  DeviceMemory selection_bias;      // [E + Z] f32
-  DeviceMemory expert_scale;        // [E] f32
-  DeviceMemory global_scale;        // [1] f32
-  // Tensors of the router's own, f32 or int32, in the order of its row.
-  std::array<DeviceMemory, routing::kMaxTensorsOfRouter> router_tensors;
-  DeviceMemory shared_gate;  // [1, H] as stored
-  DType shared_gate_dtype = DType::kF32;
-  DeviceMemory mix_gate;  // [2, H] as stored
-  DType mix_gate_dtype = DType::kF32;
-  DeviceMemory mix_gate_bias;  // [2] f32
-  DeviceMemory latent_down;    // [Hl, H] as stored
-  DType latent_down_dtype = DType::kF32;
-  DeviceMemory latent_norm;  // [Hl] f32
-  DeviceMemory latent_up;    // [H, Hl] as stored
-  DType latent_up_dtype = DType::kF32;
-  DeviceMemory output_bias;    // [H] f32
+  WeightTable<CudaLayerWeight> own;  // by LayerWeight, but for tensors of the router's own:
+  std::array<DeviceMemory, routing::kMaxTensorsOfRouter> router_tensors;  // in the row's order
   DeviceMemory local_expert;   // [ids] int32; empty if all experts are here, in order
   DeviceMemory replica_first;  // [E + 1] int32, for a layer with redundant experts
   DeviceMemory replicas;       // [P] int32: physical experts of each logical one
+
+  const float* floats(WeightId id) const { return own[id].memory.as<float>(); }
 };
 
 // Yes if the routed experts of a source of device memory can be used in place, as [E, 2I, H] and

@@ -235,14 +235,14 @@ experts::ExpertsProblem CudaProblem::sizes() const {
 experts::DeviceExperts CudaProblem::weights(int32_t copy) const {
   const Weights& w = weights_[static_cast<size_t>(copy)];
   const bool is_static = options_.quant.activations == ActivationScale::kTensorStatic;
-  return {.gate_up = w.gate_up.data(),
-          .gate_up_stride = gate_up_stride_,
-          .down = w.down.data(),
-          .down_stride = down_stride_,
-          .gate_up_bias = w.gate_up_bias.as<float>(),
-          .down_bias = w.down_bias.as<float>(),
-          .gate_up_scale = w.gate_up_scale.as<float>(),
-          .down_scale = w.down_scale.as<float>(),
+  return {.gate_up = {.data = w.gate_up.data(),
+                      .stride = gate_up_stride_,
+                      .bias = w.gate_up_bias.as<float>(),
+                      .scale = w.gate_up_scale.as<float>()},
+          .down = {.data = w.down.data(),
+                   .stride = down_stride_,
+                   .bias = w.down_bias.as<float>(),
+                   .scale = w.down_scale.as<float>()},
           .input_scale = is_static ? static_steps_.as<float>() : nullptr,
           .intermediate_scale = is_static ? static_steps_.as<float>() + 1 : nullptr};
 }

@@ -390,16 +390,16 @@ class ExpertRows {
 
   void up(const double* x, double* activated) const {
     const bool gated = problem_.sizes.activation.gated;
-    const UpArgs args{.matrix = {.codes = problem_.weights.gate_up,
+    const UpArgs args{.matrix = {.codes = problem_.weights.gate_up.data,
                                  .rows = (gated ? 2 : 1) * features_,
                                  .cols = hidden_,
-                                 .stride = problem_.weights.gate_up_stride,
-                                 .scales = problem_.weights.gate_up_scale,
+                                 .stride = problem_.weights.gate_up.stride,
+                                 .scales = problem_.weights.gate_up.scale,
                                  .block_scales = block_scales(),
                                  .half_rows = features_},
                       .formula = formula_of(problem_.sizes.activation),
                       .gated = gated,
-                      .bias = problem_.weights.gate_up_bias,
+                      .bias = problem_.weights.gate_up.bias,
                       .input_weights = problem_.input_weights,
                       .slots = slots(),
                       .num_slots = count_,
@@ -428,14 +428,14 @@ class ExpertRows {
 
   template <Terms kTerms>
   void down(const double* activated, double* rows) const {
-    const DownArgs args{.matrix = {.codes = problem_.weights.down,
+    const DownArgs args{.matrix = {.codes = problem_.weights.down.data,
                                    .rows = hidden_,
                                    .cols = features_,
-                                   .stride = problem_.weights.down_stride,
-                                   .scales = problem_.weights.down_scale,
+                                   .stride = problem_.weights.down.stride,
+                                   .scales = problem_.weights.down.scale,
                                    .block_scales = block_scales(),
                                    .half_rows = hidden_},
-                        .bias = problem_.weights.down_bias,
+                        .bias = problem_.weights.down.bias,
                         .slots = slots(),
                         .num_slots = count_,
                         .activated = activated,

@@ -28,20 +28,20 @@ std::unique_ptr<WeightSource> layer_source(const CudaProblem& problem) {
   const int64_t e = o.num_experts;
   const int64_t h = o.hidden_size;
   const int64_t i = o.intermediate_size;
-  ExpertWeights weights{.gate_up = {w.gate_up, o.weight_dtype, {e, 2 * i, h}},
-                        .down = {w.down, o.weight_dtype, {e, h, i}}};
+  ExpertWeights weights{.gate_up = {w.gate_up.data, o.weight_dtype, {e, 2 * i, h}},
+                        .down = {w.down.data, o.weight_dtype, {e, h, i}}};
   weights.memory = MemoryKind::kDevice;
   if (o.has_bias) {
-    weights.gate_up_bias = {w.gate_up_bias, DType::kF32, {e, 2 * i}};
-    weights.down_bias = {w.down_bias, DType::kF32, {e, h}};
+    weights.gate_up_bias = {w.gate_up.bias, DType::kF32, {e, 2 * i}};
+    weights.down_bias = {w.down.bias, DType::kF32, {e, h}};
   }
   if (o.quant.weights == WeightScale::kBlock) {
-    weights.gate_up_scale = {w.gate_up_scale, DType::kF32, {e, 2 * blocks(i), blocks(h)}};
-    weights.down_scale = {w.down_scale, DType::kF32, {e, blocks(h), blocks(i)}};
+    weights.gate_up_scale = {w.gate_up.scale, DType::kF32, {e, 2 * blocks(i), blocks(h)}};
+    weights.down_scale = {w.down.scale, DType::kF32, {e, blocks(h), blocks(i)}};
   }
   if (o.quant.weights == WeightScale::kChannel) {
-    weights.gate_up_scale = {w.gate_up_scale, DType::kF32, {e, 2 * i, 1}};
-    weights.down_scale = {w.down_scale, DType::kF32, {e, h, 1}};
+    weights.gate_up_scale = {w.gate_up.scale, DType::kF32, {e, 2 * i, 1}};
+    weights.down_scale = {w.down.scale, DType::kF32, {e, h, 1}};
   }
   return make_pointer_source(weights);
 }

@@ -76,25 +76,25 @@ class HostExperts {
     const auto w = p.weights();
     const int64_t e = o_.num_experts;
     rows_ = (gated_ ? 2 : 1) * o_.intermediate_size;
-    up_stride_ = w.gate_up_stride;
-    down_stride_ = w.down_stride;
+    up_stride_ = w.gate_up.stride;
+    down_stride_ = w.down.stride;
     x_stride_ = p.input().row_stride;
-    up_ = decoded(w.gate_up, e * rows_ * up_stride_, o_.weight_dtype);
-    down_ = decoded(w.down, e * o_.hidden_size * down_stride_, o_.weight_dtype);
+    up_ = decoded(w.gate_up.data, e * rows_ * up_stride_, o_.weight_dtype);
+    down_ = decoded(w.down.data, e * o_.hidden_size * down_stride_, o_.weight_dtype);
     x_ = decoded(p.input().data, o_.num_tokens * x_stride_, p.input().dtype);
     if (p.input().scales != nullptr) {
       scale_stride_ = p.input().scale_stride;
       x_scales_ = downloaded<float>(p.input().scales, o_.num_tokens * scale_stride_);
     }
     if (o_.has_bias) {
-      up_bias_ = downloaded<float>(w.gate_up_bias, e * rows_);
-      down_bias_ = downloaded<float>(w.down_bias, e * o_.hidden_size);
+      up_bias_ = downloaded<float>(w.gate_up.bias, e * rows_);
+      down_bias_ = downloaded<float>(w.down.bias, e * o_.hidden_size);
     }
-    if (w.gate_up_scale != nullptr) {
-      up_scale_ = downloaded<float>(w.gate_up_scale,
+    if (w.gate_up.scale != nullptr) {
+      up_scale_ = downloaded<float>(w.gate_up.scale,
                                     e * scales(rows_, o_.intermediate_size, o_.hidden_size));
       down_scale_ = downloaded<float>(
-          w.down_scale, e * scales(o_.hidden_size, o_.hidden_size, o_.intermediate_size));
+          w.down.scale, e * scales(o_.hidden_size, o_.hidden_size, o_.intermediate_size));
     }
     if (w.intermediate_scale != nullptr)
       static_step_ = downloaded<float>(w.intermediate_scale, 1)[0];

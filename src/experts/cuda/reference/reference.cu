@@ -309,18 +309,18 @@ ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& 
   params.hidden_size = hidden;
   params.intermediate_size = inner;
   params.activation = activation::device_activation(problem.activation);
-  params.gate_up = weight_matrix(weights.gate_up, weights.gate_up_stride, hidden,
-                                 weights.gate_up_scale, problem);
+  params.gate_up = weight_matrix(weights.gate_up.data, weights.gate_up.stride, hidden,
+                                 weights.gate_up.scale, problem);
   params.down =
-      weight_matrix(weights.down, weights.down_stride, inner, weights.down_scale, problem);
-  params.gate_up.offsets = weights.gate_up_offset;
-  params.down.offsets = weights.down_offset;
-  params.gate_up_elements = halves * inner * weights.gate_up_stride;
-  params.down_elements = hidden * weights.down_stride;
+      weight_matrix(weights.down.data, weights.down.stride, inner, weights.down.scale, problem);
+  params.gate_up.offsets = weights.gate_up.offset;
+  params.down.offsets = weights.down.offset;
+  params.gate_up_elements = halves * inner * weights.gate_up.stride;
+  params.down_elements = hidden * weights.down.stride;
   params.gate_up_scales = halves * scales_per_expert(params.gate_up, inner);
   params.down_scales = scales_per_expert(params.down, hidden);
-  params.gate_up_bias = weights.gate_up_bias;
-  params.down_bias = weights.down_bias;
+  params.gate_up_bias = weights.gate_up.bias;
+  params.down_bias = weights.down.bias;
   params.input = input_matrix(problem, weights, call.input);
   params.expert_begin = call.groups.expert_begin;
   params.row_slot = call.groups.row_slot;

@@ -47,7 +47,7 @@ CUtensorMapDataType map_type(DType dtype) {
 CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows) {
   const Element element = element_of(sizes.weight_dtype);
-  const uint64_t row = static_cast<uint64_t>(weights.gate_up_stride) * element.bytes;
+  const uint64_t row = static_cast<uint64_t>(weights.gate_up.stride) * element.bytes;
   const auto rows = static_cast<uint64_t>(sizes.intermediate_size);
   const std::array dimensions = {
       columns(sizes.hidden_size, element), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
@@ -57,7 +57,7 @@ CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& 
                    .box = static_cast<uint32_t>(box_rows) / 16},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = 2 * rows * row}};
-  return make_map(weights.gate_up, element, dimensions);
+  return make_map(weights.gate_up.data, element, dimensions);
 }
 
 CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows) {

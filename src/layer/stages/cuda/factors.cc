@@ -15,8 +15,7 @@ using enum CudaBuffer;
 
 // A matrix W of few rows.
 struct SmallGate {
-  const DeviceMemory& weights;
-  DType dtype = DType::kF32;
+  const CudaLayerWeight& weights;
   int64_t rows = 0;
   const float* bias = nullptr;
   const std::vector<gemm::GateRung>& kernels;
@@ -31,9 +30,9 @@ void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& hidden, const S
                              .rows_stride = stride_of_rows(hidden),
                              .num_tokens = chunk.count,
                              .hidden_size = columns,
-                             .weights = gate.weights.as(),
-                             .weights_dtype = gate.dtype,
-                             .weights_stride = padded_row(columns, gate.dtype),
+                             .weights = gate.weights.memory.as(),
+                             .weights_dtype = gate.weights.dtype,
+                             .weights_stride = padded_row(columns, gate.weights.dtype),
                              .num_logits = gate.rows,
                              .bias = gate.bias,
                              .logits = logits},
@@ -44,12 +43,9 @@ void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& hidden, const S
 CudaFactors enqueue_sigmoid(const CudaChunk& chunk, const ConstTensorView& hidden) {
   auto* const factor = chunk.scratch.at<float>(kSharedFactor);
   const CudaFactors factors{.shared = factor};
-  if (chunk.weights.shared_gate.empty()) return factors;
-  enqueue_gate(chunk, hidden,
-               {.weights = chunk.weights.shared_gate,
-                .dtype = chunk.weights.shared_gate_dtype,
-                .rows = 1,
-                .kernels = chunk.plan.gates.shared_gate},
+  const CudaLayerWeight& gate = chunk.weights.own[weights::kSharedExpertGate];
+  if (gate.memory.empty()) return factors;
+  enqueue_gate(chunk, hidden, {.weights = gate, .rows = 1, .kernels = chunk.plan.gates.shared_gate},
                factor);
   if (chunk.plan.fused.slots() == 0) sigmoid_in_place(factor, chunk.count, chunk.stream);
   return factors;
@@ -61,10 +57,9 @@ CudaFactors enqueue_mix(const CudaChunk& chunk, const ConstTensorView& hidden) {
   auto* const routed = chunk.scratch.at<float>(kMix);
   auto* const shared = chunk.scratch.at<float>(kSharedFactor);
   enqueue_gate(chunk, hidden,
-               {.weights = weights.mix_gate,
-                .dtype = weights.mix_gate_dtype,
+               {.weights = weights.own[weights::kMixGate],
                 .rows = 2,
-                .bias = weights.mix_gate_bias.as<float>(),
+                .bias = weights.floats(weights::kMixGateBias),
                 .kernels = chunk.plan.gates.mix},
                logits);
   mix_factors(logits, chunk.count, routed, shared, chunk.stream);

@@ -49,16 +49,16 @@ RoutedRows sums_in(float* rows, int64_t columns) {
 
 RoutedRows project_up(const CudaChunk& chunk, const RoutedRows& sums) {
   const int64_t hidden = chunk.plan.spec.hidden_size;
-  const DType dtype = chunk.weights.latent_up_dtype;
+  const CudaLayerWeight& up = chunk.weights.own[weights::kLatentUp];
   auto* const projected = chunk.scratch.at<float>(kProjected);
   gemm::device_gate_product({.rows = sums.data,
                              .rows_dtype = sums.dtype,
                              .rows_stride = sums.stride,
                              .num_tokens = chunk.count,
                              .hidden_size = sums.columns,
-                             .weights = chunk.weights.latent_up.as(),
-                             .weights_dtype = dtype,
-                             .weights_stride = padded_row(sums.columns, dtype),
+                             .weights = up.memory.as(),
+                             .weights_dtype = up.dtype,
+                             .weights_stride = padded_row(sums.columns, up.dtype),
                              .num_logits = hidden,
                              .logits = projected},
                             gate_kernel(chunk.plan.gates.latent_up, chunk.count), chunk.stream);
@@ -73,7 +73,7 @@ void add_rest(const CudaChunk& chunk, const CudaRouting& routing, const ConstTen
   combine.hidden = hidden.data;
   combine.hidden_dtype = hidden.dtype;
   combine.hidden_stride = stride_of_rows(hidden);
-  combine.output_bias = chunk.weights.output_bias.as<float>();
+  combine.output_bias = chunk.weights.floats(weights::kOutputBias);
 }
 
 void add_other_rows(const CudaChunk& chunk, const CudaTerms& terms,
@@ -117,7 +117,7 @@ RoutedRows sum_slots(const CudaChunk& chunk, const CudaRouting& routing, const R
 
 void norm_sums(const CudaChunk& chunk, const RoutedRows& sums) {
   rms_norm_rows(static_cast<float*>(sums.data), chunk.count, sums.columns,
-                chunk.weights.latent_norm.as<float>(), chunk.plan.spec.latent.norm_epsilon,
+                chunk.weights.floats(weights::kLatentNorm), chunk.plan.spec.latent.norm_epsilon,
                 chunk.stream);
 }
 

@@ -211,16 +211,16 @@ CudaMlp residual_mlp(const CudaChunk& chunk) {
 
 SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {
   const MoeSpec& spec = chunk.plan.spec;
-  const DType dtype = chunk.weights.latent_down_dtype;
+  const CudaLayerWeight& down = chunk.weights.own[weights::kLatentDown];
   auto* const rows = chunk.scratch.at<float>(kLatent);
   gemm::device_gate_product({.rows = hidden.data,
                              .rows_dtype = hidden.dtype,
                              .rows_stride = hidden.stride,
                              .num_tokens = chunk.count,
                              .hidden_size = spec.hidden_size,
-                             .weights = chunk.weights.latent_down.as(),
-                             .weights_dtype = dtype,
-                             .weights_stride = padded_row(spec.hidden_size, dtype),
+                             .weights = down.memory.as(),
+                             .weights_dtype = down.dtype,
+                             .weights_stride = padded_row(spec.hidden_size, down.dtype),
                              .num_logits = spec.latent.size,
                              .logits = rows},
                             gate_kernel(chunk.plan.gates.latent_down, chunk.count), chunk.stream);

@@ -91,20 +91,20 @@ class DecodeSm90 final : public OneLaunchKernel {
     params_.row_scale = row_scale_of(problem.quant);
     params_.power_of_two_scales = problem.quant.power_of_two_scales;
     const bool gated = problem.activation.gated;
-    const MatrixMap gate_up = {.data = weights.gate_up,
+    const MatrixMap gate_up = {.data = weights.gate_up.data,
                                .dtype = problem.weight_dtype,
                                .matrices = problem.num_local_experts * (gated ? 2 : 1),
                                .rows = problem.intermediate_size,
                                .width = problem.hidden_size,
-                               .stride_bytes = weights.gate_up_stride * plan.element_bytes,
+                               .stride_bytes = weights.gate_up.stride * plan.element_bytes,
                                .copy_boxes = plan.up_copy_boxes};
     params_.up_map = gated ? map_gated_boxes(gate_up) : map_boxes(gate_up, 16);
-    params_.down_map = map_boxes({.data = weights.down,
+    params_.down_map = map_boxes({.data = weights.down.data,
                                   .dtype = problem.weight_dtype,
                                   .matrices = problem.num_local_experts,
                                   .rows = problem.hidden_size,
                                   .width = problem.intermediate_size,
-                                  .stride_bytes = weights.down_stride * plan.element_bytes,
+                                  .stride_bytes = weights.down.stride * plan.element_bytes,
                                   .copy_boxes = plan.down_copy_boxes},
                                  plan.pass_rows);
     prepare_decode(element_, static_cast<size_t>(shared_limit_));

@@ -175,8 +175,8 @@ __device__ __forceinline__ DownRows<kProducts> read_down_rows(const DecodeParams
       const int row = first_row + in_pass;
       if (in_pass >= plan.pass_rows || row >= plan.hidden_size) continue;
       const int64_t at = int64_t{expert} * plan.hidden_size + row;
-      if constexpr (Config::kRowScales) rows.scale[p][half] = params.weights.down_scale[at];
-      if (with_bias) rows.bias[p][half] = params.weights.down_bias[at];
+      if constexpr (Config::kRowScales) rows.scale[p][half] = params.weights.down.scale[at];
+      if (with_bias) rows.bias[p][half] = params.weights.down.bias[at];
     }
   }
   return rows;
@@ -238,7 +238,7 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
       operand.second |= second ? 1U << i : 0U;
     }
   }
-  const bool adds_bias = params.weights.down_bias != nullptr && part.slice == 0 && me.warp == 0;
+  const bool adds_bias = params.weights.down.bias != nullptr && part.slice == 0 && me.warp == 0;
   const DownRows<kProducts> rows = read_down_rows<Config, kProducts>(
       params, me, shared.tables->unit_expert[part.unit], first_row, adds_bias);
   const Sums<Config, kProducts> sums =

@@ -138,7 +138,7 @@ struct ScaleProducer {
       const int expert = tables.unit_expert[up.unit];
       const int64_t matrix = gated ? int64_t{expert} * 2 + lane % 2 : int64_t{expert};
       const int64_t line = matrix * up_row_blocks + up.tile * plan.tile_features / kScaleGroup;
-      bring(params.weights.gate_up_scale + line * plan.up_boxes, 0, plan.up_boxes, kUpStageBoxes);
+      bring(params.weights.gate_up.scale + line * plan.up_boxes, 0, plan.up_boxes, kUpStageBoxes);
     }
     // Only rows that are not used would need a block of rows beyond the last.
     const int row_blocks = (plan.hidden_size + kScaleGroup - 1) / kScaleGroup;
@@ -149,7 +149,7 @@ struct ScaleProducer {
       DownItem part = down_item(plan, 0);
       for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) {
         const int64_t line = int64_t{tables.unit_expert[part.unit]} * row_blocks + row_block;
-        bring(params.weights.down_scale + line * plan.down_boxes, part.begin, part.end,
+        bring(params.weights.down.scale + line * plan.down_boxes, part.begin, part.end,
               plan.down_stage_boxes);
       }
     }

@@ -81,8 +81,8 @@ __device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int exp
   const int64_t rows = int64_t{plan.intermediate_size} * (gated ? 2 : 1);
   const int64_t at =
       expert * rows + (gated && is_second ? plan.intermediate_size : 0) + result.feature;
-  if (params.weights.gate_up_bias != nullptr) result.bias = params.weights.gate_up_bias[at];
-  if constexpr (Config::kRowScales) result.scale = params.weights.gate_up_scale[at];
+  if (params.weights.gate_up.bias != nullptr) result.bias = params.weights.gate_up.bias[at];
+  if constexpr (Config::kRowScales) result.scale = params.weights.gate_up.scale[at];
   return result;
 }
 

@@ -59,10 +59,10 @@ inline Params up_params(const ExpertsProblem& problem, const DeviceExperts& weig
   Params params;
   params.weights =
       gated ? map_gated_weights(problem, weights, rows)
-            : map_weights(problem,
-                          {weights.gate_up, weights.gate_up_stride, width, problem.hidden_size},
-                          rows);
-  params.bias = weights.gate_up_bias;
+            : map_weights(
+                  problem,
+                  {weights.gate_up.data, weights.gate_up.stride, width, problem.hidden_size}, rows);
+  params.bias = weights.gate_up.bias;
   params.features = static_cast<int32_t>(width);
   params.feature_tiles = divide_up(gated ? 2 * width : width, rows);
   params.depth = static_cast<int32_t>(problem.hidden_size);
@@ -76,9 +76,9 @@ inline Params down_params(const ExpertsProblem& problem, const DeviceExperts& we
   const int64_t width = problem.hidden_size;
   const int64_t depth = problem.intermediate_size;
   Params params;
-  params.weights =
-      map_weights(problem, {weights.down, weights.down_stride, width, depth}, kernel.weight_rows);
-  params.bias = weights.down_bias;
+  params.weights = map_weights(problem, {weights.down.data, weights.down.stride, width, depth},
+                               kernel.weight_rows);
+  params.bias = weights.down.bias;
   params.features = static_cast<int32_t>(width);
   params.feature_tiles = divide_up(width, kernel.weight_rows);
   params.depth = static_cast<int32_t>(depth);

@@ -107,7 +107,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
 
   void fill_up_scales(const DeviceExperts& weights) {
     stream::ScaleParams& scales = up_.scales;
-    fill_weight_scales(scales, weights.gate_up_scale, problem_.intermediate_size,
+    fill_weight_scales(scales, weights.gate_up.scale, problem_.intermediate_size,
                        problem_.hidden_size, problem_.activation.gated ? 2 : 1);
     scales.power_of_two = problem_.quant.power_of_two_scales;
     if (problem_.quant.activations == ActivationScale::kTensorStatic) {
@@ -117,7 +117,7 @@ class StreamFp8Kernel final : public DeviceExpertsKernel {
   }
 
   void fill_down_scales(const DeviceExperts& weights) {
-    fill_weight_scales(down_.scales, weights.down_scale, problem_.hidden_size,
+    fill_weight_scales(down_.scales, weights.down.scale, problem_.hidden_size,
                        problem_.intermediate_size, 1);
     if (problem_.quant.activations == ActivationScale::kTensorStatic) {
       down_.scales.constant = weights.intermediate_scale;

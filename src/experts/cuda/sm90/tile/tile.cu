@@ -66,21 +66,21 @@ class TileSm90 final : public DeviceExpertsKernel {
   TileSm90(const ExpertsProblem& problem, const DeviceExperts& weights, const TilePlan& plan)
       : problem_(problem), plan_(plan) {
     const bool gated = problem.activation.gated;
-    const WeightMatrix gate_up{weights.gate_up, weights.gate_up_stride,
+    const WeightMatrix gate_up{weights.gate_up.data, weights.gate_up.stride,
                                problem.intermediate_size * (gated ? 2 : 1), problem.hidden_size};
     plan_product(plan.up, gated ? Product::kUpGated : Product::kUpPlain, gate_up, &up_);
     up_.params.weights = gated ? map_gated_weights(problem, weights, up_.kernel->box_features)
                                : map_weights(problem, gate_up, up_.kernel->box_features);
     up_.params.columns = static_cast<int32_t>(problem.intermediate_size);
-    up_.params.bias = weights.gate_up_bias;
+    up_.params.bias = weights.gate_up.bias;
     up_.params.output_stride = tile_sm90_stride(problem);
     up_.params.whole_chunks = true;
-    const WeightMatrix down{weights.down, weights.down_stride, problem.hidden_size,
+    const WeightMatrix down{weights.down.data, weights.down.stride, problem.hidden_size,
                             problem.intermediate_size};
     plan_product(plan.down, Product::kDown, down, &down_);
     down_.params.weights = map_weights(problem, down, down_.kernel->box_features);
     down_.params.columns = static_cast<int32_t>(problem.hidden_size);
-    down_.params.bias = weights.down_bias;
+    down_.params.bias = weights.down.bias;
     adding_ = &find_kernel(
         {problem.weight_dtype, Product::kDownSums, Formulas::kCommon, plan.tokens}, plan.down);
     allow_shared_bytes(*adding_);

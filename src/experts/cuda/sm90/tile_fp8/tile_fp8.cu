@@ -68,12 +68,12 @@ class TileFp8 final : public DeviceExpertsKernel {
     up_map_ = problem.activation.gated
                   ? map_gated_weights(problem, weights, kBoxRows)
                   : map_weights(problem,
-                                {weights.gate_up, weights.gate_up_stride, problem.intermediate_size,
-                                 problem.hidden_size},
+                                {weights.gate_up.data, weights.gate_up.stride,
+                                 problem.intermediate_size, problem.hidden_size},
                                 kBoxRows);
     down_map_ = map_weights(
         problem,
-        {weights.down, weights.down_stride, problem.hidden_size, problem.intermediate_size},
+        {weights.down.data, weights.down.stride, problem.hidden_size, problem.intermediate_size},
         kBoxRows);
   }
 
@@ -160,11 +160,11 @@ class TileFp8 final : public DeviceExpertsKernel {
       p.constant_scale = weights_.input_scale;
       p.output_constant_scale = weights_.intermediate_scale;
     }
-    p.weight_scales = weights_.gate_up_scale;
+    p.weight_scales = weights_.gate_up.scale;
     const int64_t row_blocks = (problem_.intermediate_size + kDepth - 1) / kDepth;
     p.half_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.intermediate_size;
     p.expert_scale_stride = p.half_scale_stride * (problem_.activation.gated ? 2 : 1);
-    p.bias = weights_.gate_up_bias;
+    p.bias = weights_.gate_up.bias;
     p.input_weights = call.input_weights;
     return p;
   }
@@ -172,10 +172,10 @@ class TileFp8 final : public DeviceExpertsKernel {
   Params down_params(const DeviceExpertsCall& call) const {
     Params p = common(call, down_, problem_.intermediate_size, problem_.hidden_size);
     if (is_static()) p.constant_scale = weights_.intermediate_scale;
-    p.weight_scales = weights_.down_scale;
+    p.weight_scales = weights_.down.scale;
     const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;
     p.expert_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.hidden_size;
-    p.bias = weights_.down_bias;
+    p.bias = weights_.down.bias;
     p.output = call.output;
     p.output_stride = call.output_stride;
     p.finishes_rows = call.finish.apply;
