@@ -36,7 +36,7 @@ def refuse_among(names: tuple[str, ...], *arguments: Any) -> None:
         return
     for argument in arguments:
         if argument is not None and getattr(argument, "requires_grad", False):
-            refuse(dict(zip(names, arguments)))
+            refuse(dict(zip(names, arguments, strict=True)))
 
 
 def first_that_requires(arguments: Mapping[str, Any]) -> str | None:
