@@ -2,11 +2,11 @@
 
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/layer_map.h"
-#include "checkpoint/layer_sizes.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/mixed_source.h"
 #include "checkpoint/model_config.h"
+#include "checkpoint/model_layers.h"
 #include "checkpoint/shard_index.h"
 #include "checkpoint/stored_matrices.h"
 #include "io/directory.h"
@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -63,18 +64,14 @@ class DirectoryContents final : public Contents {
     num_hidden_layers = config_.num_hidden_layers;
     shards_ = open_shards(directory, options.access);
     data_ = std::make_unique<ShardData>(shards_);
-    const LayerTensors tensors = group_by_layer(
-        config_, shards_, options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip);
-    checkpoint::add_extra_layers(document.root(), tensors.extra_layers(), config_);
-    settle_experts(tensors, shards_, config_);
-    settle_by_file(tensors, shards_, config_);
-    settle_quantization(tensors, shards_, config_);
-    add_layers(config_.quantization.empty() ? map_layers(config_, shards_, tensors)
-                                            : survey_layers(config_, shards_, tensors));
+    ModelLayers mapped =
+        map_model(document.root(), shards_,
+                  options.extra_layers ? ExtraLayers::kRead : ExtraLayers::kSkip, config_);
+    add_layers(std::move(mapped.maps));
     add_totals();
     append(notes, config_.notes);
     append(notes, shards_.notes);
-    append(notes, tensors.notes);
+    append(notes, mapped.notes);
     add_type_note();
     if (options.verify_manifest) verifier_ = std::make_unique<Verifier>(directory, shards_);
   }

@@ -152,11 +152,23 @@ struct CheckpointFeed::Impl {
     }
   }
 
+  // A rule for modules may be one that is not read.
+  const checkpoint::ModuleScheme* scheme_of(const std::string& name) const {
+    try {
+      return checkpoint::scheme_of_tensor(*config.quant, name);
+    } catch (const checkpoint::NotRead& verdict) {
+      throw Error(ErrorCode::kUnsupportedQuantization,
+                  {.what = "the weights are quantised by rules that are not read",
+                   .tensor = io::show_name(name),
+                   .found = verdict.reason});
+    }
+  }
+
   // The layer as the tensor's module has it, where modules have schemes of their own.
   LayerConfig as_part(const LayerConfig& layer, const std::string& name) const {
     LayerConfig part = layer;
     if (!config.quant || !config.quant->by_module) return part;
-    const auto* const scheme = checkpoint::scheme_of_tensor(*config.quant, name);
+    const auto* const scheme = scheme_of(name);
     if (scheme == nullptr || !scheme->weights) return part;
     part.quant = &scheme->weights;
     checkpoint::quantise(*scheme->weights, part.spec);

@@ -31,6 +31,8 @@ TEST(FuzzCorpus, SafetensorsHeader_Replays) {
 TEST(FuzzCorpus, GgufHeader_Replays) { replay("gguf_header", fuzz_gguf_header); }
 TEST(FuzzCorpus, Index_Replays) { replay("index", fuzz_index); }
 TEST(FuzzCorpus, Config_Replays) { replay("config", fuzz_config); }
+TEST(FuzzCorpus, PackedWeights_Replays) { replay("packed_weights", fuzz_packed_weights); }
+TEST(FuzzCorpus, GgufBlocks_Replays) { replay("gguf_blocks", fuzz_gguf_blocks); }
 
 }  // namespace
 }  // namespace conclave::testing

@@ -16,5 +16,9 @@ void fuzz_gguf_header(std::span<const std::byte> input);
 void fuzz_index(std::span<const std::byte> input);
 // Takes config.json and reads it through every architecture table.
 void fuzz_config(std::span<const std::byte> input);
+// Takes a quantization_config, the tensors of a layer that it describes, and their bytes.
+void fuzz_packed_weights(std::span<const std::byte> input);
+// Takes GGUF blocks of any types, as rows and as the matrices of a layer.
+void fuzz_gguf_blocks(std::span<const std::byte> input);
 
 }  // namespace conclave::testing

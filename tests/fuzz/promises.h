@@ -6,14 +6,19 @@
 
 #include "conclave/error.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <source_location>
 #include <string_view>
 
 namespace conclave::testing {
 
-inline void promise(bool condition) {
-  if (!condition) std::abort();
+// Names the broken promise before the process ends, since a stack of inlined calls does not.
+inline void promise(bool condition, std::source_location where = std::source_location::current()) {
+  if (condition) return;
+  std::fprintf(stderr, "broken promise: %s:%u\n", where.file_name(), unsigned{where.line()});
+  std::abort();
 }
 
 // Runs `body` and returns the code of its Error, if any. An exception other than Error, or a

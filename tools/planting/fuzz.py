@@ -47,6 +47,11 @@ FAULTS = (
           "  check_member_name(name, file);\n  if (!name.ends_with", "  if (!name.ends_with"),
     Fault("a model type reaches the message as it is", "config", "src/checkpoint/model_config.cc",
           "io::show_text(type)", 'fmt::format("\\"{}\\"", type)'),
+    Fault("zero points are written for every row", "packed_weights",
+          "src/checkpoint/methods/compressed_tensors_planes.cc",
+          "row < form.scale_rows; ++row", "row < form.rows; ++row"),
+    Fault("a slice of blocks begins with a block", "gguf_blocks", "src/quant/gguf/block_type.cc",
+          "(begin + i) % type.elements", "i % type.elements"),
 )
 
 

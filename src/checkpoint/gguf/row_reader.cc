@@ -147,6 +147,8 @@ class OffsetRows final : public GroupRows {
  protected:
   float number_of(const quant::BlockParts& parts, int64_t group) const override {
     if (!has_offset_) return 0;
+    // Nothing times a scale may be NaN, or turn the sign of an offset of 0.
+    if (shift_ == 0) return parts.offsets[group];
     return parts.offsets[group] - static_cast<float>(shift_) * parts.scales[group];
   }
 

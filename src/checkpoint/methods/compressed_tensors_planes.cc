@@ -41,10 +41,11 @@ void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
   }
 }
 
-// Zero points in words lie along the rows.
+// Zero points in words lie along the rows of scales, which may be fewer than those of the matrix.
 StoredShapes zero_word_shapes(const MatrixForm& form) {
   const int64_t bits = bits_of(form);
-  return {{words_of(form.rows, bits), form.groups}, {whole_words_of(form.rows, bits), form.groups}};
+  return {{words_of(form.scale_rows, bits), form.groups},
+          {whole_words_of(form.scale_rows, bits), form.groups}};
 }
 void decode_zero_words(const MatrixForm& form, std::span<const PlaneInput> inputs,
                        std::span<std::byte> plane) {
@@ -53,8 +54,8 @@ void decode_zero_words(const MatrixForm& form, std::span<const PlaneInput> input
       static_cast<int64_t>(inputs[0].bytes.size() / sizeof(uint32_t)) / form.groups;
   for (int64_t group = 0; group < form.groups; ++group) {
     const auto word = [&](int64_t i) { return word_at(inputs[0].bytes, i * form.groups + group); };
-    for (int64_t row = 0; row < form.rows; ++row) {
-      const uint32_t zero = code_of(word, form.rows, words, row, bits);
+    for (int64_t row = 0; row < form.scale_rows; ++row) {
+      const uint32_t zero = code_of(word, form.scale_rows, words, row, bits);
       set_float(plane, row * form.groups + group,
                 static_cast<float>(static_cast<int64_t>(zero) - middle_of(bits)));
     }
