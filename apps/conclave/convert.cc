@@ -13,16 +13,22 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace conclave::tool {
 namespace {
 
+// What --container calls the two.
+constexpr const char* kDirectoryName = "directory";
+constexpr const char* kGgufName = "gguf";
+
 struct ConvertOptions {
   std::string source;
   std::string destination;
   std::string form;
+  std::string container;
   std::string layers;
   std::vector<std::string> keep;
   std::string scales = "amax";
@@ -40,10 +46,13 @@ ConvertRequest request_of(const ConvertOptions& options) {
   request.source = options.source;
   request.destination = options.destination;
   const ScaleRule rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
+  std::optional<Container> asked;
+  if (options.container == kDirectoryName) asked = Container::kSafetensors;
+  if (options.container == kGgufName) asked = Container::kGguf;
   const Container container =
-      container_of_result(options.source, options.destination, options.form);
+      container_of_result(options.source, options.destination, options.form, asked);
   request.container = container;
-  request.form = parse_quantised_form(options.form, container, rule);
+  request.form = parse_form(options.form, container_of(options.source), container, rule);
   for (const std::string& text : options.keep) {
     request.keep.push_back(parse_keep_rule(text, container, rule));
   }
@@ -86,11 +95,14 @@ void add_convert_command(CommandLine& line) {
                   "Directory to make; with .gguf at its end it holds a GGUF file")
       .required();
   command
-      .choice_with_options("--format", options->form, quantised_form_names(),
+      .choice_with_options("--format", options->form, form_names(),
                            "Form of the experts; GGUF's types make GGUF files, of a directory one "
-                           "of its MoE layers; the gptq forms take options, as "
-                           "gptq-int4:group=64,asym")
+                           "of its MoE layers, and the others directories; the gptq forms take "
+                           "options, as gptq-int4:group=64,asym; bf16, f16 and f32 are for GGUF "
+                           "files")
       .required();
+  command.choice("--container", options->container, {kDirectoryName, kGgufName},
+                 "Kind of result, where both have the form: mxfp4 (default: that of the source)");
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   command.texts("--keep", "PATTERN=FORMAT", options->keep,
                 "Linear layers to leave out, such as '*.shared_expert.*=source'; FORMAT is source, "
@@ -117,7 +129,8 @@ void add_convert_command(CommandLine& line) {
       "  conclave convert ~/models/Qwen3-30B-A3B /data/qwen3-fp8 --format fp8-block\n"
       "  conclave convert ~/models/Qwen1.5-MoE-A2.7B ./int4 --format int4-group32 \\\n"
       "    --scales search --keep '*.shared_expert.*=source'\n"
-      "  conclave convert ~/models/Qwen3-30B-A3B ./layers.gguf --format q4_k --scales search");
+      "  conclave convert ~/models/Qwen3-30B-A3B ./layers.gguf --format q4_k --scales search\n"
+      "  conclave convert Qwen3-30B-A3B-Q4_K_M.gguf ./layers-fp8 --format fp8-block");
   command.on_run([options] { return run_convert(*options); });
 }
 

@@ -87,6 +87,8 @@ class CONCLAVE_API Checkpoint {
   // The experts' matrices of a layer, those of one module in the order of their rows. Throws
   // Error(kLayerNotFound).
   std::vector<StoredMatrix> stored_matrices(int64_t index) const;
+  // Names of all tensors that a layer's weights are read from, sorted. Throws likewise.
+  std::vector<std::string> layer_tensors(int64_t index) const;
 
   // Hashes every tensor and writes conclave.manifest.json beside the model.
   static void write_manifest(const std::filesystem::path& directory);

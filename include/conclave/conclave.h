@@ -6,6 +6,7 @@
 #include "conclave/context.h"
 #include "conclave/device.h"
 #include "conclave/device_queue.h"
+#include "conclave/directory_layers.h"
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 #include "conclave/format.h"

@@ -24,6 +24,8 @@ struct Contents {
   virtual std::unique_ptr<WeightSource> source(size_t position) const = 0;
   // Names the matrices of experts of layers[position].
   virtual std::vector<StoredMatrix> stored_matrices(size_t position) const = 0;
+  // Names the tensors that layers[position] is read from, in any order; some may come twice.
+  virtual std::vector<std::string> tensors_of(size_t position) const = 0;
 
   std::filesystem::path path;  // the directory or file
   std::string model_type;

@@ -91,7 +91,24 @@ class DirectoryContents final : public Contents {
     return name_matrices(config_, shards_, maps_[position]);
   }
 
+  std::vector<std::string> tensors_of(size_t position) const override {
+    std::vector<std::string> names;
+    add_names(maps_[position], names);
+    for (const LayerMap& part : maps_[position].parts) add_names(part, names);
+    return names;
+  }
+
  private:
+  void add_names(const LayerMap& map, std::vector<std::string>& names) const {
+    const auto add = [&](int32_t tensor) {
+      if (tensor >= 0) names.push_back(shards_.info(tensor).name);
+    };
+    for (const WeightId id : weights::kAll) {
+      for (const MatrixLocation& matrix : map.stored[id].matrices) add(matrix.tensor);
+    }
+    for (const PlaneReading& reading : map.readings) std::ranges::for_each(reading.inputs, add);
+  }
+
   void add_layers(std::vector<LayerMap> found) {
     maps_ = std::move(found);
     for (size_t i = 0; i < maps_.size(); ++i) {

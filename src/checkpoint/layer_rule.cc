@@ -15,9 +15,8 @@ namespace {
 
 constexpr SizeRange kLayerNumber = {.low = 0, .high = kMaxHiddenLayers};
 constexpr SizeRange kPeriod = {.low = 1, .high = kMaxHiddenLayers};
-constexpr std::array<std::string_view, 3> kMoeKinds = {"sparse", "moe", "hash_moe"};
+constexpr std::array<std::string_view, 3> kMoeKinds = {kSparseKind, "moe", "hash_moe"};
 constexpr std::string_view kHashKind = "hash_moe";
-constexpr char kMoeLetter = 'E';
 
 // Parses "3,4,5" into a set of numbers.
 std::set<int64_t> numbers_in(const io::JsonValue& value) {

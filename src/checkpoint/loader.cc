@@ -87,6 +87,14 @@ std::vector<StoredMatrix> Checkpoint::stored_matrices(int64_t index) const {
   return impl_->contents->stored_matrices(static_cast<size_t>(&layer(index) - layers().data()));
 }
 
+std::vector<std::string> Checkpoint::layer_tensors(int64_t index) const {
+  auto names = impl_->contents->tensors_of(static_cast<size_t>(&layer(index) - layers().data()));
+  std::ranges::sort(names);
+  const auto repeated = std::ranges::unique(names);
+  names.erase(repeated.begin(), repeated.end());
+  return names;
+}
+
 void Checkpoint::write_manifest(const std::filesystem::path& path) {
   const io::Directory directory = io::Directory::open(path);
   const checkpoint::ShardSet shards = checkpoint::open_shards(directory, FileAccess::kAuto);

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -238,6 +239,20 @@ Support runnable(const ConfigReader& config, const Architecture& architecture,
 }
 
 }  // namespace
+
+std::string_view config_activation(ActivationForm form, std::string_view row) {
+  // Bounds, and formulas that a form stands for by itself, are no part of the name.
+  if (row.starts_with("silu_clamp") || form == ActivationForm::kSwigluOai) row = "silu";
+  const bool ungated = form == ActivationForm::kUngated;
+  const auto* const known = std::ranges::find(
+      kActivations, row, ungated ? &ActivationName::ungated : &ActivationName::gated);
+  return known == kActivations.end() ? "" : known->config;
+}
+
+std::string_view config_score(RouterScore score) {
+  const auto* const known = std::ranges::find(kScores, score, &ScoreName::score);
+  return known == kScores.end() ? "" : known->config;
+}
 
 MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
                   std::optional<DType> dtype, Support& support) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 namespace conclave::inline v0::checkpoint {
 
@@ -23,5 +24,10 @@ inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 // kJsonType).
 MoeSpec read_spec(const ConfigReader& config, const Architecture& architecture, int64_t layer,
                   std::optional<DType> dtype, Support& support);
+
+// The ways back: what a configuration calls an activation of the list, or the one that a form makes
+// of it, and a score. Empty for activations without a name there.
+std::string_view config_activation(ActivationForm form, std::string_view row);
+std::string_view config_score(RouterScore score);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -7,6 +7,7 @@
 #include "support/layer_fixture.h"
 
 #include "conclave/checkpoint.h"
+#include "conclave/quantise.h"
 #include "conclave/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -195,12 +196,19 @@ const std::vector<Expected> kCheckpoints = {
     {"qwen3_moe-fp8-stacked", {.weights = kBlock, .activations = kGroup}, "stacked"},
     {"qwen3_moe-fp8-static-stacked", {.weights = kTensor, .activations = kTensorStatic}, "stacked"},
     coded("qwen3_moe-gptq-int2", DType::kI4, grouped(32, kPoint)),
+    coded("qwen3_moe-gptq-int2-order", DType::kI4, in_order(grouped(32, kPoint))),
     coded("qwen3_moe-gptq-int3-channel", DType::kI4, by_row()),
+    coded("qwen3_moe-gptq-int3-order", DType::kI4, in_order(grouped(32, kPoint))),
     coded("qwen3_moe-gptq-int4-channel", DType::kI4, by_row()),
     coded("qwen3_moe-gptq-int4-group32", DType::kI4, grouped(32)),
     coded("qwen3_moe-gptq-int4-order", DType::kI4, in_order(grouped(32))),
     coded("qwen3_moe-gptq-int8-asymmetric", DType::kI8, grouped(32, kPoint)),
+    coded("qwen3_moe-gptq-int8-order", DType::kI8, in_order(grouped(32, kPoint))),
+    coded("qwen3_moe-gptq-v2-int2", DType::kI4, grouped(32, kPoint)),
+    coded("qwen3_moe-gptq-v2-int3", DType::kI4, grouped(32, kPoint)),
+    coded("qwen3_moe-gptq-v2-int3-order", DType::kI4, in_order(grouped(32, kPoint))),
     coded("qwen3_moe-gptq-v2-int4", DType::kI4, grouped(32, kPoint)),
+    coded("qwen3_moe-gptq-v2-int4-order", DType::kI4, in_order(grouped(32, kPoint))),
     coded("qwen3_moe-mixed-experts", DType::kF32, {}, kOneRounding),
     coded("qwen3_moe-mixed-int4-int8-down", DType::kI8, grouped(32)),
     mlx("qwen3_moe-mlx-2bit", DType::kI4, 128),
@@ -294,6 +302,35 @@ TEST_P(Quantised, Layer_IsWithinTheBar) {
     const Tensor out = forward(moe_layer, dtype);
     EXPECT_LE(worst(token_errors(out.view(), expected_)), accuracy_bar(GetParam().type, dtype));
   }
+}
+
+// GPTQModel's own weights, which lie beside small models: the same bits, since a code less its zero
+// point times a float16 scale is exact in float32.
+TEST(Gptq, Values_AreThePackagesOwn) {
+  int models = 0;
+  for (const auto& folder : std::filesystem::directory_iterator(kQuantised)) {
+    if (!std::filesystem::exists(folder.path() / "dequantised.safetensors")) continue;
+    SCOPED_TRACE(folder.path());
+    ++models;
+    const SafetensorsFile own = SafetensorsFile::open(folder.path() / "dequantised.safetensors");
+    const Checkpoint checkpoint = Checkpoint::open(folder.path());
+    const CheckpointLayer& layer = checkpoint.layers().front();
+    const auto source = checkpoint.layer_source(layer.index);
+    const std::vector<StoredMatrix> matrices = checkpoint.stored_matrices(layer.index);
+    ASSERT_EQ(matrices.size(), own.tensors().size());
+    for (const StoredMatrix& matrix : matrices) {
+      const Tensor expected = own.load(matrix.module);
+      const WeightInfo info = source->describe(matrix.id);
+      ASSERT_EQ(expected.shape()[0], info.rows);
+      std::vector<float> values(static_cast<size_t>(info.rows * info.cols));
+      read_values(layer.spec.quant, *source, matrix.id, matrix.expert, {0, info.rows, 0, info.cols},
+                  values);
+      for (size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ(values[i], expected.as<float>()[i]) << matrix.module << ", element " << i;
+      }
+    }
+  }
+  EXPECT_EQ(models, 7);
 }
 
 std::vector<std::byte> read_all(const WeightSource& source, WeightId role, int64_t expert) {

@@ -59,7 +59,7 @@ TEST(KeepRule, Text_IsAPatternAndAForm) {
 }
 
 FormPointer form_of(const std::string& text, Container container = Container::kSafetensors) {
-  return parse_quantised_form(text, container, ScaleRule::kAmax);
+  return parse_form(text, container, container, ScaleRule::kAmax);
 }
 
 TEST(FormCatalog, Options_BelongToTheFormThatHasThem) {
@@ -77,8 +77,21 @@ TEST(FormCatalog, OneName_MayStandForEachContainer) {
   EXPECT_TRUE(form_of("mxfp4")->file_type() == std::nullopt);
   EXPECT_TRUE(form_of("mxfp4", Container::kGguf)->file_type() == 38U);
   EXPECT_THROW(form_of("nvfp4", Container::kGguf), Error);
-  const std::vector<std::string> names = quantised_form_names();
+  const std::vector<std::string> names = form_names();
   EXPECT_EQ(std::ranges::count(names, "mxfp4"), 1);
+  EXPECT_EQ(only_container_of("mxfp4"), std::nullopt);
+  EXPECT_EQ(only_container_of("q8_0"), Container::kGguf);
+  EXPECT_EQ(only_container_of("gptq-int4:asym"), Container::kSafetensors);
+}
+
+TEST(FormCatalog, Values_AreAFormOfDirectoriesMadeOfGgufFiles) {
+  const auto parse = [](Container source, Container result) {
+    return parse_form("bf16", source, result, ScaleRule::kAmax);
+  };
+  EXPECT_EQ(only_container_of("bf16"), Container::kSafetensors);
+  EXPECT_FALSE(parse(Container::kGguf, Container::kSafetensors)->has_codes());
+  EXPECT_THROW(parse(Container::kGguf, Container::kGguf), Error);
+  EXPECT_THROW(parse(Container::kSafetensors, Container::kSafetensors), Error);
 }
 
 TEST(FormCatalog, EveryMethodThatIsWritten_HasAForm) {
@@ -260,6 +273,7 @@ TEST(Conversion, EndedInAnyForm_GoesOnToTheSameFiles) {
               10'000);
   expect_same("testdata/quantised/qwen3_moe-compressed-int4-group32", "q5_1", Container::kGguf,
               10'000);
+  expect_same("testdata/gguf/qwen3moe-q4_k_m/model.gguf", "int8-channel", directory, 60'000);
 }
 
 TEST(Conversion, DamagedShardOfAnEndedRun_IsWrittenAgain) {

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from quantised.bits import codes_of
 from quantised.case import draw
@@ -164,7 +165,56 @@ class GptqOrderedAsymmetric(Mixtral, Gptq):
     group, ordered, sym = 128, True, False
 
 
+class Dequantised(Gptq):
+    """Small, with the weights as the package decodes them beside the model."""
+
+    hidden, inner, experts = 64, 32, 2
+    sym, positive_groups = False, True
+
+    def make(self, folder):
+        super().make(folder)
+        disk = load_file(folder / "model.safetensors")
+        modules = sorted({name.removesuffix(".qweight") for name in disk if name.endswith(".qweight")})
+        values = {name: self.packaged(disk, name).to(torch.float32).contiguous() for name in modules}
+        save_file(values, folder / "dequantised.safetensors")
+
+
+class GptqInt2Ordered(Dequantised):
+    bits, ordered = 2, True
+
+
+class GptqInt3Ordered(Dequantised):
+    bits, ordered = 3, True
+
+
+class GptqInt8Ordered(Dequantised):
+    bits, ordered = 8, True
+
+
+class GptqV2Int2(Dequantised):
+    bits, v2 = 2, True
+
+
+class GptqV2Int3(Dequantised):
+    bits, v2 = 3, True
+
+
+class GptqV2Int3Ordered(Dequantised):
+    bits, v2, ordered = 3, True, True
+
+
+class GptqV2Int4Ordered(Dequantised):
+    bits, v2, ordered = 4, True, True
+
+
 CASES = {
+    "qwen3_moe-gptq-int2-order": GptqInt2Ordered,
+    "qwen3_moe-gptq-int3-order": GptqInt3Ordered,
+    "qwen3_moe-gptq-int8-order": GptqInt8Ordered,
+    "qwen3_moe-gptq-v2-int2": GptqV2Int2,
+    "qwen3_moe-gptq-v2-int3": GptqV2Int3,
+    "qwen3_moe-gptq-v2-int3-order": GptqV2Int3Ordered,
+    "qwen3_moe-gptq-v2-int4-order": GptqV2Int4Ordered,
     "qwen3_moe-gptq-int4-group32": Gptq,
     "mixtral-gptq-int4-group128-asymmetric": GptqGroup128,
     "qwen3_moe-gptq-v2-int4": GptqV2,

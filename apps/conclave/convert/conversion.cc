@@ -154,7 +154,8 @@ class Conversion {
                             .bytes_after = plan_.bytes,
                             .shards = plan_.shards.size(),
                             .left_out = left_out_,
-                            .layers_alone = request_.container != source_->container()};
+                            .layers_alone = request_.container != source_->container(),
+                            .keeps_others = keeps_others()};
     const std::vector<uint64_t> bytes_after = bytes_of_modules();
     for (const PlannedMatrix& matrix : plan_.matrices) {
       const auto index = static_cast<size_t>(matrix.module);
@@ -177,10 +178,16 @@ class Conversion {
     return report;
   }
 
+  // A GGUF file of a directory's layers has no names for what else the model has.
+  bool keeps_others() const {
+    return request_.container == source_->container() ||
+           request_.container == Container::kSafetensors;
+  }
+
   // The part of the source that the result stands for.
   uint64_t bytes_of_source() const {
     const Checkpoint& model = source_->checkpoint();
-    if (request_.container == source_->container()) return model.total_bytes();
+    if (keeps_others()) return model.total_bytes();
     uint64_t bytes = 0;
     for (const int64_t layer : request_.layers) bytes += model.layer(layer).bytes;
     return bytes;

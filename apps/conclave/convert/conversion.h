@@ -42,6 +42,7 @@ struct ConversionReport {
   std::vector<LayerError> layers = {};     // empty without tokens
   std::vector<std::string> left_out = {};  // files that were not copied
   bool layers_alone = false;               // the result has MoE layers and no whole model
+  bool keeps_others = false;               // beside them, tensors that no layer reads
 };
 
 struct ErrorMeasurement {

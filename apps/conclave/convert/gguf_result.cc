@@ -1,6 +1,7 @@
 #include "convert/gguf_result.h"
 
 #include "convert/forms/target_form.h"
+#include "convert/safetensors_result.h"
 
 #include "conclave/gguf.h"
 
@@ -48,6 +49,9 @@ void set_key(std::vector<GgufKey>& keys, GgufKey key) {
 // Here, so that the source needs no word of results.
 std::unique_ptr<ResultFiles> GgufModel::result_files(const ConversionPlan& plan,
                                                      const ConvertRequest& request) const {
+  if (request.container == Container::kSafetensors) {
+    return std::make_unique<SafetensorsResult>(nullptr, plan.config, plan, request);
+  }
   return std::make_unique<GgufResult>(reader_.keys(), reader_.alignment(), plan, request);
 }
 

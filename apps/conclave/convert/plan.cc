@@ -1,7 +1,7 @@
 #include "convert/plan.h"
 
 #include "convert/forms/target_form.h"
-#include "convert/gguf_layers_plan.h"
+#include "convert/layers_plan.h"
 
 #include "conclave/error.h"
 
@@ -259,7 +259,7 @@ void fill_shards(std::vector<std::vector<PlannedTensor>> units, uint64_t shard_b
 }
 
 ConversionPlan plan_conversion(const SourceModel& source, const ConvertRequest& request) {
-  if (request.container != source.container()) return plan_gguf_layers(source, request);
+  if (request.container != source.container()) return plan_layers(source, request);
   return Planner(source, request).plan();
 }
 

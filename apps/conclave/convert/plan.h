@@ -37,6 +37,7 @@ struct ConversionPlan {
   uint64_t bytes = 0;             // in all tensors
   // Keys of a GGUF file that has none of the source's.
   std::vector<GgufKey> keys = {};
+  std::string config = {};              // the text of config.json, if the source has none
   std::vector<FormPointer> forms = {};  // that modules have beside those of the request
 };
 

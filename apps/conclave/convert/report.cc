@@ -171,7 +171,11 @@ void print_report(const ConversionReport& report, std::FILE* out) {
   std::string files;
   for (const std::string& name : report.left_out) files += (files.empty() ? "" : ", ") + name;
   if (!files.empty()) table.note("\nnot copied: " + files);
-  if (report.layers_alone) {
+  if (report.layers_alone && report.keeps_others) {
+    table.note(
+        "\nthe directory has the MoE layers; other tensors are kept as gguf.NAME, which no engine "
+        "reads, and there is no tokenizer");
+  } else if (report.layers_alone) {
     table.note(
         "\nthe file has MoE layers alone: no attention, embedding, norm or tokenizer of the model");
   }

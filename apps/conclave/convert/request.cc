@@ -21,12 +21,13 @@ Container container_of(const std::filesystem::path& path) {
 }
 
 Container container_of_result(const std::filesystem::path& source,
-                              const std::filesystem::path& destination, const std::string& form) {
-  if (container_of(source) == Container::kGguf) return Container::kGguf;
+                              const std::filesystem::path& destination, const std::string& form,
+                              std::optional<Container> asked) {
+  if (asked) return *asked;
   const std::filesystem::path named =
       destination.has_filename() ? destination : destination.parent_path();
-  const bool wants = named.extension() == ".gguf" || is_form_of_gguf_alone(form);
-  return wants ? Container::kGguf : Container::kSafetensors;
+  if (named.extension() == ".gguf") return Container::kGguf;
+  return only_container_of(form).value_or(container_of(source));
 }
 
 KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule) {

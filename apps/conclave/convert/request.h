@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,11 @@ struct ConvertRequest {
 
 // The container of the model at a path.
 Container container_of(const std::filesystem::path& path);
-// The container of a result, which its forms go by: that of the source, but for a directory that
-// gets a form of GGUF's alone, or whose result ends in ".gguf".
+// The container of a result, which its forms go by: the one that is asked for, if any; GGUF if the
+// result ends in ".gguf"; the only one that has the form; else that of the source.
 Container container_of_result(const std::filesystem::path& source,
-                              const std::filesystem::path& destination, const std::string& form);
+                              const std::filesystem::path& destination, const std::string& form,
+                              std::optional<Container> asked);
 // Parses "PATTERN=FORMAT" for models of a container. Throws Error(kInvalidArgument, kUnknownName).
 KeepRule parse_keep_rule(const std::string& text, Container container, ScaleRule rule);
 

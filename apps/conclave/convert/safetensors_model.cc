@@ -74,6 +74,10 @@ void SafetensorsModel::require_copyable(const SourceTensor& tensor) const {
 }
 
 std::string SafetensorsModel::shard_name(size_t index, size_t count) const {
+  return safetensors_shard_name(index, count);
+}
+
+std::string safetensors_shard_name(size_t index, size_t count) {
   if (count == 1) return kSingle;
   return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
 }

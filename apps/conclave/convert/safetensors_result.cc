@@ -48,6 +48,7 @@ std::string config_of(std::string text, const nlohmann::ordered_json& quantizati
     if (member_text(nested, key).empty()) continue;
     text = with_member(text, "text_config", without_member(nested, key));
   }
+  if (quantization.is_null()) return text;
   return with_member(text, "quantization_config", indented(json_text(quantization, 2)));
 }
 
@@ -65,16 +66,16 @@ std::unique_ptr<ResultFiles> SafetensorsModel::result_files(const ConversionPlan
   if (request.container == Container::kGguf) {
     return std::make_unique<GgufResult>(plan.keys, kGgufAlignment, plan, request);
   }
-  return std::make_unique<SafetensorsResult>(*this, plan, request);
+  return std::make_unique<SafetensorsResult>(this, config_text_, plan, request);
 }
 
-SafetensorsResult::SafetensorsResult(const SafetensorsModel& source, const ConversionPlan& plan,
-                                     const ConvertRequest& request)
+SafetensorsResult::SafetensorsResult(const SafetensorsModel* source, const std::string& config,
+                                     const ConversionPlan& plan, const ConvertRequest& request)
     : source_(source), plan_(plan) {
   const std::vector<std::string> kept = with_head(plan.kept);
   files_ = request.form->files(kept);
-  files_.push_back({.name = "config.json",
-                    .text = config_of(source.config_text(), request.form->configuration(kept))});
+  files_.push_back(
+      {.name = "config.json", .text = config_of(config, request.form->configuration(kept))});
 }
 
 std::unique_ptr<ShardFile> SafetensorsResult::create(const PlannedShard& shard,
@@ -122,8 +123,11 @@ std::filesystem::path SafetensorsResult::write_outline(
 std::vector<std::string> SafetensorsResult::finish(const ResultDirectory& directory) const {
   const std::filesystem::path& path = directory.unfinished();
   if (plan_.shards.size() > 1) write_durably(path / kIndexFile, json_text(index(), 2) + "\n");
-  const auto holds_tensors = [&](const std::string& name) { return source_.holds_tensors(name); };
-  std::vector<std::string> left_out = directory.copy_other_files(source_.path(), holds_tensors);
+  std::vector<std::string> left_out;
+  if (source_ != nullptr) {
+    const auto holds = [&](const std::string& name) { return source_->holds_tensors(name); };
+    left_out = directory.copy_other_files(source_->path(), holds);
+  }
   write_files(path);
   return left_out;
 }

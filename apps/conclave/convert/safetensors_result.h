@@ -4,12 +4,15 @@
 #include "convert/result_files.h"
 #include "convert/safetensors_model.h"
 
+#include <string>
+
 namespace conclave::tool {
 
 class SafetensorsResult final : public ResultFiles {
  public:
-  SafetensorsResult(const SafetensorsModel& source, const ConversionPlan& plan,
-                    const ConvertRequest& request);
+  // Without a source of this container there are no other files to copy.
+  SafetensorsResult(const SafetensorsModel* source, const std::string& config,
+                    const ConversionPlan& plan, const ConvertRequest& request);
 
   std::filesystem::path model_in(const std::filesystem::path& directory) const override {
     return directory;
@@ -25,7 +28,7 @@ class SafetensorsResult final : public ResultFiles {
   nlohmann::ordered_json index() const;
   void write_files(const std::filesystem::path& directory) const;
 
-  const SafetensorsModel& source_;
+  const SafetensorsModel* source_;
   const ConversionPlan& plan_;
   std::vector<TextFile> files_;  // config.json last: without it the directory is no model
 };

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace conclave::inline v0::checkpoint {
 
@@ -52,5 +53,9 @@ struct GgufFamily {
 // Sorted by name.
 std::span<const GgufFamily> gguf_families() noexcept;
 const GgufFamily* find_gguf_family(std::string_view name) noexcept;
+
+// The Hugging Face families that files of this architecture are written of, besides the family's
+// own model_type.
+std::vector<std::string_view> written_model_types(std::string_view architecture);
 
 }  // namespace conclave::inline v0::checkpoint

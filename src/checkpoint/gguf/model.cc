@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -73,6 +74,19 @@ class GgufContents final : public Contents {
 
   std::vector<StoredMatrix> stored_matrices(size_t position) const override {
     return name_gguf_matrices(file_, tensors_[position]);
+  }
+
+  std::vector<std::string> tensors_of(size_t position) const override {
+    const GgufLayer& layer = tensors_[position];
+    std::vector<std::string> names;
+    const auto add = [&](const GgufMatrix& matrix) {
+      if (matrix.place) names.push_back(matrix.place.tensor->name);
+    };
+    for (const WeightId id : weights::kAll) std::ranges::for_each(layer.stored[id].matrices, add);
+    for (const GgufMatrix* factor : {&layer.gate_factor, &layer.up_factor, &layer.down_factor}) {
+      add(*factor);
+    }
+    return names;
   }
 
  private:

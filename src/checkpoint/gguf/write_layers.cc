@@ -267,7 +267,7 @@ class Comparison {
   }
   Support result() const {
     if (different_.empty()) return Support::yes();
-    return Support::no(fmt::format("GGUF's layers of this family have another {}", different_));
+    return Support::no(fmt::format("layers of the family have another {} there", different_));
   }
 
  private:
@@ -296,6 +296,14 @@ void compare_routers(const RouterSpec& model, const RouterSpec& file, Comparison
 }
 
 }  // namespace
+
+std::vector<std::string_view> checkpoint::written_model_types(std::string_view architecture) {
+  std::vector<std::string_view> types;
+  for (const WrittenFamily& family : kWritten) {
+    if (family.architecture == architecture) types.push_back(family.model_type);
+  }
+  return types;
+}
 
 GgufLayers gguf_layers(const Checkpoint& model, std::span<const int64_t> layers) {
   const WrittenFamily& family = family_of(model);

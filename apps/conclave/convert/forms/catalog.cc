@@ -37,14 +37,10 @@ std::string_view text_of(Container container) {
   return container == Container::kGguf ? "a GGUF file" : "a model of safetensors";
 }
 
-// Why a form of the other container does not serve.
+// Why a form does not serve that another conversion has.
 const char* hint_about(Container container) {
-  if (container == Container::kGguf) {
-    return "a GGUF file lacks the configuration, tokenizer files and names of a Hugging Face "
-           "model, "
-           "so that it becomes a GGUF file again";
-  }
-  return "a result whose name ends in .gguf takes GGUF's types";
+  if (container == Container::kGguf) return "a directory takes it: --container directory";
+  return "a GGUF file takes GGUF's types: --container gguf";
 }
 
 FormOptions options_of(const std::string& text, size_t colon) {
@@ -101,8 +97,8 @@ FormPointer parse(const std::string& text, Container container, ScaleRule rule, 
 
 }  // namespace
 
-std::vector<std::string> quantised_form_names() {
-  return names_where([](const FormRow& row) { return row.has_codes; });
+std::vector<std::string> form_names() {
+  return names_where([](const FormRow&) { return true; });
 }
 
 std::vector<std::string> form_methods() {
@@ -113,17 +109,23 @@ std::vector<std::string> form_methods() {
   return {methods.begin(), methods.end()};
 }
 
-bool is_form_of_gguf_alone(std::string_view name) {
-  const auto stands_for = [&](Container container) {
-    return std::ranges::any_of(all_rows(), [&](const FormRow& row) {
-      return row.name == name && row.container == container;
-    });
-  };
-  return stands_for(Container::kGguf) && !stands_for(Container::kSafetensors);
+std::optional<Container> only_container_of(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(':'));
+  std::optional<Container> found;
+  for (const FormRow& row : all_rows()) {
+    const bool is_values_in_gguf = !row.has_codes && row.container == Container::kGguf;
+    if (row.name != name || is_values_in_gguf) continue;
+    if (found && *found != row.container) return std::nullopt;
+    found = row.container;
+  }
+  return found;
 }
 
-FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule) {
-  return parse(text, container, rule, "--format", [](const FormRow& row) { return row.has_codes; });
+FormPointer parse_form(const std::string& text, Container source, Container container,
+                       ScaleRule rule) {
+  const bool takes_values = source == Container::kGguf && container == Container::kSafetensors;
+  return parse(text, container, rule, "--format",
+               [&](const FormRow& row) { return row.has_codes || takes_values; });
 }
 
 FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule) {

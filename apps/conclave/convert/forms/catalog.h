@@ -8,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,18 +41,20 @@ std::vector<FormRow> gptq_forms();
 std::vector<FormRow> gpt_oss_forms();
 std::vector<FormRow> gguf_forms();
 
-// Names of all forms with codes, each once.
-std::vector<std::string> quantised_form_names();
+// Names of all forms that a conversion may ask for, each once: those with codes, and values.
+std::vector<std::string> form_names();
 
 // The methods that forms are stored by, each once.
 std::vector<std::string> form_methods();
 
-// Whether a name stands for a form of GGUF files and none of directories.
-bool is_form_of_gguf_alone(std::string_view name);
+// The container, if only one has a form that is called so; values are converted to in directories.
+std::optional<Container> only_container_of(std::string_view text);
 
-// "NAME" or "NAME:OPTION,OPTION" for models of a container. Throws Error(kUnknownName) for names
-// that it does not have, and Error(kInvalidArgument) for options.
-FormPointer parse_quantised_form(const std::string& text, Container container, ScaleRule rule);
+// "NAME" or "NAME:OPTION,OPTION" for results of a container, `source` being that of the model.
+// Throws Error(kUnknownName) for names that it does not have, and Error(kInvalidArgument) for
+// options. Values are a form where a directory is made of a GGUF file.
+FormPointer parse_form(const std::string& text, Container source, Container container,
+                       ScaleRule rule);
 // The form of a rule of --keep beside `main`: values, or codes where such forms mix. Throws
 // likewise.
 FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule);
