@@ -297,13 +297,17 @@ void compare_routers(const RouterSpec& model, const RouterSpec& file, Comparison
 
 }  // namespace
 
-std::vector<std::string_view> checkpoint::written_model_types(std::string_view architecture) {
+namespace checkpoint {
+
+std::vector<std::string_view> written_model_types(std::string_view architecture) {
   std::vector<std::string_view> types;
   for (const WrittenFamily& family : kWritten) {
     if (family.architecture == architecture) types.push_back(family.model_type);
   }
   return types;
 }
+
+}  // namespace checkpoint
 
 GgufLayers gguf_layers(const Checkpoint& model, std::span<const int64_t> layers) {
   const WrittenFamily& family = family_of(model);
