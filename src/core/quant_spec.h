@@ -10,6 +10,12 @@ namespace conclave::inline v0 {
 // both name the field, the value and the limit. Defined where the formats are, in quant.
 void validate_quant(const MoeSpec& spec);
 
+// Whether matrices have the plane WeightPlane::kInputScale: steps of rows that a checkpoint states.
+inline bool has_input_scale(const QuantSpec& quant) {
+  return quant.activations == ActivationScale::kTensorStatic ||
+         quant.activation_scale_rule == RowScaleRule::kTwoLevel;
+}
+
 // count_parameters for any spec whose sizes are in range, valid or not, so that a layer that does
 // not run can still be listed. Throws Error(kSizeOverflow). Defined there too.
 ParameterCount count_weights(const MoeSpec& spec);

@@ -1,5 +1,6 @@
 #include "layer/cuda/mlp_weights.h"
 
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
@@ -75,7 +76,7 @@ void allocate_scales(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWe
     weights.view.gate_up_offset = weights.gate_up_offset.as<float>();
     weights.view.down_offset = weights.down_offset.as<float>();
   }
-  if (problem.quant.activations != ActivationScale::kTensorStatic) return;
+  if (!has_input_scale(problem.quant)) return;
   weights.static_scales = arrays.floats(2, "static scales");
   weights.view.input_scale = weights.static_scales.as<float>();
   weights.view.intermediate_scale = weights.static_scales.as<float>() + 1;
@@ -168,7 +169,7 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
     append(WeightMatrix::kUp, gate_up);
     append(WeightMatrix::kDown, down);
   }
-  if (!mlp.experts.empty() && problem.quant.activations == ActivationScale::kTensorStatic) {
+  if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
     upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
   }
