@@ -51,6 +51,23 @@ std::string activation_scale_words(const QuantSpec& quant) {
   return "";
 }
 
+// Says what scales of rows are, but for quotients.
+std::string_view scale_rule_words(RowScaleRule rule) {
+  switch (rule) {
+    case RowScaleRule::kQuotient:
+      return "";
+    case RowScaleRule::kFloorPower:
+      return " e8m0 floor";
+    case RowScaleRule::kEvenPower:
+      return " e8m0 even";
+    case RowScaleRule::kHalfPower:
+      return " e8m0 half";
+    case RowScaleRule::kTwoLevel:
+      return " e4m3 two-level";
+  }
+  return "";
+}
+
 // Says what is taken from codes or their products.
 std::string_view weight_zero_words(WeightZero zeros) {
   switch (zeros) {
@@ -150,6 +167,7 @@ std::string weights_text(const MoeSpec& spec) {
   if (quant.has_column_factors) text += ", column factors";
   text += activation_scale_words(quant);
   if (quant.activation_dtype) text += " in " + std::string(to_string(*quant.activation_dtype));
+  text += scale_rule_words(quant.activation_scale_rule);
   if (quant.power_of_two_scales) text += " ue8m0";
   return text;
 }

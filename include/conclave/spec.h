@@ -209,6 +209,17 @@ enum class ActivationScale : uint8_t {
   kToken,         // codes of x / s, s = amax of the row / the largest code: 448, or 127
   kGroup,         // the same with an s for each QuantSpec::activation_group columns of the row
 };
+// How a scale of ActivationScale::kGroup is made of `amax`, the largest magnitude of its columns.
+// Powers of two are those of e8m0, 2^-127 to 2^127; e is the exponent of the largest code.
+enum class RowScaleRule : uint8_t {
+  kQuotient,    // amax / the largest code, in float32
+  kFloorPower,  // 2^(floor(log2(amax)) - e), as OCP Microscaling Formats 1.0 has it
+  kEvenPower,   // the same, with amax rounded to as many mantissa bits as codes have first
+  kHalfPower,   // the same, with amax rounded to one mantissa bit first
+  // amax / the largest code / t, rounded to e4m3, times t ("nvfp4"). t is the largest
+  // WeightPlane::kInputScale of gate and up of any expert, for intermediate rows that of down.
+  kTwoLevel,
+};
 // Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes
 // (weight_forms() lists them). A row of zeros has the scale 1. Checkpoints that say "per tensor,
 // dynamic" are kToken: a scale over the batch would make a token's result depend on the others.
@@ -219,8 +230,11 @@ struct QuantSpec {
   ActivationScale activations = ActivationScale::kNone;
   int64_t activation_group = 128;  // neighbouring columns of a row, for ActivationScale::kGroup
   // The type of the rows' codes; unset: kI8 beside integers, kF8E4M3 beside all others. Beside
-  // weights whose values are whole numbers of a unit kI8 goes as well.
+  // weights whose values are whole numbers of a unit kI8 goes as well; with a scale rule but
+  // kQuotient any of kF8E4M3, kF8E5M2, kF6E2M3, kF6E3M2 and kF4.
   std::optional<DType> activation_dtype = std::nullopt;
+  // Others are for ActivationScale::kGroup.
+  RowScaleRule activation_scale_rule = RowScaleRule::kQuotient;
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
   bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
   WeightZero zeros = WeightZero::kNone;
@@ -329,6 +343,8 @@ CONCLAVE_API void validate(const MoeSpec& spec);
 // Throws Error(kInvalidArgument) for weights other than int8, int4 and e2m1, zeros, column orders,
 // and rows that are quantised already.
 CONCLAVE_API MoeSpec with_int8_rows(const MoeSpec& spec);
+// The same layer with rows as they are, whether or not the spec quantises them.
+CONCLAVE_API MoeSpec with_plain_rows(const MoeSpec& spec);
 CONCLAVE_API void validate(const ParallelSpec& parallel);
 
 // Weight elements of one layer, over all ranks and in every role but the hash table, the bias of

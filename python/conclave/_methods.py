@@ -13,7 +13,7 @@ from conclave import _frameworks
 from conclave.checkpoint import Feed
 from conclave.errors import Error
 from conclave.layer import Layer
-from conclave.spec import LayerOptions, MoeSpec, ParallelSpec
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, QuantSpec
 
 _PREFIX = "model.layers.0.mlp.experts."
 
@@ -48,6 +48,13 @@ def _fed(
     return feed, kept
 
 
+def has_microscaled_rows(quant: QuantSpec) -> bool:
+    """Whether scales of rows are those of mxfp4, mxfp6, mxfp8 or nvfp4, which a GPU does not make:
+    layers of modules leave such rows as they are there."""
+    powers = quant.power_of_two_scales and quant.activation_group == quant.block_cols == 32
+    return powers or quant.activation_scale_rule != "quotient"
+
+
 def layer_of_method(
     spec: MoeSpec,
     quantization: Mapping[str, Any] | str,
@@ -73,7 +80,10 @@ def layer_of_method(
     """
     with _names_below_experts():
         feed, kept = _fed(spec, quantization, tensors, interleaved)
-        layer = Layer.from_checkpoint(feed, 0, device=device, options=options, parallel=parallel)
+        plain_rows = device != "cpu" and has_microscaled_rows(feed.layer(0).spec.quant)
+        layer = Layer.from_checkpoint(
+            feed, 0, device=device, options=options, parallel=parallel, plain_rows=plain_rows
+        )
     del feed, kept
     return layer
 

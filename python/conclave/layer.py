@@ -74,6 +74,7 @@ class Layer:
         options: LayerOptions | Mapping[str, Any] | None = None,
         parallel: ParallelSpec | Mapping[str, Any] | None = None,
         count: bool | None = None,
+        plain_rows: bool = False,
     ) -> Layer:
         """A layer of a model directory.
 
@@ -85,6 +86,7 @@ class Layer:
             options, parallel: how it runs, and which part of it.
             count: whether `stats` counts rows by expert; by default on the CPU only, where it
                 costs nothing.
+            plain_rows: leave rows as they are where the checkpoint quantises them.
 
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
@@ -95,6 +97,7 @@ class Layer:
             to_dict(options or {}),
             to_dict(parallel or {}),
             context.device == "cpu" if count is None else count,
+            plain_rows,
         )
         if isinstance(checkpoint, Feed):
             return cls(_conclave.Layer.from_feed(context, checkpoint._core, *arguments))

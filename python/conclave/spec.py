@@ -123,7 +123,10 @@ class QuantSpec:
     block_cols: int = 128
     activations: str = "none"  # tensor_static, token, group
     activation_group: int = 128  # columns of a row that share a scale, for group
-    activation_dtype: DTypeLike | None = None  # int8 beside int8, int4 and e2m1 weights
+    # int8 beside int8, int4 and e2m1 weights; with a scale rule but "quotient" any of
+    # float8_e4m3fn, float8_e5m2, float6_e2m3, float6_e3m2 and float4_e2m1fn_x2
+    activation_dtype: DTypeLike | None = None
+    activation_scale_rule: str = "quotient"  # floor_power, even_power, half_power, two_level
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
@@ -183,6 +186,19 @@ class MoeSpec:
             )
         quant = dataclasses.replace(
             self.quant, activations="group", activation_group=32, activation_dtype="int8"
+        )
+        return dataclasses.replace(self, quant=quant)
+
+    def with_plain_rows(self) -> MoeSpec:
+        """The same layer with rows as they are, whether or not the spec quantises them."""
+        usual = QuantSpec()
+        quant = dataclasses.replace(
+            self.quant,
+            activations=usual.activations,
+            activation_group=usual.activation_group,
+            activation_dtype=usual.activation_dtype,
+            activation_scale_rule=usual.activation_scale_rule,
+            power_of_two_scales=usual.power_of_two_scales,
         )
         return dataclasses.replace(self, quant=quant)
 

@@ -104,6 +104,7 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("activations", value.activations);
   fields("activation_group", value.activation_group);
   fields("activation_dtype", value.activation_dtype);
+  fields("activation_scale_rule", value.activation_scale_rule);
   fields("power_of_two_scales", value.power_of_two_scales);
   fields("signed_scales", value.signed_scales);
   fields("zeros", value.zeros);

@@ -20,6 +20,10 @@ LayerRequest request_of(std::shared_ptr<PyContext> context, MoeSpec spec, const 
           .counting = count ? Counting::kOn : Counting::kOff};
 }
 
+MoeSpec with_rows(const MoeSpec& spec, bool plain_rows) {
+  return plain_rows ? with_plain_rows(spec) : spec;
+}
+
 ArrayLayout layout_of(const std::string& order, const std::string& shared_order, bool transposed,
                       std::vector<int32_t> local_of) {
   return {.order = parse_word<GateUpOrder>("gate_up_order", order),
@@ -63,25 +67,26 @@ void bind_making(nb::class_<PyLayer>& layer) {
   layer.def_static(
       "from_checkpoint",
       [](const std::shared_ptr<PyContext>& context, const Checkpoint& checkpoint, int64_t index,
-         const nb::dict& options, const nb::dict& parallel, bool count) {
-        const LayerRequest request =
-            request_of(context, checkpoint.layer(index).spec, options, parallel, count);
+         const nb::dict& options, const nb::dict& parallel, bool count, bool plain_rows) {
+        const MoeSpec spec = with_rows(checkpoint.layer(index).spec, plain_rows);
+        const LayerRequest request = request_of(context, spec, options, parallel, count);
         const std::unique_ptr<WeightSource> source = checkpoint.layer_source(index);
         return std::make_unique<PyLayer>(request, *source, nullptr);
       },
       nb::arg("context"), nb::arg("checkpoint"), nb::arg("index"), nb::arg("options"),
-      nb::arg("parallel"), nb::arg("count") = true, "Plans and packs a layer of a checkpoint.");
+      nb::arg("parallel"), nb::arg("count") = true, nb::arg("plain_rows") = false,
+      "Plans and packs a layer of a checkpoint.");
   layer.def_static(
       "from_feed",
       [](const std::shared_ptr<PyContext>& context, const CheckpointFeed& feed, int64_t index,
-         const nb::dict& options, const nb::dict& parallel, bool count) {
-        const LayerRequest request =
-            request_of(context, feed.layer(index).spec, options, parallel, count);
+         const nb::dict& options, const nb::dict& parallel, bool count, bool plain_rows) {
+        const MoeSpec spec = with_rows(feed.layer(index).spec, plain_rows);
+        const LayerRequest request = request_of(context, spec, options, parallel, count);
         const std::unique_ptr<WeightSource> source = feed.layer_source(index);
         return std::make_unique<PyLayer>(request, *source, nullptr);
       },
       nb::arg("context"), nb::arg("feed"), nb::arg("index"), nb::arg("options"),
-      nb::arg("parallel"), nb::arg("count") = true,
+      nb::arg("parallel"), nb::arg("count") = true, nb::arg("plain_rows") = false,
       "Plans and packs a complete layer of a feed, which may release it then.");
   layer.def_static(
       "from_blocks",

@@ -50,6 +50,12 @@ constexpr Word<ActivationScale> kActivationScales[] = {
     CONCLAVE_WORD("tensor_static", ActivationScale, kTensorStatic),
     CONCLAVE_WORD("token", ActivationScale, kToken),
     CONCLAVE_WORD("group", ActivationScale, kGroup)};
+constexpr Word<RowScaleRule> kRowScaleRules[] = {
+    CONCLAVE_WORD("quotient", RowScaleRule, kQuotient),
+    CONCLAVE_WORD("floor_power", RowScaleRule, kFloorPower),
+    CONCLAVE_WORD("even_power", RowScaleRule, kEvenPower),
+    CONCLAVE_WORD("half_power", RowScaleRule, kHalfPower),
+    CONCLAVE_WORD("two_level", RowScaleRule, kTwoLevel)};
 constexpr Word<WeightOn> kWeightOns[] = {CONCLAVE_WORD("output", WeightOn, kOutput),
                                          CONCLAVE_WORD("input", WeightOn, kInput)};
 constexpr Word<PlacementStrategy> kPlacements[] = {
@@ -109,6 +115,7 @@ std::span<const Word<SharedMode>> words(SharedMode) { return kSharedModes; }
 std::span<const Word<WeightScale>> words(WeightScale) { return kWeightScales; }
 std::span<const Word<WeightZero>> words(WeightZero) { return kWeightZeros; }
 std::span<const Word<ActivationScale>> words(ActivationScale) { return kActivationScales; }
+std::span<const Word<RowScaleRule>> words(RowScaleRule) { return kRowScaleRules; }
 std::span<const Word<WeightOn>> words(WeightOn) { return kWeightOns; }
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy) { return kPlacements; }
 std::span<const Word<Reduce>> words(Reduce) { return kReduces; }

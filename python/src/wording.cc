@@ -32,6 +32,7 @@ Wording make_wording() {
   add_words<WeightScale>("weights", wording);
   add_words<WeightZero>("zeros", wording);
   add_words<ActivationScale>("activations", wording);
+  add_words<RowScaleRule>("activation_scale_rule", wording);
   add_words<WeightOn>("weight_on", wording);
   add_words<PlacementStrategy>("placement", wording);
   add_words<Reduce>("reduce", wording);

@@ -1,6 +1,7 @@
 #include "checkpoint/common_form.h"
 
 #include "core/weight_types.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include <algorithm>
@@ -70,16 +71,23 @@ bool has_rows(const MatrixMeaning& meaning) {
   return meaning.quant.activations != ActivationScale::kNone;
 }
 
-// Rows stay codes if all ask for the same, of the type that stands beside the common codes.
+// What rows beside these matrices are codes of.
+DType row_type(const MatrixMeaning& meaning) {
+  return quant::activation_rule(meaning.element, meaning.quant).codes->element;
+}
+
+// Rows stay codes if all ask for the same, of a type that may stand beside the common codes.
 bool same_rows(std::span<const MatrixMeaning> meanings, DType element) {
   const QuantSpec& first = meanings.front().quant;
-  const DType rows = quant::format_of(element).row_codes->element;
+  const bool usual = first.activation_scale_rule == RowScaleRule::kQuotient;
+  const DType rows =
+      usual ? quant::format_of(element).row_codes->element : row_type(meanings.front());
   return std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
     const QuantSpec& own = meaning.quant;
     return !is_plain(meaning.element) && own.activations == first.activations &&
            own.activation_group == first.activation_group &&
-           own.power_of_two_scales == first.power_of_two_scales &&
-           quant::format_of(meaning.element).row_codes->element == rows;
+           own.activation_scale_rule == first.activation_scale_rule &&
+           own.power_of_two_scales == first.power_of_two_scales && row_type(meaning) == rows;
   });
 }
 
@@ -115,7 +123,10 @@ CommonForm common_form(std::span<const MatrixMeaning> meanings) {
   }
   quant.activations = first.quant.activations;
   quant.activation_group = first.quant.activation_group;
+  quant.activation_scale_rule = first.quant.activation_scale_rule;
   quant.power_of_two_scales = first.quant.power_of_two_scales;
+  const DType rows = row_type(first);
+  if (rows != quant::format_of(*type).row_codes->element) quant.activation_dtype = rows;
   return common;
 }
 

@@ -40,7 +40,7 @@ class CodedRows {
   // Finds the scales of the rows that begin at `rows`.
   gemm::RowScales scales(const std::byte* rows) const;
   // Makes the row of `values`, which may be its own: times `factors`, where there are, then codes.
-  // Only ActivationScale::kTensorStatic uses `static_scale`.
+  // Only rules with a step of the checkpoint use `static_scale`.
   void prepare(const float* factors, float static_scale, const float* values, std::byte* row) const;
 
  private:

@@ -60,7 +60,7 @@ struct PackGranule {
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
   const std::byte* down = nullptr;
-  // With ActivationScale::kTensorStatic: the quantisation steps of input and activated rows.
+  // Where a checkpoint states them: the quantisation steps of input and activated rows.
   float input_scale = 1;
   float intermediate_scale = 1;
 };

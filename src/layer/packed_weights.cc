@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "layer/pack_mlp.h"
@@ -113,8 +114,8 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   // This comes first because it checks values: if it refuses them, nothing has been overwritten.
   RouterVectors router = read_router_vectors(plan.spec, source);
   const auto static_scales = [&](bool there, WeightMlp mlp) {
-    const bool is_static = plan.spec.quant.activations == ActivationScale::kTensorStatic;
-    return there && is_static ? load_static_scales(source, mlp) : StaticScales{};
+    return there && has_input_scale(plan.spec.quant) ? load_static_scales(source, mlp)
+                                                     : StaticScales{};
   };
   const StaticScales routed_scales = static_scales(true, WeightMlp::kRouted);
   const bool shared_quantised = !is_plain(shared_weight_dtype(plan.spec));

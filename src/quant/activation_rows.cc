@@ -1,9 +1,13 @@
 #include "quant/activation_rows.h"
 
 #include "core/checked.h"
+#include "core/float8.h"
 #include "quant/code_quotient.h"
+#include "quant/code_rows.h"
+#include "quant/formats.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -32,14 +36,66 @@ void for_each_column(const float* values, int64_t columns, const ActivationRule&
   }
 }
 
-// A power of two, so that few groups are cut.
+// A power of two, so that few groups are cut. Kernels that add whole numbers make integers of rows,
+// so that floats are none, whatever their values.
 int64_t exact_columns(const CodeBook& weights, const CodeBook& rows) {
-  if (!weights.whole.fit || !rows.whole.fit) return ActivationRule::kNoLimit;
+  if (!weights.whole.fit || !rows.whole.fit || rows.mantissa_bits) return ActivationRule::kNoLimit;
   const auto largest = static_cast<uint64_t>(weights.whole.magnitude() * rows.whole.magnitude());
   return static_cast<int64_t>(std::bit_floor((uint64_t{1} << 24) / largest));
 }
 
+template <class... Matrix, class... Row>
+constexpr auto list_row_codes(FormatList<Matrix...>, FormatList<Row...>) {
+  return std::array{&kCodeBook<Matrix>..., &kCodeBook<Row>...};
+}
+constexpr auto kCodes = list_row_codes(CodedFormats{}, RowFormats{});
+
+uint32_t rounding_of(const ActivationRule& rule) {
+  switch (rule.scale) {
+    case RowScaleRule::kEvenPower:
+      return mantissa_rounding(*rule.codes->mantissa_bits);
+    case RowScaleRule::kHalfPower:
+      return mantissa_rounding(1);
+    default:
+      return 0;
+  }
+}
+
+float dynamic_step(float amax, const ActivationRule& rule) {
+  const float largest = rule.codes->largest;
+  switch (rule.scale) {
+    case RowScaleRule::kQuotient:
+      return step_of(amax, largest, rule.power_of_two_scales);
+    case RowScaleRule::kTwoLevel:
+      return two_level_step(amax, largest, rule.static_scale);
+    default:
+      return power_step(amax, largest, rounding_of(rule));
+  }
+}
+
 }  // namespace
+
+const CodeBook* find_row_codes(DType element) noexcept {
+  const auto* const found = std::ranges::find_if(kCodes, [element](const CodeBook* codes) {
+    return codes->element == element && (codes->mantissa_bits || element == DType::kI8);
+  });
+  return found == kCodes.end() ? nullptr : *found;
+}
+
+std::string float_row_types() {
+  std::string text;
+  for (const CodeBook* codes : kCodes) {
+    if (!codes->mantissa_bits) continue;
+    if (!text.empty()) text += ", ";
+    text += to_string(codes->element);
+  }
+  return text;
+}
+
+float largest_over_step(const ActivationRule& rule) {
+  const float largest = rule.codes->largest;
+  return rule.scale == RowScaleRule::kTwoLevel ? largest * kLargestE4m3 : largest;
+}
 
 int64_t scale_width(const ActivationRule& rule, int64_t columns) {
   return rule.form == ActivationScale::kGroup ? std::min(rule.group, columns) : columns;
@@ -60,9 +116,10 @@ ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
   const WeightFormat& format = format_of(weights);
   if (format.codes == nullptr) return {};
   const CodeBook* const row_codes =
-      quant.activation_dtype ? format_of(*quant.activation_dtype).codes : format.row_codes;
+      quant.activation_dtype ? find_row_codes(*quant.activation_dtype) : format.row_codes;
   return {.form = quant.activations,
           .group = quant.activation_group,
+          .scale = quant.activation_scale_rule,
           .power_of_two_scales = quant.power_of_two_scales,
           .codes = row_codes,
           .exact_columns = exact_columns(*format.codes, *row_codes)};
@@ -90,7 +147,7 @@ float scale_of(const float* values, int64_t count, const ActivationRule& rule) {
     return std::numeric_limits<float>::quiet_NaN();
   }
   if (rule.form == ActivationScale::kTensorStatic) return rule.static_scale;
-  return step_of(largest_magnitude(values, count), rule.codes->largest, rule.power_of_two_scales);
+  return dynamic_step(largest_magnitude(values, count), rule);
 }
 
 void quantize_activations(const float* values, int64_t columns, const ActivationRule& rule,

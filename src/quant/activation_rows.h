@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 namespace conclave::inline v0::quant {
 
@@ -16,9 +17,11 @@ inline constexpr int64_t kActivationGroup = 128;
 
 struct ActivationRule {
   ActivationScale form = ActivationScale::kNone;
-  int64_t group = kActivationGroup;  // for kGroup
+  // For kGroup.
+  int64_t group = kActivationGroup;
+  RowScaleRule scale = RowScaleRule::kQuotient;
   bool power_of_two_scales = false;
-  float static_scale = 1;  // for kTensorStatic
+  float static_scale = 1;  // for kTensorStatic, and t of RowScaleRule::kTwoLevel
   const CodeBook* codes = nullptr;
   // Products of codes are whole numbers, and float32 holds the sum of this many exactly: where a
   // partial sum of products ends at the latest. None otherwise.
@@ -26,12 +29,22 @@ struct ActivationRule {
 
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   bool is_exact() const { return exact_columns != kNoLimit; }
+  // Whether a small change of the largest magnitude may change a scale by much.
+  bool has_sparse_scales() const { return power_of_two_scales || scale != RowScaleRule::kQuotient; }
 };
 // The rule for rows that are multiplied with weights of this type; plain ones have none.
 ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
+// What rows may be codes of: int8, e4m3, and other floats of 4 to 8 bits; null for other types.
+const CodeBook* find_row_codes(DType element) noexcept;
+// Their types with a scale rule but RowScaleRule::kQuotient, for messages.
+std::string float_row_types();
+
 // Whether int8 rows go beside weights of this type, which are codes.
 bool takes_int8_rows(DType weights);
+
+// The largest magnitude that codes and scales reach, over the step that a checkpoint states.
+float largest_over_step(const ActivationRule& rule);
 
 // Scales per row: 1, or one per group; 0 for kNone, which leaves rows unchanged.
 int64_t scales_per_row(const ActivationRule& rule, int64_t columns);

@@ -51,6 +51,30 @@ void check_group(const QuantSpec& quant) {
   refuse("quant.activation_group", std::to_string(size), "1 to " + std::to_string(kMaxSpecSize));
 }
 
+// Scales of such rules are made for floats.
+void check_float_rows(DType rows) {
+  const quant::CodeBook* const codes = quant::find_row_codes(rows);
+  if (codes != nullptr && codes->mantissa_bits) return;
+  refuse("quant.activation_dtype", std::string(to_string(rows)),
+         "one of " + quant::float_row_types() + " but for RowScaleRule::kQuotient");
+}
+
+void check_scale_rule(const MoeSpec& spec) {
+  const QuantSpec& quant = spec.quant;
+  if (quant.activation_scale_rule == RowScaleRule::kQuotient) return;
+  const std::string found = std::to_string(static_cast<int>(quant.activation_scale_rule));
+  if (quant.activations != ActivationScale::kGroup) {
+    refuse("quant.activation_scale_rule", found,
+           "RowScaleRule::kQuotient but for ActivationScale::kGroup");
+  }
+  if (quant.power_of_two_scales) {
+    refuse("quant.power_of_two_scales", "true", "false but for RowScaleRule::kQuotient");
+  }
+  if (!quant.activation_dtype) {
+    check_float_rows(quant::format_of(spec.weight_dtype).row_codes->element);
+  }
+}
+
 void check_row_type(const MoeSpec& spec) {
   const std::optional<DType>& rows = spec.quant.activation_dtype;
   if (!rows) return;
@@ -59,6 +83,7 @@ void check_row_type(const MoeSpec& spec) {
     refuse("quant.activation_dtype", found, "none for ActivationScale::kNone");
   }
   const DType usual = format_of(spec.weight_dtype).row_codes->element;
+  if (spec.quant.activation_scale_rule != RowScaleRule::kQuotient) return check_float_rows(*rows);
   if (*rows == usual) return;
   if (*rows == DType::kI8 && takes_int8_rows(spec.weight_dtype)) return;
   refuse("quant.activation_dtype", found,
@@ -100,6 +125,7 @@ void check_quant(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
+  check_choice("quant.activation_scale_rule", quant.activation_scale_rule, RowScaleRule::kTwoLevel);
   check_choice("quant.zeros", quant.zeros, WeightZero::kOffset);
   const bool quantised = !is_plain(spec.weight_dtype);
   const std::string type(to_string(spec.weight_dtype));
@@ -120,6 +146,7 @@ void check_quant(const MoeSpec& spec) {
   check_block("quant.block_rows", quant.block_rows, in_blocks);
   check_block("quant.block_cols", quant.block_cols, in_blocks);
   check_group(quant);
+  check_scale_rule(spec);
   check_row_type(spec);
   const bool dynamic =
       quant.activations == ActivationScale::kToken || quant.activations == ActivationScale::kGroup;

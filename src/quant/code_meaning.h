@@ -35,7 +35,7 @@ CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, Wei
 CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
                                    WeightId matrix, int64_t expert, const WeightBlock& block);
 
-// The steps of ActivationScale::kTensorStatic for all experts of a kind: the largest over experts,
+// The steps of rows that a checkpoint states, for all experts of a kind: the largest over experts,
 // and over gate and up. Throws Error(kTensorValue) for one that is not finite and positive.
 struct StaticScales {
   float input = 1;

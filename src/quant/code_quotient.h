@@ -3,6 +3,8 @@
 // float32 give here, becomes 448, and values that are not finite have become NaN.
 #pragma once
 
+#include "core/float8.h"
+
 #include <bit>
 #include <cstdint>
 #include <limits>
@@ -24,6 +26,29 @@ constexpr float step_of(float amax, float largest_code, bool power_of_two) {
   // A finite step is far below the largest exponent, since codes are above 1.
   const uint32_t exponent = (std::bit_cast<uint32_t>(step) + 0x7fffffU) & 0x7f800000U;
   return std::bit_cast<float>(exponent);
+}
+
+// The step of RowScaleRule::kFloorPower and its kin: the power of two at `amax`, divided by that at
+// `largest_code`, where 2^-127 is the least; 1 for 0. The mantissa of `amax` is first rounded by
+// adding `rounding` units of its last place.
+constexpr float power_step(float amax, float largest_code, uint32_t rounding) {
+  if (amax == 0.0F) return 1.0F;
+  if (!(amax <= std::numeric_limits<float>::max())) return amax;
+  const uint32_t own = (std::bit_cast<uint32_t>(amax) + rounding) >> 23;
+  const uint32_t largest = (std::bit_cast<uint32_t>(largest_code) >> 23) - 127;
+  return std::bit_cast<float>(own > largest ? (own - largest) << 23 : 0x400000U);
+}
+// The units that round a mantissa to so many bits, halves up, in place of an exponent's next power.
+constexpr uint32_t mantissa_rounding(int mantissa_bits) {
+  return uint32_t{1} << (22 - mantissa_bits);
+}
+
+// The step of RowScaleRule::kTwoLevel, with `whole` for t: 1 x t where no step is left.
+constexpr float two_level_step(float amax, float largest_code, float whole) {
+  if (!(amax <= std::numeric_limits<float>::max())) return amax;
+  const float ratio = amax / largest_code / whole;
+  const float step = ratio < kLargestE4m3 ? e4m3_to_float(float_to_e4m3(ratio)) : kLargestE4m3;
+  return (step == 0.0F ? 1.0F : step) * whole;
 }
 
 // Many values share a step, and one division serves them all. The inverse of a step below 2^-128 is

@@ -22,11 +22,18 @@ void encode_codes(const float* values, int64_t begin, int64_t count, std::byte* 
 }
 
 template <class Format>
+consteval std::optional<int> mantissa_bits() {
+  if constexpr (requires { Format::kMantissaBits; }) return Format::kMantissaBits;
+  return std::nullopt;
+}
+
+template <class Format>
 inline constexpr CodeBook kCodeBook = {.element = Format::kElement,
                                        .largest = Format::kLargest,
                                        .has_nan = Format::kHasNan,
                                        .exact_in_bf16 = exact_in_bf16<Format>(),
                                        .whole = whole_codes<Format>(),
+                                       .mantissa_bits = mantissa_bits<Format>(),
                                        .decode = Format::decode,
                                        .encode = Format::encode};
 

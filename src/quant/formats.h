@@ -4,6 +4,8 @@
 #include "quant/bf16/bf16.h"
 #include "quant/bnb_fp4/bnb_fp4.h"
 #include "quant/e2m1/e2m1.h"
+#include "quant/e2m3/e2m3.h"
+#include "quant/e3m2/e3m2.h"
 #include "quant/e4m3/e4m3.h"
 #include "quant/e5m2/e5m2.h"
 #include "quant/f16/f16.h"
@@ -26,10 +28,14 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 // - kLargest, the largest finite magnitude that both signs have; kHasNan, whether a code is NaN;
 // - decode and encode: a code is in the low bits of a byte. `encode` rounds to nearest, ties to an
 //   even code, and takes finite values beyond kLargest as the outermost code of their sign;
+// - kMantissaBits, of floats only;
 // - Rows: the format of rows that are quantised too;
 // - kCompressedTensors: what that method calls it; kForms: what tools offer;
 // - takes: which forms of scales its kernels read;
 // - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
 using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4>;
+
+// Types of codes that rows may have and no matrix has: each has what comes before Rows above.
+using RowFormats = FormatList<E2m3, E3m2>;
 
 }  // namespace conclave::inline v0::quant

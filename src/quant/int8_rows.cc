@@ -38,4 +38,15 @@ MoeSpec with_int8_rows(const MoeSpec& spec) {
   return coded;
 }
 
+MoeSpec with_plain_rows(const MoeSpec& spec) {
+  MoeSpec plain = spec;
+  const QuantSpec usual;
+  plain.quant.activations = usual.activations;
+  plain.quant.activation_group = usual.activation_group;
+  plain.quant.activation_dtype = usual.activation_dtype;
+  plain.quant.activation_scale_rule = usual.activation_scale_rule;
+  plain.quant.power_of_two_scales = usual.power_of_two_scales;
+  return plain;
+}
+
 }  // namespace conclave::inline v0

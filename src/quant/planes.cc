@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/dcheck.h"
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 
 #include <algorithm>
@@ -70,7 +71,7 @@ std::vector<PlaneShape> planes_of(DType dtype, const QuantSpec& quant, int64_t r
     planes.push_back(by_column(WeightPlane::kColumnFactor, rows, cols, PlaneType::kFloat));
     planes.back().is_optional = true;
   }
-  if (quant.activations == ActivationScale::kTensorStatic) {
+  if (has_input_scale(quant)) {
     planes.push_back(single(WeightPlane::kInputScale, rows, cols));
   }
   return planes;

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/code_bits.h"
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "quant/code_grid.h"
 #include "quant/code_quotient.h"
@@ -296,7 +297,7 @@ Support Quantiser::supports(const QuantiseOptions& options) {
   if (Support bits = supports_bits(options, *format->codes); !bits) return bits;
   if (quant.has_column_order) return Support::no("the quantiser cannot choose a column order");
   if (quant.has_column_factors) return Support::no("the quantiser cannot choose column factors");
-  if (quant.activations == ActivationScale::kTensorStatic) {
+  if (has_input_scale(quant)) {
     return Support::no("static activation scales must come from calibration");
   }
   if (Support type_fits = quant::is_scale_type(options.scale_dtype); !type_fits) return type_fits;

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,10 +22,11 @@ namespace conclave::inline v0::quant {
 // Codes of a byte, one by one: of quantised rows, and of matrices.
 struct CodeBook {
   DType element;
-  float largest;       // magnitude of a code
-  bool has_nan;        // whether a code stands for NaN
-  bool exact_in_bf16;  // whether bf16 holds the value of every code
-  WholeCodes whole;    // the values as whole numbers, if bytes hold these
+  float largest;                     // magnitude of a code
+  bool has_nan;                      // whether a code stands for NaN
+  bool exact_in_bf16;                // whether bf16 holds the value of every code
+  WholeCodes whole;                  // the values as whole numbers, if bytes hold these
+  std::optional<int> mantissa_bits;  // set for floats
   float (*decode)(uint8_t code);
   // The nearest code, ties to even; `largest` for what is beyond it, NaN for NaN if there is one.
   uint8_t (*encode)(float value);

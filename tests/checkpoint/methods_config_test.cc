@@ -1,5 +1,6 @@
 // What configurations of quantisation methods mean, and that what is not read has a reason.
 
+#include "checkpoint/methods/config.h"
 #include "checkpoint/methods/module_rules.h"
 #include "checkpoint/quantization.h"
 #include "tiny_model.h"
@@ -12,7 +13,9 @@
 namespace conclave::testing {
 namespace {
 
+using checkpoint::kPlainRows;
 using checkpoint::Quantization;
+using checkpoint::QuantizedWeights;
 using nlohmann::json;
 
 Quantization read(const json& config) {
@@ -171,6 +174,22 @@ TEST(BitsandbytesConfig, WhatIsRead) {
   expect_reason(with(four, {{"bnb_4bit_quant_type", "int4"}}), "int4");
 }
 
+// Rows are codes in groups of columns, of another type than usual if one is given.
+void expect_rows(const QuantizedWeights& found, std::optional<DType> type, int64_t group,
+                 RowScaleRule rule) {
+  EXPECT_EQ(found.spec.activations, ActivationScale::kGroup);
+  EXPECT_EQ(found.spec.activation_group, group);
+  EXPECT_EQ(found.spec.activation_dtype, type);
+  EXPECT_EQ(found.spec.activation_scale_rule, rule);
+  EXPECT_EQ(found.note, "");
+}
+
+void expect_plain_rows(const QuantizedWeights& found) {
+  EXPECT_EQ(found.spec.activations, ActivationScale::kNone);
+  EXPECT_EQ(found.spec.activation_scale_rule, RowScaleRule::kQuotient);
+  EXPECT_EQ(found.note, kPlainRows);
+}
+
 TEST(ModelOptConfig, SmallCodes) {
   const auto algorithm = [](const char* name) {
     return json{{"quant_method", "modelopt"}, {"quant_algo", name}};
@@ -180,9 +199,16 @@ TEST(ModelOptConfig, SmallCodes) {
   EXPECT_EQ(nvfp4.weights->element, DType::kF4);
   EXPECT_TRUE(nvfp4.weights->spec.has_global_scale);
   EXPECT_EQ(nvfp4.weights->spec.block_cols, 16);
-  EXPECT_FALSE(nvfp4.weights->note.empty());
-  EXPECT_TRUE(read(algorithm("W4A16_NVFP4")).weights->note.empty());
-  EXPECT_EQ(read(algorithm("MXFP8")).weights->element, DType::kF8E4M3);
+  expect_rows(*nvfp4.weights, DType::kF4, 16, RowScaleRule::kTwoLevel);
+  const auto alone = read(algorithm("W4A16_NVFP4"));
+  EXPECT_TRUE(alone.weights->note.empty());
+  EXPECT_EQ(alone.weights->spec.activations, ActivationScale::kNone);
+  EXPECT_FALSE(read(algorithm("W4A8_NVFP4_FP8")).weights->note.empty());
+  EXPECT_FALSE(read(algorithm("W4A8_MXFP4_FP8")).weights->note.empty());
+  const auto mxfp8 = read(algorithm("MXFP8"));
+  EXPECT_EQ(mxfp8.weights->element, DType::kF8E4M3);
+  expect_rows(*mxfp8.weights, std::nullopt, 32, RowScaleRule::kQuotient);
+  EXPECT_TRUE(mxfp8.weights->spec.power_of_two_scales);
   const auto awq = read(algorithm("W4A16_AWQ"));
   ASSERT_TRUE(awq.weights) << awq.reason;
   EXPECT_EQ(awq.weights->element, DType::kI4);
@@ -198,7 +224,7 @@ TEST(ModelOptConfig, SmallCodes) {
   const auto fp4 = read(algorithm("NVFP4_AWQ"));
   EXPECT_EQ(fp4.weights->element, DType::kF4);
   EXPECT_TRUE(fp4.weights->spec.has_column_factors);
-  EXPECT_FALSE(fp4.weights->note.empty());
+  expect_rows(*fp4.weights, DType::kF4, 16, RowScaleRule::kTwoLevel);
   const auto mixed = [](const char* second) {
     return json{{"quant_method", "modelopt"},
                 {"quant_algo", "MIXED_PRECISION"},
@@ -254,6 +280,72 @@ TEST(QuarkConfig, WhatIsRead) {
   ASSERT_TRUE(found.weights) << found.reason;
   EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.experts.3.up_proj").element, DType::kF8E4M3);
   EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.shared_expert.up_proj").element, DType::kF4);
+}
+
+TEST(QuarkConfig, RowsInGroups_HaveTheRuleThatTheConfigurationNames) {
+  const json group = {
+      {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};
+  const json rows = with(group, {{"is_dynamic", true}});
+  const auto found = [&](const json& weight, const json& input) {
+    return *read(quark(weight, input)).weights;
+  };
+  expect_rows(found(group, rows), DType::kF4, 32, RowScaleRule::kEvenPower);
+  const json even = {{"scale_calculation_mode", "even"}};
+  const json floor = {{"scale_calculation_mode", "floor"}, {"dtype", "fp6_e3m2"}};
+  expect_rows(found(group, with(rows, even)), DType::kF4, 32, RowScaleRule::kEvenPower);
+  expect_rows(found(group, with(rows, floor)), DType::kF6E3M2, 32, RowScaleRule::kFloorPower);
+  const json six = with(group, {{"dtype", "fp6_e2m3"}});
+  expect_rows(found(six, with(six, {{"is_dynamic", true}})), DType::kF6E2M3, 32,
+              RowScaleRule::kEvenPower);
+  expect_rows(found(group, with(rows, {{"dtype", "fp8_e5m2"}})), DType::kF8E5M2, 32,
+              RowScaleRule::kEvenPower);
+  expect_rows(found(group, with(rows, {{"dtype", "fp8_e4m3"}})), std::nullopt, 32,
+              RowScaleRule::kEvenPower);
+  for (const json& other : {json{{"is_dynamic", false}}, json{{"scale_calculation_mode", "ceil"}},
+                            json{{"scale_format", "float32"}}, json{{"dtype", "int8"}},
+                            json{{"qscheme", "per_tensor"}}}) {
+    SCOPED_TRACE(other.dump());
+    expect_plain_rows(found(group, with(rows, other)));
+  }
+}
+
+TEST(CompressedTensorsConfig, RowsInGroups_FollowThePackage) {
+  const auto config = [](const char* format, const json& weights, const json& rows) {
+    return json{{"quant_method", "compressed-tensors"},
+                {"format", format},
+                {"config_groups",
+                 {{"group_0",
+                   {{"weights", weights}, {"input_activations", rows}, {"targets", {"Linear"}}}}}}};
+  };
+  const json mx = {{"num_bits", 4},       {"type", "float"},  {"symmetric", true},
+                   {"strategy", "group"}, {"group_size", 32}, {"scale_dtype", "torch.uint8"},
+                   {"dynamic", false}};
+  const json mx_rows = with(mx, {{"dynamic", true}});
+  const auto of_mx = [&](const json& rows) {
+    return *read(config("mxfp4-pack-quantized", mx, rows)).weights;
+  };
+  expect_rows(of_mx(mx_rows), DType::kF4, 32, RowScaleRule::kEvenPower);
+  expect_rows(of_mx(with(mx_rows, {{"num_bits", 6}})), DType::kF6E2M3, 32,
+              RowScaleRule::kEvenPower);
+  expect_rows(of_mx(with(mx_rows, {{"num_bits", 8}})), std::nullopt, 32, RowScaleRule::kHalfPower);
+  EXPECT_EQ(of_mx(nullptr).spec.activations, ActivationScale::kNone);
+  EXPECT_EQ(of_mx(nullptr).note, "");
+  for (const json& other : {json{{"dynamic", false}}, json{{"group_size", 16}},
+                            json{{"symmetric", false}}, json{{"num_bits", 3}}}) {
+    SCOPED_TRACE(other.dump());
+    expect_plain_rows(of_mx(with(mx_rows, other)));
+  }
+  const json nv = {{"num_bits", 4},
+                   {"type", "float"},
+                   {"strategy", "tensor_group"},
+                   {"group_size", 16},
+                   {"dynamic", false}};
+  const json nv_rows = with(nv, {{"dynamic", "local"}});
+  expect_rows(*read(config("nvfp4-pack-quantized", nv, nv_rows)).weights, DType::kF4, 16,
+              RowScaleRule::kTwoLevel);
+  expect_plain_rows(of_mx(nv_rows));
+  expect_plain_rows(
+      *read(config("nvfp4-pack-quantized", nv, with(nv, {{"dynamic", true}}))).weights);
 }
 
 TEST(MlxConfig, IsKnownWithoutAMethod) {

@@ -53,9 +53,26 @@ QuantSpec in_order(QuantSpec spec) {
   spec.has_column_order = true;
   return spec;
 }
+QuantSpec with_rows(QuantSpec spec, int64_t group, RowScaleRule rule,
+                    std::optional<DType> type = DType::kF4) {
+  spec.activations = kGroup;
+  spec.activation_group = group;
+  spec.activation_scale_rule = rule;
+  spec.activation_dtype = type;
+  return spec;
+}
+QuantSpec rounded_up_rows(QuantSpec spec, int64_t group) {
+  spec.activations = kGroup;
+  spec.activation_group = group;
+  spec.power_of_two_scales = true;
+  return spec;
+}
 QuantSpec with_global_scale(QuantSpec spec) {
   spec.has_global_scale = true;
   return spec;
+}
+QuantSpec nvfp4_with_rows() {
+  return with_rows(with_global_scale(grouped(16)), 16, RowScaleRule::kTwoLevel);
 }
 QuantSpec with_factors(QuantSpec spec) {
   spec.has_column_factors = true;
@@ -140,8 +157,8 @@ const std::vector<Expected> kCheckpoints = {
     {"mixtral-modelopt-block", {.weights = kBlock}, "per_expert"},
     {"mixtral-modelopt-channel", {.weights = kChannel, .activations = kToken}, "per_expert"},
     {"mixtral-modelopt-fp8", {.weights = kTensor, .activations = kTensorStatic}, "per_expert"},
-    coded("mixtral-modelopt-mxfp8", DType::kF8E4M3, grouped(32)),
-    coded("mixtral-modelopt-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
+    coded("mixtral-modelopt-mxfp8", DType::kF8E4M3, rounded_up_rows(grouped(32), 32)),
+    coded("mixtral-modelopt-nvfp4", DType::kF4, nvfp4_with_rows(), kOneRounding),
     coded("mixtral-quark-fp4", DType::kF4, grouped(32)),
     coded("mixtral-quark-fp6-e3m2", DType::kF8E4M3, grouped(32)),
     coded("mixtral-quark-uint4", DType::kI4, grouped(128, kPoint)),
@@ -186,8 +203,13 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-compressed-int8-asymmetric", DType::kI8, by_row(kPoint)),
     {"qwen3_moe-compressed-int8-channel", {.weights = kChannel}, "per_expert", {}, DType::kI8},
     coded("qwen3_moe-compressed-mxfp4", DType::kF4, grouped(32)),
+    coded("qwen3_moe-compressed-mxfp4-rows", DType::kF4,
+          with_rows(grouped(32), 32, RowScaleRule::kEvenPower)),
     coded("qwen3_moe-compressed-mxfp8", DType::kF8E4M3, grouped(32)),
+    coded("qwen3_moe-compressed-mxfp8-rows", DType::kF8E4M3,
+          with_rows(grouped(32), 32, RowScaleRule::kHalfPower, std::nullopt)),
     coded("qwen3_moe-compressed-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
+    coded("qwen3_moe-compressed-nvfp4-rows", DType::kF4, nvfp4_with_rows(), kOneRounding),
     coded("qwen3_moe-compressed-packed-int8-asymmetric", DType::kI8, grouped(16, kPoint)),
     {"qwen3_moe-compressed-tensor-static",
      {.weights = kTensor, .activations = kTensorStatic},
@@ -219,8 +241,8 @@ const std::vector<Expected> kCheckpoints = {
     mlx("qwen3_moe-mlx-6bit-router", DType::kI8, 32),
     mlx("qwen3_moe-mlx-8bit", DType::kI8, 64),
     coded("qwen3_moe-modelopt-awq", DType::kI4, with_factors(grouped(32))),
-    coded("qwen3_moe-modelopt-mxfp8", DType::kF8E4M3, grouped(32)),
-    coded("qwen3_moe-modelopt-nvfp4", DType::kF4, with_global_scale(grouped(16)), kOneRounding),
+    coded("qwen3_moe-modelopt-mxfp8", DType::kF8E4M3, rounded_up_rows(grouped(32), 32)),
+    coded("qwen3_moe-modelopt-nvfp4", DType::kF4, nvfp4_with_rows(), kOneRounding),
     coded("qwen3_moe-quark-fp4", DType::kF4, grouped(32)),
     coded("qwen3_moe-quark-fp6-e2m3", DType::kF8E4M3, grouped(32)),
     coded("qwen3_moe-quark-int4", DType::kI4, grouped(32)),
@@ -274,6 +296,8 @@ TEST_P(Quantised, Spec_IsAsTheConfigurationSays) {
   EXPECT_EQ(spec.quant.activation_group, wanted.activation_group);
   EXPECT_EQ(spec.quant.block_rows, wanted.block_rows);
   EXPECT_EQ(spec.quant.block_cols, wanted.block_cols);
+  EXPECT_EQ(spec.quant.activation_dtype, wanted.activation_dtype);
+  EXPECT_EQ(spec.quant.activation_scale_rule, wanted.activation_scale_rule);
   EXPECT_EQ(spec.quant.power_of_two_scales, wanted.power_of_two_scales);
   EXPECT_EQ(spec.quant.signed_scales, wanted.signed_scales);
   EXPECT_EQ(spec.quant.zeros, wanted.zeros);

@@ -213,6 +213,28 @@ TEST_P(CodedWeights, AnotherSourcesPlanes_AreSeen) {
   }
 }
 
+QuantSpec mx_rows(DType rows, RowScaleRule rule) {
+  return {.weights = kBlock,
+          .block_rows = 1,
+          .block_cols = 32,
+          .activations = kGroup,
+          .activation_group = 32,
+          .activation_dtype = rows,
+          .activation_scale_rule = rule};
+}
+
+QuantSpec nvfp4_rows(bool has_factors) {
+  return {.weights = kBlock,
+          .block_rows = 1,
+          .block_cols = 16,
+          .activations = kGroup,
+          .activation_group = 16,
+          .activation_dtype = DType::kF4,
+          .activation_scale_rule = RowScaleRule::kTwoLevel,
+          .has_global_scale = true,
+          .has_column_factors = has_factors};
+}
+
 std::vector<Weights> every_format_in_every_form() {
   const std::vector<Form> forms = {
       {"tensor", {.weights = kTensor}},
@@ -241,6 +263,13 @@ std::vector<Weights> every_format_in_every_form() {
         .activations = kGroup,
         .activation_group = 32,
         .activation_dtype = DType::kI8}},
+      {"row_group32_mxfp4_rows", mx_rows(DType::kF4, RowScaleRule::kEvenPower)},
+      {"row_group32_e2m3_rows", mx_rows(DType::kF6E2M3, RowScaleRule::kEvenPower)},
+      {"row_group32_e3m2_rows", mx_rows(DType::kF6E3M2, RowScaleRule::kFloorPower)},
+      {"row_group32_mxfp8_rows", mx_rows(DType::kF8E4M3, RowScaleRule::kHalfPower)},
+      {"row_group32_e5m2_rows", mx_rows(DType::kF8E5M2, RowScaleRule::kFloorPower)},
+      {"row_group16_nvfp4_rows", nvfp4_rows(false)},
+      {"row_group16_nvfp4_rows_factors", nvfp4_rows(true)},
       {"row_group32_point_int8_rows",
        {.weights = kBlock,
         .block_rows = 1,
@@ -301,7 +330,8 @@ std::vector<Weights> every_format_in_every_form() {
     for (const Form& form : forms) {
       const bool has_both =
           form.quant.zeros != WeightZero::kNone && form.quant.activations != kNone;
-      if (form.quant.activation_dtype && !quant::takes_int8_rows(type)) continue;
+      const bool int8_rows = form.quant.activation_dtype == DType::kI8;
+      if (int8_rows && !quant::takes_int8_rows(type)) continue;
       if (has_both && !quant::activation_rule(type, form.quant).is_exact()) continue;
       if (quant::format_of(type).takes(form.quant)) all.push_back({type, form});
     }

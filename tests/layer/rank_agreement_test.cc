@@ -40,6 +40,8 @@ const std::vector<Case> kCases = {
     {"quant.activations", [](LayerPlan& p) { p.spec.quant.activations = ActivationScale::kToken; }},
     {"quant.activation_group", [](LayerPlan& p) { p.spec.quant.activation_group = 64; }},
     {"quant.activation_dtype", [](LayerPlan& p) { p.spec.quant.activation_dtype = DType::kI8; }},
+    {"quant.activation_scale_rule",
+     [](LayerPlan& p) { p.spec.quant.activation_scale_rule = RowScaleRule::kEvenPower; }},
     {"quant.power_of_two_scales", [](LayerPlan& p) { p.spec.quant.power_of_two_scales = true; }},
     {"quant.signed_scales", [](LayerPlan& p) { p.spec.quant.signed_scales = true; }},
     {"quant.zeros", [](LayerPlan& p) { p.spec.quant.zeros = WeightZero::kPoint; }},

@@ -120,6 +120,58 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
   EXPECT_THROW(with_int8_rows(plain), Error);
 }
 
+TEST(QuantSpec, ScaleRules_AreForGroupsOfFloats) {
+  MoeSpec spec = quantised(WeightScale::kBlock, ActivationScale::kGroup);
+  for (const RowScaleRule rule : {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower,
+                                  RowScaleRule::kHalfPower, RowScaleRule::kTwoLevel}) {
+    spec.quant.activation_scale_rule = rule;
+    spec.quant.activation_dtype.reset();
+    EXPECT_NO_THROW(validate(spec)) << "e4m3";
+    for (const DType rows : {DType::kF4, DType::kF6E2M3, DType::kF6E3M2, DType::kF8E5M2}) {
+      spec.quant.activation_dtype = rows;
+      EXPECT_NO_THROW(validate(spec)) << to_string(rows);
+    }
+    for (const DType rows : {DType::kI8, DType::kI4, DType::kNF4, DType::kBF16}) {
+      spec.quant.activation_dtype = rows;
+      expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+    }
+  }
+  spec.quant.activation_dtype = DType::kF4;
+  spec.quant.power_of_two_scales = true;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.power_of_two_scales");
+  spec.quant.power_of_two_scales = false;
+  spec.quant.activation_scale_rule = RowScaleRule::kQuotient;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+  spec.quant.activation_scale_rule = static_cast<RowScaleRule>(5);
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_scale_rule");
+  for (const ActivationScale rows :
+       {ActivationScale::kNone, ActivationScale::kTensorStatic, ActivationScale::kToken}) {
+    spec = quantised(WeightScale::kBlock, rows);
+    spec.quant.activation_scale_rule = RowScaleRule::kEvenPower;
+    expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_scale_rule");
+  }
+  // Rows beside integers are integers unless the spec says otherwise.
+  spec = quantised(WeightScale::kBlock, ActivationScale::kGroup);
+  spec.weight_dtype = DType::kI8;
+  spec.quant.activation_scale_rule = RowScaleRule::kEvenPower;
+  expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+  spec.quant.activation_dtype = DType::kF8E4M3;
+  EXPECT_NO_THROW(validate(spec));
+}
+
+TEST(QuantSpec, WithPlainRows_LeavesOnlyRowsOut) {
+  MoeSpec spec = quantised(WeightScale::kBlock, ActivationScale::kGroup);
+  const MoeSpec plain = quantised(WeightScale::kBlock);
+  spec.quant.power_of_two_scales = true;
+  EXPECT_EQ(with_plain_rows(spec).quant, plain.quant);
+  spec.quant.power_of_two_scales = false;
+  spec.quant.activation_group = 16;
+  spec.quant.activation_dtype = DType::kF4;
+  spec.quant.activation_scale_rule = RowScaleRule::kTwoLevel;
+  EXPECT_EQ(with_plain_rows(spec).quant, plain.quant);
+  EXPECT_EQ(with_plain_rows(plain).quant, plain.quant);
+}
+
 TEST(QuantSpec, Zeros_GoBesidePlainRowsAndRowsOfWholeNumbers) {
   for (const WeightScale weights :
        {WeightScale::kTensor, WeightScale::kChannel, WeightScale::kBlock}) {

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from quantised.bits import E2M1, E2M3, E3M2, nearest_codes
+
 F32 = np.float32
 
 
@@ -43,11 +45,51 @@ def encode(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(codes).view(torch.float8_e4m3fn)
 
 
+# The largest value, the exponent of that and the bits of mantissa of what rows are codes of.
+ROW_CODES = {"e4m3": (448, 8, 3), "e2m1": (6, 2, 1), "e2m3": (7.5, 2, 3), "e3m2": (28, 4, 2)}
+TABLES = {"e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2}
+
+
+def power_steps(amax: np.ndarray, exponent: int, mantissa_bits: int | None) -> np.ndarray:
+    """2^(floor(log2(amax)) - exponent) of e8m0, with the mantissa of amax first rounded to so many bits."""
+    fraction, at = np.frexp(amax.astype(np.float64))
+    if mantissa_bits is not None:
+        unit = 2.0 ** (mantissa_bits + 1)
+        fraction, more = np.frexp(np.floor(fraction * unit + 0.5) / unit)
+        at = at + more
+    return np.where(amax == 0, 1.0, 2.0 ** np.maximum(at - 1 - exponent, -127)).astype(F32)
+
+
+def scaled_rows(x: np.ndarray, rows: dict) -> np.ndarray:
+    """Rows of small floats, whose scales are powers of two, or e4m3 with a number of the checkpoint."""
+    codes = rows.get("codes", "e4m3")
+    largest, exponent, mantissa = ROW_CODES[codes]
+    seen = np.empty(x.shape)
+    for begin in range(0, x.shape[1], rows["width"]):
+        part = x[:, begin : begin + rows["width"]]
+        amax = np.abs(part).max(axis=1, keepdims=True)
+        if rows["scale"] == "two_level":
+            whole = F32(rows["step"])
+            step = nearest_e4m3(amax / F32(largest) / whole).astype(F32)
+            step = np.where(step == 0, F32(1), step) * whole
+        else:
+            step = power_steps(amax, exponent, {"floor": None, "even": mantissa, "half": 1}[rows["scale"]])
+        quotient = part / step
+        if codes == "e4m3":
+            values = nearest_e4m3(quotient)
+        else:
+            values = TABLES[codes][nearest_codes(quotient.astype(np.float64), TABLES[codes])]
+        seen[:, begin : begin + rows["width"]] = values * step.astype(np.float64)
+    return seen
+
+
 def quantised_rows(x: np.ndarray, rows: dict) -> np.ndarray:
     """What products see of the rows of x: codes times their steps."""
     if rows["form"] == "none":
         return x
     x = x.astype(F32)
+    if "scale" in rows:
+        return scaled_rows(x, rows)
     seen = np.empty(x.shape)
     largest, nearest = (127, nearest_int8) if rows.get("codes") == "int8" else (448, nearest_e4m3)
     width = rows.get("width", 128) if rows["form"] == "group" else x.shape[1]

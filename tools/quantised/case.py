@@ -106,7 +106,7 @@ class Case:
         return max(of(self.leaves["gate"]), of(self.leaves["up"])), of(self.leaves["down"])
 
     def rules(self, disk: dict) -> tuple[dict, dict]:
-        if self.rows["form"] != "static":
+        if self.rows["form"] != "static" and self.rows.get("scale") != "two_level":
             return self.rows, self.rows
         inputs, inner = self.steps(disk)
         return {**self.rows, "step": inputs}, {**self.rows, "step": inner}

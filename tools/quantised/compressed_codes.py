@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from quantised.arithmetic import decode
+from quantised.arithmetic import decode, quantised_rows
 from quantised.bits import E2M1, codes_of, powers, spread
-from quantised.case import draw
+from quantised.case import LAYER, draw
 from quantised.compressed import CompressedTensors
 from quantised.packaged import Mixtral, Packaged
 
@@ -213,6 +213,65 @@ class MixtralNvfp4(Mixtral, Nvfp4):
     hidden, inner, experts = 80, 48, 4
 
 
+class RowsOfPackage(Codes):
+    """Rows are codes too; what products read of them must be what the package makes of them."""
+
+    def row_arguments(self):
+        from compressed_tensors.quantization import QuantizationArgs
+
+        return QuantizationArgs(**self.codes, **self.activations)
+
+    def packaged_rows(self, x: torch.Tensor, divisor: torch.Tensor | None) -> torch.Tensor:
+        from compressed_tensors.quantization import fake_quantize
+        from compressed_tensors.quantization.utils import calculate_qparams
+
+        arguments = self.row_arguments()
+        parts = x.reshape(len(x), -1, arguments.group_size)
+        scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), arguments, global_scale=divisor)
+        return fake_quantize(x, scale, zero, arguments, global_scale=divisor)
+
+    def golden(self, disk):
+        for seed, rules in enumerate(self.rules(disk)):
+            x = torch.from_numpy(np.exp(3 * draw(f"sizes {seed}", 64, 3)).repeat(64, 1) * draw(f"rows {seed}", 64, 192)).float()
+            x[0] = 0
+            step = rules.get("step")
+            ours = quantised_rows(x.numpy(), rules)
+            theirs = self.packaged_rows(x, None if step is None else torch.tensor([1 / step], dtype=torch.float32))
+            self.row_difference = np.abs(ours - theirs.to(torch.float64).numpy()).max() / np.abs(ours).max()
+            if self.row_difference > self.row_agreement:
+                raise ValueError(f"{type(self).__name__}: rows differ by {self.row_difference:.3g}")
+        return super().golden(disk)
+
+    row_agreement = 0.0
+
+
+class Mxfp4Rows(RowsOfPackage, Mxfp4):
+    activations = {"dynamic": True, "strategy": "group"}
+    rows = {"form": "group", "width": 32, "codes": "e2m1", "scale": "even"}
+
+
+class Mxfp8Rows(RowsOfPackage, Mxfp8):
+    activations = {"dynamic": True, "strategy": "group"}
+    rows = {"form": "group", "width": 32, "scale": "half"}
+
+
+class Nvfp4Rows(RowsOfPackage, Nvfp4):
+    """The number of the rows divides their scales, too; a power of two, so that its inverse is exact."""
+
+    activations = {"dynamic": "local", "strategy": "tensor_group"}
+    rows = {"form": "group", "width": 16, "codes": "e2m1", "scale": "two_level"}
+
+    def calibrate(self, module):
+        super().calibrate(module)
+        module.input_global_scale.data.fill_(2.0 ** (8 + round(module.weight.abs().max().item() * 64) % 2))
+
+    def steps(self, disk):
+        of = lambda leaf: min(
+            disk[f"{LAYER}{self.experts_at}.{e}.{leaf}.input_global_scale"].item() for e in range(self.experts)
+        )
+        return 1 / min(of(self.leaves["gate"]), of(self.leaves["up"])), 1 / of(self.leaves["down"])
+
+
 CASES = {
     "qwen3_moe-compressed-int4-asymmetric": PackedAsymmetric,
     "mixtral-compressed-int4-asymmetric-group8": PackedAsymmetricOdd,
@@ -228,4 +287,7 @@ CASES = {
     "mixtral-compressed-mxfp8": MixtralMxfp8,
     "qwen3_moe-compressed-nvfp4": Nvfp4,
     "mixtral-compressed-nvfp4": MixtralNvfp4,
+    "qwen3_moe-compressed-mxfp4-rows": Mxfp4Rows,
+    "qwen3_moe-compressed-mxfp8-rows": Mxfp8Rows,
+    "qwen3_moe-compressed-nvfp4-rows": Nvfp4Rows,
 }

@@ -63,6 +63,7 @@ class Nvfp4(Exported):
     """A number of the matrix multiplies its scales; gate and up share it."""
 
     algorithm, group = "NVFP4", 16
+    rows = {"form": "group", "width": 16, "codes": "e2m1", "scale": "two_level"}
     agreement = 2.0**-22
 
     def of_matrix(self, module: str) -> torch.Tensor:
@@ -105,6 +106,7 @@ class MixtralNvfp4(Listed, Nvfp4):
 
 class Mxfp8(Exported):
     algorithm, group = "MXFP8", 32
+    rows = {"form": "group", "width": 32, "power_of_two": True}
 
     def groups_described(self):
         return {"weights": {"dynamic": False, "num_bits": 8, "type": "float", "group_size": 32, "scale_dtype": "uint8"}}

@@ -107,13 +107,15 @@ void add_shape_options(Command& command, ShapeOptions& options, TypesOf types) {
 }
 
 void add_rows_option(Command& command, std::string& rows) {
-  command.choice("--rows", rows, {"int8"},
-                 "Type of rows that the weights' form leaves as they are: int8 in groups of 32, "
-                 "beside int8, int4 and 4-bit float weights");
+  command.choice("--rows", rows, {"int8", "plain"},
+                 "Type of rows: int8 in groups of 32 where the weights' form leaves them as they "
+                 "are, beside int8, int4 and 4-bit float weights; plain: as they are, whatever the "
+                 "form says");
 }
 
 MoeSpec with_rows(const std::string& rows, const MoeSpec& spec) {
-  return rows.empty() ? spec : with_int8_rows(spec);
+  if (rows.empty()) return spec;
+  return rows == "plain" ? with_plain_rows(spec) : with_int8_rows(spec);
 }
 
 bool any_size_given(const ShapeOptions& options) {

@@ -73,7 +73,9 @@ WeightForm form_of(const MoeSpec& spec) {
     const bool same =
         form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
         form.quant.block_rows == quant.block_rows && form.quant.block_cols == quant.block_cols &&
-        form.quant.activations == quant.activations && form.quant.zeros == quant.zeros &&
+        form.quant.activations == quant.activations &&
+        form.quant.activation_scale_rule == quant.activation_scale_rule &&
+        form.quant.activation_dtype == quant.activation_dtype && form.quant.zeros == quant.zeros &&
         form.quant.has_global_scale == quant.has_global_scale &&
         form.quant.has_column_order == quant.has_column_order &&
         form.quant.has_column_factors == quant.has_column_factors;

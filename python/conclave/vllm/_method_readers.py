@@ -93,7 +93,9 @@ class _Method:
         if use == "unused":
             return Plane(name, lambda m: tuple(tensor["shape"]), dtype, is_read=False)
         if _is_number(plane, self.shares):
-            return tensor_scale(name, dtype=dtype, of_each=plane != "input_scale")
+            # The steps of e4m3 rows are one of w13; those of nvfp4 are one of gate and one of up.
+            of_each = plane != "input_scale" or bool(self.types_of("global_scale"))
+            return tensor_scale(name, dtype=dtype, of_each=of_each)
         if plane == "column_order":
             # vLLM has one for gate and up; files may have two.
             return Plane(
@@ -127,6 +129,11 @@ class _Method:
         shape[found["rows_axis"]] *= parts
         shape[1:] = [math.prod(shape[1:])] if len(shape) > 1 else []
         return tuple(reversed(shape) if turns else shape)
+
+    def steps_of_plain_rows(self, name: str) -> Iterator[Plane]:
+        """The parameter of steps that files have although rows stay as they are."""
+        if not self.types_of("input_scale"):
+            yield tensor_scale(name, is_read=False)
 
     def scheme(self, *planes: Plane, **choices: Any) -> MethodScheme:
         """Parameters of these planes; by default of all."""
@@ -188,7 +195,7 @@ def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> M
         # vLLM has them transposed.
         return method.scheme(*method.planes(turns=True), has_all_groups=method.is_ordered)
     if method.types_of("global_scale"):
-        return method.scheme(*method.planes(), tensor_scale("input_global_scale", is_read=False))
+        return method.scheme(*method.planes(), *method.steps_of_plain_rows("input_global_scale"))
     return method.scheme()
 
 
@@ -217,7 +224,7 @@ def modelopt(config: Mapping[str, Any]) -> MethodScheme | None:
         return method.scheme(combines=True)
     return method.scheme(
         *method.planes(),
-        tensor_scale("input_scale", is_read=False),
+        *method.steps_of_plain_rows("input_scale"),
         keeps_all_input_scales=bool(config.get("use_global_sf")),
         combines=True,
     )

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -99,23 +101,63 @@ void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spe
   }
 }
 
+bool states_exponents(const io::JsonValue& scheme) {
+  return text_of(scheme, "scale_dtype", "").find("uint8") != std::string::npos;
+}
 // Scales of rows that are powers of two or e4m3 themselves.
 bool has_small_scales(const io::JsonValue& scheme) {
-  const std::string type = text_of(scheme, "scale_dtype", "");
-  return type.find("uint8") != std::string::npos || type.find("float8") != std::string::npos;
+  return states_exponents(scheme) ||
+         text_of(scheme, "scale_dtype", "").find("float8") != std::string::npos;
 }
 
-// Rows of fewer bits than any format of rows has stay as they are beside such weights, and so do
-// rows whose scales are of another type than layers make.
+bool is_local(const io::JsonValue& scheme) {
+  const auto dynamic = scheme.find_set("dynamic");
+  return dynamic && dynamic->is_string() && dynamic->as_string() == "local";
+}
+
+// The package's generate_mx_scales rounds amax by the mantissa of its codes, but e4m3 as e2m1.
+struct PackageRows {
+  int64_t bits;
+  DType rows;
+  RowScaleRule rule;
+};
+constexpr int64_t kPackageGroup = 32;
+constexpr std::array kPackageRows = {PackageRows{4, DType::kF4, RowScaleRule::kEvenPower},
+                                     PackageRows{6, DType::kF6E2M3, RowScaleRule::kEvenPower},
+                                     PackageRows{8, DType::kF8E4M3, RowScaleRule::kHalfPower}};
+
+// Rows of small floats in groups of columns, whose scales are powers of two, or e4m3 with a number
+// of the checkpoint. False: they are quantised in another way.
+bool read_scaled_rows(const io::JsonValue& scheme, int64_t bits, QuantizedWeights& weights) {
+  const auto size = scheme.find_set("group_size");
+  const std::string strategy = text_of(scheme, "strategy", "tensor");
+  const bool may = size && is_symmetric(scheme) && weights.spec.zeros == WeightZero::kNone &&
+                   !weights.spec.has_column_order;
+  if (!may) return false;
+  if (bits == 4 && strategy == "tensor_group" && is_local(scheme)) {
+    if (!weights.spec.has_global_scale) return false;
+    set_scaled_rows(DType::kF4, block_size(*size), RowScaleRule::kTwoLevel, weights);
+    return true;
+  }
+  const bool mx =
+      states_exponents(scheme) && strategy == "group" && block_size(*size) == kPackageGroup;
+  if (!mx || !is_dynamic(scheme)) return false;
+  const auto* const found = std::ranges::find(kPackageRows, bits, &PackageRows::bits);
+  if (found == kPackageRows.end()) return false;
+  set_scaled_rows(found->rows, kPackageGroup, found->rule, weights);
+  return true;
+}
+
+// Rows whose scales are of another type than layers make stay as they are.
 void read_rows(const io::JsonValue& scheme, QuantizedWeights& weights) {
   const bool floats = text_of(scheme, "type", "int") == "float";
-  const auto bits = scheme.find_set("num_bits");
-  const bool other = floats && ((bits && bits->as_int64() < 8) || has_small_scales(scheme));
-  if (other && text_of(scheme, "strategy", "tensor") != "token") {
-    weights.note = kPlainRows;
-    return;
+  const auto given = scheme.find_set("num_bits");
+  const int64_t bits = given ? given->as_int64() : 0;
+  const bool other = floats && ((given && bits < 8) || has_small_scales(scheme));
+  if (!other || text_of(scheme, "strategy", "tensor") == "token") {
+    return read_activations(scheme, weights.element, weights.spec);
   }
-  read_activations(scheme, weights.element, weights.spec);
+  if (!read_scaled_rows(scheme, bits, weights)) weights.note = kPlainRows;
 }
 
 // How the format that a scheme names stores its codes.
@@ -147,10 +189,10 @@ QuantizedWeights read_config_group(const io::JsonValue& group, const std::string
   const Storage storage = storage_of(*weights, stored, found.spec);
   found.spec.has_global_scale = stored == "nvfp4-pack-quantized";
   found.stored.bits = storage.bits;
-  found.planes = compressed_planes(storage, found.spec);
   if (const auto activations = group.find_set("input_activations")) {
     read_rows(*activations, found);
   }
+  found.planes = compressed_planes(storage, found.spec);
   if (group.find_set("output_activations")) throw NotRead{"quantised outputs"};
   return found;
 }
@@ -205,6 +247,30 @@ std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& sp
   return std::nullopt;
 }
 
+namespace {
+
+// The scheme that read_scaled_rows takes as this form.
+nlohmann::ordered_json scaled_rows(const MethodForm& form) {
+  const DType rows =
+      form.quant.activation_dtype.value_or(quant::format_of(form.codes).row_codes->element);
+  nlohmann::ordered_json scheme = {{"num_bits", bit_size(rows)},
+                                   {"type", "float"},
+                                   {"symmetric", true},
+                                   {"group_size", form.quant.activation_group}};
+  if (form.quant.activation_scale_rule == RowScaleRule::kTwoLevel) {
+    scheme["strategy"] = "tensor_group";
+    scheme["dynamic"] = "local";
+    scheme["scale_dtype"] = "torch.float8_e4m3fn";
+  } else {
+    scheme["strategy"] = "group";
+    scheme["dynamic"] = true;
+    scheme["scale_dtype"] = "torch.uint8";
+  }
+  return scheme;
+}
+
+}  // namespace
+
 std::string write_compressed_tensors(const MethodForm& form, const std::vector<std::string>& kept) {
   using Json = nlohmann::ordered_json;
   const quant::WeightFormat* const format = quant::find_format(form.codes);
@@ -219,7 +285,9 @@ std::string write_compressed_tensors(const MethodForm& form, const std::vector<s
     weights["strategy"] = "channel";
   }
   Json rows = nullptr;
-  if (form.quant.activations == ActivationScale::kToken) {
+  if (form.quant.activation_scale_rule != RowScaleRule::kQuotient) {
+    rows = scaled_rows(form);
+  } else if (form.quant.activations == ActivationScale::kToken) {
     rows = {{"num_bits", 8},
             {"type", type},
             {"symmetric", true},

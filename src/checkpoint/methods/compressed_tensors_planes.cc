@@ -3,6 +3,7 @@
 #include "checkpoint/methods/shared_planes.h"
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
+#include "core/quant_spec.h"
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -124,16 +125,25 @@ constexpr StoredPlane kWrittenShape = {.suffix = "_shape",
 constexpr std::array kPairs = {pairs_of_codes("_packed", ""), kShape};
 constexpr std::array kPairsWithExponents = {pairs_of_codes("_packed", ""), exponents("_scale", ""),
                                             kShape};
-constexpr std::array kPairsWithGlobal = {pairs_of_codes("_packed", ""),
-                                         StoredPlane{.suffix = "_global_scale",
-                                                     .ending = "",
-                                                     .plane = WeightPlane::kGlobalScale,
-                                                     .types = kFloatTypes,
-                                                     .shapes = single,
-                                                     .type = DType::kF32,
-                                                     .decode = decode_divisor,
-                                                     .encode = encode_divisor},
+constexpr StoredPlane kDivisor = {.suffix = "_global_scale",
+                                  .ending = "",
+                                  .plane = WeightPlane::kGlobalScale,
+                                  .types = kFloatTypes,
+                                  .shapes = single,
+                                  .type = DType::kF32,
+                                  .decode = decode_divisor,
+                                  .encode = encode_divisor};
+constexpr StoredPlane kRowDivisor = {.suffix = ".input_global_scale",
+                                     .plane = WeightPlane::kInputScale,
+                                     .types = kFloatTypes,
+                                     .shapes = single,
+                                     .type = DType::kF32,
+                                     .decode = decode_divisor,
+                                     .encode = encode_divisor};
+constexpr std::array kPairsWithGlobal = {pairs_of_codes("_packed", ""), kDivisor,
                                          unused(".input_global_scale"), kShape};
+constexpr std::array kPairsWithRows = {pairs_of_codes("_packed", ""), kDivisor, kRowDivisor,
+                                       kShape};
 constexpr std::array kExponents = {exponents("_scale", "")};
 
 // The rows for zero points and orders of columns follow those that are always there.
@@ -180,6 +190,7 @@ std::span<const StoredPlane> compressed_planes(const CompressedStorage& storage,
     return in_words(storage.bits == 8 ? kWordsOfBytes : kWords, spec);
   }
   if (storage.kind == Kind::kPairs) {
+    if (has_input_scale(spec)) return kPairsWithRows;
     if (spec.has_global_scale) return kPairsWithGlobal;
     return storage.scales_in_bytes ? std::span<const StoredPlane>(kPairsWithExponents) : kPairs;
   }

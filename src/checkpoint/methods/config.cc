@@ -1,5 +1,7 @@
 #include "checkpoint/methods/config.h"
 
+#include "quant/weight_format.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -82,6 +84,14 @@ void set_dynamic_rows(QuantSpec& spec) {
   }
   spec.activation_group = spec.block_cols;
   spec.activations = ActivationScale::kGroup;
+}
+
+void set_scaled_rows(DType rows, int64_t group, RowScaleRule rule, QuantizedWeights& weights) {
+  QuantSpec& spec = weights.spec;
+  spec.activations = ActivationScale::kGroup;
+  spec.activation_group = group;
+  spec.activation_scale_rule = rule;
+  if (rows != quant::format_of(weights.element).row_codes->element) spec.activation_dtype = rows;
 }
 
 QuantizedWeights usual_codes(DType element, const QuantSpec& spec) {

@@ -28,6 +28,9 @@ void set_group(const io::JsonValue& value, int64_t size, QuantSpec& spec);
 // Rows that are quantised as they come; their groups follow the blocks of the weights.
 void set_dynamic_rows(QuantSpec& spec);
 
+// Rows in groups of columns that are codes of this type, with scales by this rule.
+void set_scaled_rows(DType rows, int64_t group, RowScaleRule rule, QuantizedWeights& weights);
+
 // A note for the user where a method asks for coded rows and layers do without.
 inline constexpr std::string_view kPlainRows =
     "rows stay as they are, where the method would quantise them too";

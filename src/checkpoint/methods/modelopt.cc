@@ -23,9 +23,11 @@ constexpr int64_t kNvfp4Group = 16;
 constexpr int64_t kMxGroup = 32;
 constexpr int64_t kAwqGroup = 128;
 
-// Codes of e2m1 under the names of plain matrices, scales of scales, and steps of rows that are
-// not needed while rows stay as they are.
-constexpr std::array kNvfp4 = {
+// Codes of e2m1 under the names of plain matrices, scales of scales, and steps of rows, which are
+// not needed where rows stay as they are.
+constexpr std::array kNvfp4 = {pairs_of_codes("", ""), global_scale("_scale_2", ""),
+                               global_scale("_weight_scale_2", "")};
+constexpr std::array kNvfp4Alone = {
     pairs_of_codes("", ""), global_scale("_scale_2", ""), global_scale("_weight_scale_2", ""),
     unused(".input_scale"), unused("_input_scale", ""),
 };
@@ -95,13 +97,9 @@ constexpr std::array kAwq = {row_pairs(decode_row_pairs),
 constexpr std::array kAwqWithRows = {
     row_pairs(decode_row_pairs_as_e4m3), row_factors(".pre_quant_scale", ".weight"),
     row_factors("_pre_quant_scale", ""), unused("_scale_2", ""), unused("_weight_scale_2", "")};
-constexpr std::array kNvfp4Awq = {pairs_of_codes("", ""),
-                                  global_scale("_scale_2", ""),
-                                  global_scale("_weight_scale_2", ""),
-                                  unused(".input_scale"),
-                                  unused("_input_scale", ""),
-                                  row_factors(".pre_quant_scale", ".weight"),
-                                  row_factors("_pre_quant_scale", "")};
+constexpr std::array kNvfp4Awq = {
+    pairs_of_codes("", ""), global_scale("_scale_2", ""), global_scale("_weight_scale_2", ""),
+    row_factors(".pre_quant_scale", ".weight"), row_factors("_pre_quant_scale", "")};
 
 // Stated by itself, or in the first of the groups of modules, which are alike.
 int64_t group_size(const io::JsonValue& config, int64_t otherwise) {
@@ -131,10 +129,17 @@ QuantizedWeights awq_with_rows(const io::JsonValue& config) {
   return weights;
 }
 
-QuantizedWeights nvfp4(const io::JsonValue& config, std::string_view note) {
-  QuantizedWeights weights{.element = DType::kF4, .planes = kNvfp4, .note = note};
+QuantizedWeights nvfp4_alone(const io::JsonValue& config, std::string_view note) {
+  QuantizedWeights weights{.element = DType::kF4, .planes = kNvfp4Alone, .note = note};
   set_block(weights.spec, 1, group_size(config, kNvfp4Group));
   weights.spec.has_global_scale = true;
+  return weights;
+}
+
+QuantizedWeights nvfp4(const io::JsonValue& config) {
+  QuantizedWeights weights = nvfp4_alone(config, {});
+  weights.planes = kNvfp4;
+  set_scaled_rows(DType::kF4, weights.spec.block_cols, RowScaleRule::kTwoLevel, weights);
   return weights;
 }
 
@@ -142,6 +147,14 @@ QuantizedWeights in_mx_groups(DType element, std::span<const StoredPlane> planes
                               std::string_view note) {
   QuantizedWeights weights{.element = element, .planes = planes, .note = note};
   set_block(weights.spec, 1, kMxGroup);
+  return weights;
+}
+
+// The exponents of scales are rounded up, those of weights and of rows.
+QuantizedWeights mxfp8() {
+  QuantizedWeights weights = in_mx_groups(DType::kF8E4M3, kMxfp8, {});
+  set_dynamic_rows(weights.spec);
+  weights.spec.power_of_two_scales = true;
   return weights;
 }
 
@@ -156,14 +169,15 @@ QuantizedWeights read_algorithm(const std::string& algorithm, const io::JsonValu
   }
   if (algorithm == "FP8_PB_WO")
     return usual_codes(DType::kF8E4M3, {.weights = WeightScale::kBlock});
-  if (algorithm == "W4A16_NVFP4") return nvfp4(config, {});
-  if (algorithm == "NVFP4" || algorithm == "W4A8_NVFP4_FP8") return nvfp4(config, kPlainRows);
+  if (algorithm == "W4A16_NVFP4") return nvfp4_alone(config, {});
+  if (algorithm == "NVFP4") return nvfp4(config);
+  if (algorithm == "W4A8_NVFP4_FP8") return nvfp4_alone(config, kPlainRows);
   if (algorithm == "W4A8_MXFP4_FP8") return in_mx_groups(DType::kF4, kMxfp4, kPlainRows);
-  if (algorithm == "MXFP8") return in_mx_groups(DType::kF8E4M3, kMxfp8, kPlainRows);
+  if (algorithm == "MXFP8") return mxfp8();
   if (algorithm == "W4A16_AWQ") return awq(config);
   if (algorithm == "W4A8_AWQ") return awq_with_rows(config);
   if (algorithm == "NVFP4_AWQ") {
-    QuantizedWeights weights = nvfp4(config, kPlainRows);
+    QuantizedWeights weights = nvfp4(config);
     weights.planes = kNvfp4Awq;
     weights.spec.has_column_factors = true;
     return weights;

@@ -11,7 +11,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 namespace conclave::inline v0::checkpoint {
@@ -227,6 +230,38 @@ QuantizedWeights read_codes(const io::JsonValue& config, const io::JsonValue& we
   throw NotRead{"codes of " + io::show_name(type)};
 }
 
+// Types of rows in groups of columns.
+struct MxRows {
+  std::string_view name;
+  DType rows;
+};
+constexpr std::array kMxRows = {MxRows{"fp4", DType::kF4}, MxRows{"fp6_e2m3", DType::kF6E2M3},
+                                MxRows{"fp6_e3m2", DType::kF6E3M2},
+                                MxRows{"fp8_e4m3", DType::kF8E4M3},
+                                MxRows{"fp8_e5m2", DType::kF8E5M2}};
+
+// How amax becomes a power of two.
+std::optional<RowScaleRule> rule_of(const io::JsonValue& rows) {
+  const std::string mode = text_of(rows, "scale_calculation_mode", "even");
+  if (mode == "even") return RowScaleRule::kEvenPower;
+  if (mode == "floor") return RowScaleRule::kFloorPower;
+  return std::nullopt;
+}
+
+// Rows whose scales are powers of two. False: they are quantised in another way.
+bool read_mx_rows(const io::JsonValue& rows, QuantizedWeights& weights) {
+  const std::string type = text_of(rows, "dtype", "");
+  const auto* const known = std::ranges::find(kMxRows, type, &MxRows::name);
+  const auto rule = rule_of(rows);
+  const auto size = rows.find_set("group_size");
+  const bool groups = text_of(rows, "qscheme", "per_tensor") == "per_group" && size &&
+                      has_exponents(rows) && flag_of(rows, "is_dynamic", false);
+  if (known == kMxRows.end() || !rule || !groups) return false;
+  if (weights.spec.zeros != WeightZero::kNone) return false;
+  set_scaled_rows(known->rows, block_size(*size), *rule, weights);
+  return true;
+}
+
 // Rows that are quantised by a rule that layers have stay so; others are read as they are.
 void read_rows(const io::JsonValue& global, QuantizedWeights& weights) {
   const auto rows = global.find_set("input_tensors");
@@ -240,7 +275,7 @@ void read_rows(const io::JsonValue& global, QuantizedWeights& weights) {
   } else if (bytes && whole && tensor) {
     weights.spec.activations = ActivationScale::kTensorStatic;
     weights.planes = {};
-  } else {
+  } else if (!read_mx_rows(*rows, weights)) {
     weights.note = kPlainRows;
   }
 }

@@ -46,7 +46,9 @@ bool agree(const QuantSpec& one, const QuantSpec& other) {
       one.weights != WeightScale::kBlock ||
       (one.block_rows == other.block_rows && one.block_cols == other.block_cols);
   return one.weights == other.weights && same_blocks && one.activations == other.activations &&
-         one.zeros == other.zeros && one.has_global_scale == other.has_global_scale;
+         one.activation_scale_rule == other.activation_scale_rule &&
+         one.activation_dtype == other.activation_dtype && one.zeros == other.zeros &&
+         one.has_global_scale == other.has_global_scale;
 }
 
 QuantizedWeights read_back(const Method& method, const MethodForm& form) {

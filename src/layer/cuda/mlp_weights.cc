@@ -1,5 +1,6 @@
 #include "layer/cuda/mlp_weights.h"
 
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
@@ -152,7 +153,7 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
     append(WeightMatrix::kUp, gate_up);
     append(WeightMatrix::kDown, down);
   }
-  if (!mlp.experts.empty() && problem.quant.activations == ActivationScale::kTensorStatic) {
+  if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
     upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
   }
@@ -183,8 +184,7 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
                                   .scales = scale_count(problem, hidden, inner),
                                   .has_bias = problem.has_bias && mlp.adds_down_bias},
                                  layout.down, weights.view.down);
-  if (!is_plain(problem.weight_dtype) &&
-      problem.quant.activations == ActivationScale::kTensorStatic) {
+  if (!is_plain(problem.weight_dtype) && has_input_scale(problem.quant)) {
     weights.static_scales = arrays.floats(2, "static scales");
     weights.view.input_scale = weights.static_scales.as<float>();
     weights.view.intermediate_scale = weights.static_scales.as<float>() + 1;

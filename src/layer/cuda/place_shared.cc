@@ -1,6 +1,7 @@
 #include "layer/cuda/place_shared.h"
 
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "core/shared_facts.h"
 
 #include <fmt/format.h>
@@ -47,7 +48,7 @@ Support fused_support(const CudaPlan& plan, const experts::ExpertsProblem& share
   if (shared.has_bias && !routed.has_bias) return Support::no("biases of their own");
   if (shared.hidden_size != routed.hidden_size) return Support::no("another width of rows");
   if (plan.part.has_replicas()) return Support::no("the layer has redundant experts");
-  if (spec.quant.activations == ActivationScale::kTensorStatic) {
+  if (has_input_scale(spec.quant)) {
     return Support::no("static scales of their own");
   }
   if (spec.weight_on == WeightOn::kInput &&

@@ -1,5 +1,6 @@
 #include "layer/reference/float64_mlp.h"
 
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "quant/code_meaning.h"
 
@@ -75,7 +76,7 @@ double move_of(const quant::CodeBook& codes, double value, float step, float oth
 // The step that a group would have if its largest value were off by `ambiguity`.
 float other_step(const quant::ActivationRule& rule, float largest, double ambiguity) {
   const float step = quant::scale_of(&largest, 1, rule);
-  if (!rule.power_of_two_scales) return step;
+  if (!rule.has_sparse_scales()) return step;
   for (const double factor : {1 - ambiguity, 1 + ambiguity}) {
     const auto moved = static_cast<float>(static_cast<double>(largest) * factor);
     const float other = quant::scale_of(&moved, 1, rule);
@@ -154,7 +155,7 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
     const bool there = quantised && spec.quant.has_column_factors && source.describe(id).count > 0;
     return read(name, WeightPlane::kColumnFactor, there);
   };
-  const bool is_static = rule.form == ActivationScale::kTensorStatic;
+  const bool is_static = quantised && has_input_scale(spec.quant);
   const StaticScales steps = is_static ? load_static_scales(source, part) : StaticScales{};
   const auto rule_of = [&rule](float step) {
     quant::ActivationRule own = rule;

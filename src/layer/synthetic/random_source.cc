@@ -2,6 +2,7 @@
 #include "core/dcheck.h"
 #include "core/float8.h"
 #include "core/weight_types.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 #include "routing/router_tensors.h"
 #include "spec/layer_weights.h"
@@ -113,7 +114,8 @@ Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMa
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
-    return around(rows / scaled.format->row_codes->largest);
+    const quant::ActivationRule rule = quant::activation_rule(scaled.format->element, scaled.quant);
+    return around(rows / quant::largest_over_step(rule));
   }
   const quant::CodeBook* const codes = quant::format_of(info.dtype).codes;
   if (codes != nullptr) return {.deviation = code_deviation(*codes)};

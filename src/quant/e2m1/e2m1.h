@@ -19,6 +19,7 @@ struct E2m1 {
   static constexpr std::string_view kName = "e2m1";
   static constexpr DType kElement = DType::kF4;
   static constexpr int64_t kBits = 4;
+  static constexpr int kMantissaBits = 1;
   static constexpr float kLargest = 6.0F;
   static constexpr bool kHasNan = false;
   static constexpr std::string_view kCompressedTensors = "float";
@@ -36,6 +37,35 @@ struct E2m1 {
        .quant = {.weights = WeightScale::kBlock,
                  .block_rows = 1,
                  .block_cols = 16,
+                 .has_global_scale = true},
+       .method = "compressed-tensors",
+       .format = "nvfp4-pack-quantized",
+       .type = "float",
+       .packed_in = DType::kU8,
+       .scale_dtype = DType::kF8E4M3},
+      {.name = "mxfp4-rows",
+       .dtype = kElement,
+       .quant = {.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 32,
+                 .activations = ActivationScale::kGroup,
+                 .activation_group = 32,
+                 .activation_dtype = kElement,
+                 .activation_scale_rule = RowScaleRule::kEvenPower},
+       .method = "compressed-tensors",
+       .format = "mxfp4-pack-quantized",
+       .type = "float",
+       .packed_in = DType::kU8,
+       .scale_dtype = DType::kF8E8M0},
+      {.name = "nvfp4-rows",
+       .dtype = kElement,
+       .quant = {.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 16,
+                 .activations = ActivationScale::kGroup,
+                 .activation_group = 16,
+                 .activation_dtype = kElement,
+                 .activation_scale_rule = RowScaleRule::kTwoLevel,
                  .has_global_scale = true},
        .method = "compressed-tensors",
        .format = "nvfp4-pack-quantized",

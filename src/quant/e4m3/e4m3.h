@@ -16,6 +16,7 @@ struct E4m3 {
   static constexpr std::string_view kName = "e4m3";
   static constexpr DType kElement = DType::kF8E4M3;
   static constexpr int64_t kBits = 8;
+  static constexpr int kMantissaBits = 3;
   static constexpr float kLargest = kLargestE4m3;
   static constexpr bool kHasNan = true;
   static constexpr std::string_view kCompressedTensors = "float";
@@ -37,7 +38,19 @@ struct E4m3 {
       {.name = "fp8-static",
        .dtype = kElement,
        .quant = {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic},
-       .method = "fp8"}};
+       .method = "fp8"},
+      {.name = "mxfp8",
+       .dtype = kElement,
+       .quant = {.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 32,
+                 .activations = ActivationScale::kGroup,
+                 .activation_group = 32,
+                 .activation_scale_rule = RowScaleRule::kHalfPower},
+       .method = "compressed-tensors",
+       .format = "mxfp8-quantized",
+       .type = "float",
+       .scale_dtype = DType::kF8E8M0}};
   using Rows = E4m3;
 
   static constexpr float decode(uint8_t code) { return e4m3_to_float(code); }

@@ -18,6 +18,7 @@ struct E5m2 {
   static constexpr std::string_view kName = "e5m2";
   static constexpr DType kElement = DType::kF8E5M2;
   static constexpr int64_t kBits = 8;
+  static constexpr int kMantissaBits = 2;
   static constexpr float kLargest = kLargestE5m2;
   static constexpr bool kHasNan = true;
   static constexpr std::string_view kCompressedTensors = {};

@@ -6,6 +6,7 @@
 #include "experts/cuda/tile_choice.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
+#include "layer/cuda/slice_support.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/format.h"
@@ -77,11 +78,32 @@ TEST(CudaPlan, WeightsOnTheInput_AreAppliedBeforeRowsAreQuantised) {
     MoeSpec spec = qwen3();
     spec.weight_dtype = form.dtype;
     spec.quant = form.quant;
+    if (!coded_rows_support(form.dtype, form.quant)) continue;
     EXPECT_FALSE(plan(spec).weighs_rows) << form.name;
     spec.weight_on = WeightOn::kInput;
     const bool quantises = form.quant.activations != ActivationScale::kNone;
     EXPECT_EQ(plan(spec).weighs_rows, quantises) << form.name;
   }
+}
+
+TEST(CudaPlan, RowsWithScalesOfAnotherRule_AreRefusedWithTheWayOut) {
+  MoeSpec spec = qwen3();
+  spec.weight_dtype = DType::kF4;
+  spec.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = 32,
+                .activations = ActivationScale::kGroup,
+                .activation_group = 32,
+                .activation_dtype = DType::kF4,
+                .activation_scale_rule = RowScaleRule::kEvenPower};
+  try {
+    static_cast<void>(plan(spec));
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("with_plain_rows"), std::string::npos) << error.what();
+  }
+  EXPECT_NO_THROW(static_cast<void>(plan(with_plain_rows(spec))));
 }
 
 // A constant step cannot say that a value of a row is not finite, and neither can int8.

@@ -1,0 +1,14 @@
+// What follows from a QuantSpec, whatever its formats.
+#pragma once
+
+#include "conclave/spec.h"
+
+namespace conclave::inline v0 {
+
+// Whether matrices have the plane WeightPlane::kInputScale: steps of rows that a checkpoint states.
+inline bool has_input_scale(const QuantSpec& quant) {
+  return quant.activations == ActivationScale::kTensorStatic ||
+         quant.activation_scale_rule == RowScaleRule::kTwoLevel;
+}
+
+}  // namespace conclave::inline v0
