@@ -173,3 +173,27 @@ def test_a_gguf_file_of_gguf_py_matches_float64(kind, tmp_path):
     )
     out = layer(hidden, topk_ids=ids, topk_weights=shares)
     assert worst_error(out, expected) <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "rule"),
+    [
+        ("qwen3_moe-compressed-mxfp4-rows", "float4_e2m1fn_x2", "even_power"),
+        ("qwen3_moe-compressed-mxfp8-rows", None, "half_power"),
+        ("qwen3_moe-compressed-nvfp4-rows", "float4_e2m1fn_x2", "two_level"),
+        ("qwen3_moe-modelopt-nvfp4", "float4_e2m1fn_x2", "two_level"),
+    ],
+)
+def test_rows_of_small_floats_can_be_left_as_they_are(name, rows, rule):
+    folder = TESTDATA / "quantised" / name
+    layer = conclave.Layer.from_checkpoint(folder, 0)
+    assert layer.spec.quant.activation_scale_rule == rule
+    assert layer.spec.quant.activation_dtype == rows
+    plain = conclave.Layer.from_checkpoint(folder, 0, plain_rows=True)
+    assert plain.spec.quant.activations == "none"
+    assert plain.spec.quant == layer.spec.with_plain_rows().quant
+    hidden, routing, expected = golden_of(name)
+    hidden = numpy.asarray(hidden, dtype="float32")
+    coded = layer.forward(hidden, **routing)
+    assert worst_error(coded, expected) <= HALF_BAR
+    assert worst_error(plain.forward(hidden, **routing), expected) > 2 * HALF_BAR

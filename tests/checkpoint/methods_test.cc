@@ -107,10 +107,10 @@ std::optional<Error> read_error(const fs::path& directory, const CheckpointOptio
 bool may_be_absent(const std::string& golden, const nlohmann::json& config,
                    const std::string& name) {
   const auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
-  const bool has_steps = golden.find("awq-rows") != std::string::npos;
-  if (ends("input_scale") || ends("_scale_2")) {
-    return has_steps == ends("_scale_2");
-  }
+  const bool is_awq = golden.find("awq-rows") != std::string::npos;
+  const bool has_steps = is_awq || golden.find("modelopt-nvfp4") != std::string::npos;
+  if (ends("input_scale")) return !has_steps;
+  if (ends("_scale_2")) return is_awq;
   if (ends("_shape") || ends("weight_format")) return true;
   const auto flag = [&](const char* key, bool otherwise) {
     if (!config.contains("quantization_config")) return otherwise;

@@ -224,11 +224,12 @@ TEST_P(CodedParts, Slices_AddUp) {
   expect_sum_accurate(spec(4, 2, 200, 91, full_meaning()), slices(3));
 }
 
-// Slices begin inside a group of the weights, whose scales follow the whole matrix's columns.
+// Slices are whole groups of the rows and begin inside groups of the weights, whose scales follow
+// the whole matrix's columns.
 TEST_P(CodedParts, SlicesWithRowsOfSmallFloats_AddUp) {
   QuantSpec quant{.weights = kBlock,
                   .block_rows = 1,
-                  .block_cols = 32,
+                  .block_cols = 48,
                   .activations = kGroup,
                   .activation_group = 32,
                   .activation_dtype = DType::kF4,
@@ -237,11 +238,11 @@ TEST_P(CodedParts, SlicesWithRowsOfSmallFloats_AddUp) {
   for (int32_t rank = 0; rank < 3; ++rank) {
     parts.push_back({.tp_size = 3, .tp_rank = rank, .reduce = Reduce::kPartial});
   }
-  expect_sum_accurate(spec(4, 2, 200, 91, quant), parts);
-  quant.block_cols = quant.activation_group = 16;
+  expect_sum_accurate(spec(4, 2, 200, 192, quant), parts);
+  quant.activation_group = 16;
   quant.activation_scale_rule = RowScaleRule::kTwoLevel;
   quant.has_global_scale = true;
-  expect_sum_accurate(spec(4, 2, 200, 91, quant), parts);
+  expect_sum_accurate(spec(4, 2, 200, 192, quant), parts);
   for (int32_t rank = 0; rank < 3; ++rank) {
     parts[static_cast<size_t>(rank)] = {.ep_size = 3, .ep_rank = rank, .reduce = Reduce::kPartial};
   }

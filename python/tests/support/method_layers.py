@@ -106,6 +106,7 @@ def logits_for(layer, hidden):
 
 def bar_of(name):
     config = json.dumps(config_of(name)[1])
-    rows = "modelopt-fp8" in name or "modelopt-channel" in name or "-token" in name
+    kinds = ("modelopt-fp8", "modelopt-channel", "modelopt-nvfp4", "-token", "-rows")
+    rows = any(kind in name for kind in kinds)
     fp8 = '"type": "float"' in config and '"num_bits": 8' in config
     return HALF_BAR if rows or fp8 else FLOAT32_BAR
