@@ -38,5 +38,5 @@ function(conclave_add_fuzzer name)
   target_link_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
   add_test(NAME Fuzz.${name}_Corpus
            COMMAND ${name}_fuzz -runs=0 ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
-  set_tests_properties(Fuzz.${name}_Corpus PROPERTIES LABELS fuzz TIMEOUT 120)
+  set_tests_properties(Fuzz.${name}_Corpus PROPERTIES LABELS fuzz TIMEOUT 300)
 endfunction()
