@@ -20,7 +20,7 @@
 namespace conclave::tool {
 namespace {
 
-// What --container calls the two.
+// The names that --container has for the two.
 constexpr const char* kDirectoryName = "directory";
 constexpr const char* kGgufName = "gguf";
 

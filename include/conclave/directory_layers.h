@@ -1,4 +1,4 @@
-// What a model directory of Hugging Face says of the MoE layers of a GGUF file: the inverse of
+// Describes the MoE layers of a GGUF file as a model directory of Hugging Face: the inverse of
 // gguf_layers.
 #pragma once
 

@@ -71,7 +71,7 @@ bool has_rows(const MatrixMeaning& meaning) {
   return meaning.quant.activations != ActivationScale::kNone;
 }
 
-// What rows beside these matrices are codes of.
+// The type that rows beside these matrices are codes of.
 DType row_type(const MatrixMeaning& meaning) {
   return quant::activation_rule(meaning.element, meaning.quant).codes->element;
 }

@@ -1,4 +1,4 @@
-// What follows from a QuantSpec, whatever its formats.
+// This says what follows from a QuantSpec, whatever its formats.
 #pragma once
 
 #include "conclave/spec.h"

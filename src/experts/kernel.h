@@ -60,7 +60,7 @@ struct PackGranule {
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
   const std::byte* down = nullptr;
-  // Where a checkpoint states them: the quantisation steps of input and activated rows.
+  // The quantisation steps of input and activated rows, where a checkpoint states them.
   float input_scale = 1;
   float intermediate_scale = 1;
 };

@@ -34,7 +34,7 @@ struct PackedWeights {
   std::vector<float> latent_norm;    // [Hl]
   std::vector<float> output_bias;    // [H]
   RouterVectors router;
-  // Where the checkpoint states them.
+  // Ones, unless the checkpoint states them.
   StaticScales static_scales;
   StaticScales shared_static_scales;
 };

@@ -35,7 +35,7 @@ struct ActivationRule {
 // The rule for rows that are multiplied with weights of this type; plain ones have none.
 ActivationRule activation_rule(DType weights, const QuantSpec& quant);
 
-// What rows may be codes of: int8, e4m3, and other floats of 4 to 8 bits; null for other types.
+// The codes that rows may have: int8, e4m3, and other floats of 4 to 8 bits; null for other types.
 const CodeBook* find_row_codes(DType element) noexcept;
 // Their types with a scale rule but RowScaleRule::kQuotient, for messages.
 std::string float_row_types();

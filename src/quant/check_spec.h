@@ -1,4 +1,4 @@
-// What the types of a layer's matrices and their quantisation imply.
+// This checks the types of a layer's matrices and their quantisation.
 #pragma once
 
 #include "conclave/spec.h"

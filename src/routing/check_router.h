@@ -1,4 +1,4 @@
-// What the router of a spec reads and takes; only the catalog knows it.
+// This checks what the router of a spec reads and takes, which only the catalog knows.
 #pragma once
 
 #include "conclave/spec.h"

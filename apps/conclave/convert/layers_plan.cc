@@ -100,8 +100,8 @@ class LayersPlanner {
     return tensors;
   }
 
-  // What no layer reads keeps its bytes and, behind a prefix, its name: blocks as bytes, with their
-  // type at the name's end.
+  // A tensor that no layer reads keeps its bytes and, behind a prefix, its name: blocks as bytes,
+  // with their type at the name's end.
   void add_kept_tensors(std::vector<std::vector<PlannedTensor>>& units) const {
     std::set<std::string, std::less<>> read;
     for (const int64_t layer : request_.layers) {

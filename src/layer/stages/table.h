@@ -126,7 +126,7 @@ class Scratch {
   std::span<std::byte> bytes(Buffer buffer) const {
     return {workspace_ + slice(buffer).offset, slice(buffer).bytes};
   }
-  // What an earlier stage made in the buffer, for a stage that is given it.
+  // Hands on what an earlier stage made in the buffer, to a stage that is given the buffer.
   template <class T>
   const T& made(Buffer buffer, const T& value) const {
     static_cast<void>(slice(buffer));
