@@ -205,7 +205,8 @@ DirectoryLayers directory_layers(const Checkpoint& model, std::span<const int64_
   const std::vector<DescribedLayer> wanted = described(model, layers);
   std::vector<std::string> reasons;
   for (const Candidate& family : candidates_of(model)) {
-    DirectoryLayers written{.model_type = std::string(family.model_type)};
+    DirectoryLayers written;
+    written.model_type = family.model_type;
     const Support readable = try_candidate(family, model, wanted, written.config);
     if (!readable) {
       reasons.push_back(fmt::format("{}: {}", family.model_type, readable.reason()));
