@@ -19,25 +19,22 @@ int64_t count_segments(const gemm::WeightGroups& groups, const gemm::RowScales& 
 
 }  // namespace
 
-CodedRows::CodedRows(const CodedRowsConfig& config) : config_(config) {
-  if (!coded() || (config_.code_row == nullptr && !config_.panels.has_offsets)) return;
-  num_segments_ = count_segments(config_.panels.groups(), form());
-}
-
-int64_t CodedRows::row_bytes() const {
+CodedRows::CodedRows(const CodedRowsConfig& config)
+    : config_(config),
+      num_scales_(quant::scales_per_row(config.rule, columns())),
+      form_({.width = quant::scale_width(config.rule, columns()),
+             .exact_k = config.rule.exact_columns,
+             .sums_at = num_scales_ * int64_t{sizeof(float)}}) {
+  if (coded() && (config_.code_row != nullptr || config_.panels.has_offsets)) {
+    num_segments_ = count_segments(config_.panels.groups(), form_);
+  }
   constexpr int64_t kWord = sizeof(float);
-  return round_up(config_.value_bytes + (num_scales() + num_segments_) * kWord, 64);
-}
-
-gemm::RowScales CodedRows::form() const {
-  return {.width = quant::scale_width(config_.rule, columns()),
-          .exact_k = config_.rule.exact_columns,
-          .sums_at = num_scales() * int64_t{sizeof(float)}};
+  row_bytes_ = round_up(config_.value_bytes + (num_scales_ + num_segments_) * kWord, 64);
 }
 
 gemm::RowScales CodedRows::scales(const std::byte* rows) const {
   if (!coded()) return {};
-  gemm::RowScales scales = form();
+  gemm::RowScales scales = form_;
   scales.first = rows + config_.value_bytes;
   return scales;
 }
@@ -55,13 +52,13 @@ void CodedRows::prepare(const float* factors, float static_scale, const float* v
   if (!coded()) return;
   std::byte* const after_values = row + config_.value_bytes;
   quant::round_to_activation_codes(own, columns(), rule, floats(after_values));
-  if (num_segments_ != 0) sum_segments(own, integers(after_values + form().sums_at));
+  if (num_segments_ != 0) sum_segments(own, integers(after_values + form_.sums_at));
 }
 
 void CodedRows::sum_segments(const float* codes, int32_t* sums) const {
   const gemm::WeightGroups groups = config_.panels.groups();
   for (int64_t begin = 0; begin < columns();) {
-    const int64_t end = gemm::segment_end(groups, form(), begin);
+    const int64_t end = gemm::segment_end(groups, form_, begin);
     *sums++ = static_cast<int32_t>(std::accumulate(codes + begin, codes + end, 0.0F));
     begin = end;
   }
@@ -77,9 +74,9 @@ void CodedRows::code_row(const quant::ActivationRule& rule, const float* values,
                     .power_of_two_scales = rule.power_of_two_scales,
                     .codes = row,
                     .scales = floats(after_values),
-                    .sums = integers(after_values + form().sums_at),
+                    .sums = integers(after_values + form_.sums_at),
                     .groups = config_.panels.groups(),
-                    .rows = form()});
+                    .rows = form_});
 }
 
 }  // namespace conclave::inline v0::experts

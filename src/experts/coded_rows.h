@@ -36,7 +36,7 @@ class CodedRows {
   bool changes() const { return coded() || config_.has_factors; }
   // Whether a row is the same for every expert.
   bool are_shared() const { return !config_.has_factors; }
-  int64_t row_bytes() const;  // a multiple of 64
+  int64_t row_bytes() const { return row_bytes_; }  // a multiple of 64
   // Finds the scales of the rows that begin at `rows`.
   gemm::RowScales scales(const std::byte* rows) const;
   // Makes the row of `values`, which may be its own: times `factors`, where there are, then codes.
@@ -46,13 +46,14 @@ class CodedRows {
  private:
   bool coded() const { return config_.rule.form != ActivationScale::kNone; }
   int64_t columns() const { return config_.panels.k; }
-  gemm::RowScales form() const;  // without a place
-  int64_t num_scales() const { return quant::scales_per_row(config_.rule, columns()); }
   void sum_segments(const float* codes, int32_t* sums) const;
   void code_row(const quant::ActivationRule& rule, const float* values, std::byte* row) const;
 
   CodedRowsConfig config_;
-  int64_t num_segments_ = 0;  // that have sums
+  int64_t num_scales_ = 0;
+  gemm::RowScales form_ = {};  // without a place
+  int64_t num_segments_ = 0;   // that have sums
+  int64_t row_bytes_ = 0;
 };
 
 }  // namespace conclave::inline v0::experts

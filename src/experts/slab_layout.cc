@@ -77,16 +77,7 @@ size_t order_bytes(const gemm::PanelLayout& panel) {
   return panel.ordered_groups == 0 ? 0 : static_cast<size_t>(panel.k) * sizeof(int32_t);
 }
 
-const int32_t* table_at(const std::byte* place) {
-  return static_cast<const int32_t*>(static_cast<const void*>(place));
-}
-
-const float* floats_at(const std::byte* place) {
-  return static_cast<const float*>(static_cast<const void*>(place));
-}
-
-// Writes an order or factors.
-// A slab that gets no table may be absent.
+// Writes an order or factors. A slab that gets no table may be absent.
 void write_table(const ConstTensorView& table, std::byte* slab, size_t offset) {
   static_assert(sizeof(int32_t) == sizeof(float));
   if (table.empty()) return;
@@ -114,41 +105,24 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
            .ordered_groups = ordered_groups(problem.quant, std::max(problem.whole_intermediate_size,
                                                                     problem.intermediate_size))} {}
 
-SlabBytes SlabLayout::bytes() const {
-  const auto with_factors = [&](size_t before, const gemm::PanelLayout& panel) {
-    constexpr int64_t kAlignment = 64;
-    const int64_t factors = has_factors ? panel.k * int64_t{sizeof(float)} : 0;
-    return static_cast<size_t>(round_up(static_cast<int64_t>(before) + factors, kAlignment));
-  };
-  return {.gate_up = with_factors(gate_up_factor_offset(), gate_up),
-          .down = with_factors(down_factor_offset(), down)};
-}
-
-size_t SlabLayout::gate_up_factor_offset() const {
-  return gate_up_panel_bytes() + (gated ? 2 : 1) * order_bytes(gate_up);
-}
-
-size_t SlabLayout::down_factor_offset() const { return down_panel_bytes() + order_bytes(down); }
-
-gemm::PanelOrder SlabLayout::gate_up_order(const std::byte* slab) const {
-  if (gate_up.ordered_groups == 0) return {};
-  const std::byte* const first = slab + gate_up_panel_bytes();
-  return {.lower = table_at(first),
-          .upper = table_at(gated ? first + order_bytes(gate_up) : first)};
-}
-
-gemm::PanelOrder SlabLayout::down_order(const std::byte* slab) const {
-  if (down.ordered_groups == 0) return {};
-  const int32_t* const table = table_at(slab + down_panel_bytes());
-  return {.lower = table, .upper = table};
-}
-
-const float* SlabLayout::gate_up_factors(const std::byte* slab) const {
-  return has_factors ? floats_at(slab + gate_up_factor_offset()) : nullptr;
-}
-
-const float* SlabLayout::down_factors(const std::byte* slab) const {
-  return has_factors ? floats_at(slab + down_factor_offset()) : nullptr;
+SlabPlaces SlabLayout::places(const gemm::PanelLayout& panel, int64_t num_panels,
+                              size_t num_orders) const {
+  constexpr int64_t kAlignment = 64;
+  SlabPlaces places{.stride = stride(panel), .scales = panel.weight_bytes()};
+  if (panel.has_offsets) places.offsets = panel.weight_bytes() + panel.scale_bytes();
+  if (has_bias) places.biases = panel.panel_bytes();
+  size_t end = static_cast<size_t>(num_panels) * places.stride;
+  if (panel.ordered_groups != 0) {
+    places.lower_order = end;
+    places.upper_order = end + (num_orders - 1) * order_bytes(panel);
+    end += num_orders * order_bytes(panel);
+  }
+  if (has_factors) {
+    places.factors = end;
+    end += static_cast<size_t>(panel.k) * sizeof(float);
+  }
+  places.slab_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(end), kAlignment));
+  return places;
 }
 
 std::string SlabLayout::name() const {
@@ -181,17 +155,13 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     take_rows(expert.down, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
     write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
   }
-  pack_tables(expert, gate_up_slab, down_slab);
-}
-
-void SlabLayout::pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
-                             std::byte* down_slab) const {
-  write_table(expert.up.factor, gate_up_slab, gate_up_factor_offset());
-  write_table(expert.down.factor, down_slab, down_factor_offset());
-  const size_t first = gate_up_panel_bytes();
-  write_table(expert.gate.order, gate_up_slab, first);
-  write_table(expert.up.order, gate_up_slab, gated ? first + order_bytes(gate_up) : first);
-  write_table(expert.down.order, down_slab, down_panel_bytes());
+  const SlabPlaces gate_up_at = gate_up_places();
+  const SlabPlaces down_at = down_places();
+  write_table(expert.up.factor, gate_up_slab, gate_up_at.factors);
+  write_table(expert.down.factor, down_slab, down_at.factors);
+  write_table(expert.gate.order, gate_up_slab, gate_up_at.lower_order);
+  write_table(expert.up.order, gate_up_slab, gate_up_at.upper_order);
+  write_table(expert.down.order, down_slab, down_at.lower_order);
 }
 
 }  // namespace conclave::inline v0::experts

@@ -15,6 +15,39 @@
 
 namespace conclave::inline v0::experts {
 
+// Where the parts of a slab lie. A layout's sizes take divisions, which one panel's product with a
+// few rows would notice: kernels keep the places.
+struct SlabPlaces {
+  static constexpr size_t kNone = SIZE_MAX;
+
+  size_t slab_bytes = 0;
+  size_t stride = 0;  // bytes from one panel to the next
+  // From a panel's first byte.
+  size_t scales = 0;
+  size_t offsets = kNone;
+  size_t biases = kNone;
+  // From the slab's.
+  size_t lower_order = kNone;
+  size_t upper_order = kNone;
+  size_t factors = kNone;
+
+  const std::byte* slab(const std::byte* slabs, int64_t expert) const {
+    return slabs + static_cast<size_t>(expert) * slab_bytes;
+  }
+  const std::byte* panel(const std::byte* slab, int64_t index) const {
+    return slab + static_cast<size_t>(index) * stride;
+  }
+  // Null if there are none.
+  template <class T>
+  static const T* at(const std::byte* base, size_t place) {
+    if (place == kNone) return nullptr;
+    return static_cast<const T*>(static_cast<const void*>(base + place));
+  }
+  gemm::PanelOrder order(const std::byte* slab) const {
+    return {.lower = at<int32_t>(slab, lower_order), .upper = at<int32_t>(slab, upper_order)};
+  }
+};
+
 struct SlabLayout {
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -36,7 +69,9 @@ struct SlabLayout {
   size_t stride(const gemm::PanelLayout& panel) const {
     return panel.panel_bytes() + (has_bias ? kBiasBytes : 0);
   }
-  SlabBytes bytes() const;
+  SlabBytes bytes() const {
+    return {.gate_up = gate_up_places().slab_bytes, .down = down_places().slab_bytes};
+  }
   PackGranule granule() const {
     return {.inner_rows = gate_up_columns(),
             .hidden_rows = gemm::kPanelColumns,
@@ -46,31 +81,13 @@ struct SlabLayout {
   std::string name() const;  // "panel64.k2.v1"; "panel64.k2.single.bias.v1" without gate, with bias
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab) const;
-  // The biases of a panel of either slab; null if there are none.
-  const float* bias(const gemm::PanelLayout& layout, const std::byte* panel) const {
-    if (!has_bias) return nullptr;
-    return static_cast<const float*>(static_cast<const void*>(panel + layout.panel_bytes()));
-  }
-  // The orders of columns of a slab, if there are.
-  gemm::PanelOrder gate_up_order(const std::byte* slab) const;
-  gemm::PanelOrder down_order(const std::byte* slab) const;
-  // The factors of columns of a slab; null if there are none.
-  const float* gate_up_factors(const std::byte* slab) const;
-  const float* down_factors(const std::byte* slab) const;
+  SlabPlaces gate_up_places() const { return places(gate_up, gate_up_panels(), gated ? 2 : 1); }
+  SlabPlaces down_places() const { return places(down, down_panels(), 1); }
 
  private:
   static constexpr size_t kBiasBytes = static_cast<size_t>(gemm::kPanelColumns) * sizeof(float);
 
-  // Bytes of the panels of a slab, which its orders follow.
-  size_t gate_up_panel_bytes() const {
-    return static_cast<size_t>(gate_up_panels()) * stride(gate_up);
-  }
-  size_t down_panel_bytes() const { return static_cast<size_t>(down_panels()) * stride(down); }
-  // Where factors begin, behind panels and orders.
-  size_t gate_up_factor_offset() const;
-  size_t down_factor_offset() const;
-  void pack_tables(const ExpertMatrices& expert, std::byte* gate_up_slab,
-                   std::byte* down_slab) const;
+  SlabPlaces places(const gemm::PanelLayout& panel, int64_t num_panels, size_t num_orders) const;
 };
 
 }  // namespace conclave::inline v0::experts

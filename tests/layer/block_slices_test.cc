@@ -273,7 +273,7 @@ struct PackedDown {
     return panel_value(layout.down, panel(row / 64), k, row % 64);
   }
   int64_t place(int64_t row, int64_t k) {
-    const int32_t* const table = layout.down_order(bytes()).lower;
+    const int32_t* const table = layout.down_places().order(bytes()).lower;
     return (table != nullptr ? table[k] : layout.down.group_of(k)) * 64 + row % 64;
   }
   float scale(int64_t row, int64_t k) { return layout.down.scales(panel(row / 64))[place(row, k)]; }

@@ -28,10 +28,6 @@ struct Call {
   std::byte* intermediate;  // activated rows, grouped or prepared in the same way
 };
 
-const std::byte* slab_of(const WorkItem& item, const std::byte* slabs, size_t slab_bytes) {
-  return slabs + static_cast<size_t>(item.expert) * slab_bytes;
-}
-
 const float* floats(const std::byte* row) {
   return static_cast<const float*>(static_cast<const void*>(row));
 }
@@ -39,12 +35,11 @@ const float* floats(const std::byte* row) {
 // A stage's panels in memory.
 struct Stage {
   const std::byte* slabs = nullptr;
-  size_t slab_bytes = 0;
-  size_t panel_stride = 0;
+  const SlabPlaces& places;
   int64_t num_panels = 0;
 
   const std::byte* panel(const WorkItem& item) const {
-    return slab_of(item, slabs, slab_bytes) + static_cast<size_t>(item.panel) * panel_stride;
+    return places.panel(places.slab(slabs, item.expert), item.panel);
   }
 };
 
@@ -89,6 +84,8 @@ class ExpertMlp final : public ExpertsKernel {
   ExpertMlp(const ExpertsProblem& problem, ExpertMlpConfig config)
       : num_local_experts_(problem.num_local_experts),
         layout_(problem),
+        gate_up_at_(layout_.gate_up_places()),
+        down_at_(layout_.down_places()),
         config_(std::move(config)),
         input_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
                 .has_factors = layout_.has_factors,
@@ -215,8 +212,8 @@ class ExpertMlp final : public ExpertsKernel {
       return;
     }
     for_each_block(call, 1, executor, [&](const WorkItem& item) {
-      const float* const factors =
-          layout_.gate_up_factors(slab_of(item, call.weights.gate_up, layout_.bytes().gate_up));
+      const std::byte* const slab = gate_up_at_.slab(call.weights.gate_up, item.expert);
+      const auto* const factors = SlabPlaces::at<float>(slab, gate_up_at_.factors);
       for (int64_t i = 0; i < item.num_rows; ++i) {
         prepare(factors, call.batch.source_row[item.first_slot + i], item.first_row + i);
       }
@@ -225,8 +222,8 @@ class ExpertMlp final : public ExpertsKernel {
 
   void prepare_activated(const Call& call, Executor& executor) const {
     for_each_block(call, 1, executor, [&](const WorkItem& item) {
-      const float* const factors =
-          layout_.down_factors(slab_of(item, call.weights.down, layout_.bytes().down));
+      const std::byte* const slab = down_at_.slab(call.weights.down, item.expert);
+      const auto* const factors = SlabPlaces::at<float>(slab, down_at_.factors);
       for (int64_t i = 0; i < item.num_rows; ++i) {
         std::byte* const row = call.intermediate + (item.first_row + i) * inner_.row_bytes();
         inner_.prepare(factors, call.weights.intermediate_scale, floats(row), row);
@@ -236,8 +233,7 @@ class ExpertMlp final : public ExpertsKernel {
 
   void run_gate_up(const Call& call, Executor& executor) const {
     const Stage stage{.slabs = call.weights.gate_up,
-                      .slab_bytes = layout_.bytes().gate_up,
-                      .panel_stride = layout_.stride(layout_.gate_up),
+                      .places = gate_up_at_,
                       .num_panels = layout_.gate_up_panels()};
     run_stage(executor, call.work, stage,
               [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
@@ -262,7 +258,7 @@ class ExpertMlp final : public ExpertsKernel {
         .row_index = by_index ? call.batch.source_row + item.first_slot : nullptr,
         .row_bytes = row_bytes,
         .num_rows = item.num_rows,
-        .bias = layout_.bias(layout_.gate_up, panel),
+        .bias = SlabPlaces::at<float>(panel, gate_up_at_.biases),
         .out =
             call.intermediate + item.first_row * intermediate_row_bytes() + column * column_bytes,
         .out_row_bytes = intermediate_row_bytes(),
@@ -270,19 +266,16 @@ class ExpertMlp final : public ExpertsKernel {
         .epilogue = config_.functions.activate,
         .epilogue_parameters = &parameters_,
         .out_block_bytes = kBlockColumns * column_bytes,
-        .scales = layout_.gate_up.scales(panel),
-        .offsets = layout_.gate_up.offsets(panel),
+        .scales = SlabPlaces::at<float>(panel, gate_up_at_.scales),
+        .offsets = SlabPlaces::at<float>(panel, gate_up_at_.offsets),
         .scale_width = layout_.gate_up.scale_width,
-        .order =
-            layout_.gate_up_order(slab_of(item, call.weights.gate_up, layout_.bytes().gate_up)),
+        .order = gate_up_at_.order(gate_up_at_.slab(call.weights.gate_up, item.expert)),
         .row_scales = input_.scales(rows)};
   }
 
   void run_down(const Call& call, Executor& executor) const {
-    const Stage stage{.slabs = call.weights.down,
-                      .slab_bytes = layout_.bytes().down,
-                      .panel_stride = layout_.stride(layout_.down),
-                      .num_panels = layout_.down_panels()};
+    const Stage stage{
+        .slabs = call.weights.down, .places = down_at_, .num_panels = layout_.down_panels()};
     run_stage(executor, call.work, stage,
               [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
                 config_.functions.product(down_task(call, item, panel, next_panel));
@@ -300,20 +293,22 @@ class ExpertMlp final : public ExpertsKernel {
             .rows = rows,
             .row_bytes = intermediate_row_bytes(),
             .num_rows = item.num_rows,
-            .bias = layout_.bias(layout_.down, panel),
+            .bias = SlabPlaces::at<float>(panel, down_at_.biases),
             .out = static_cast<std::byte*>(static_cast<void*>(out)),
             .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
             .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column),
-            .scales = layout_.down.scales(panel),
-            .offsets = layout_.down.offsets(panel),
+            .scales = SlabPlaces::at<float>(panel, down_at_.scales),
+            .offsets = SlabPlaces::at<float>(panel, down_at_.offsets),
             .scale_width = layout_.down.scale_width,
             .scale_skip = layout_.down.scale_skip,
-            .order = layout_.down_order(slab_of(item, call.weights.down, layout_.bytes().down)),
+            .order = down_at_.order(down_at_.slab(call.weights.down, item.expert)),
             .row_scales = inner_.scales(rows)};
   }
 
   int64_t num_local_experts_;
   SlabLayout layout_;
+  SlabPlaces gate_up_at_;
+  SlabPlaces down_at_;
   ExpertMlpConfig config_;
   CodedRows input_;
   CodedRows inner_;

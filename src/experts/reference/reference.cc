@@ -30,6 +30,8 @@ class ReferenceKernel final : public ExpertsKernel {
  public:
   explicit ReferenceKernel(const ExpertsProblem& problem)
       : layout_(problem),
+        gate_up_at_(layout_.gate_up_places()),
+        down_at_(layout_.down_places()),
         input_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
                 .has_factors = layout_.has_factors,
                 .value_bytes = layout_.hidden_size * int64_t{sizeof(float)},
@@ -123,10 +125,10 @@ class ReferenceKernel final : public ExpertsKernel {
     return call.batch.bundle.rows + call.batch.source_row[slot] * call.batch.bundle.row_bytes;
   }
   const std::byte* gate_up_slab(const Call& call, const Task& task) const {
-    return call.weights.gate_up + static_cast<size_t>(task.expert) * layout_.bytes().gate_up;
+    return gate_up_at_.slab(call.weights.gate_up, task.expert);
   }
   const std::byte* down_slab(const Call& call, const Task& task) const {
-    return call.weights.down + static_cast<size_t>(task.expert) * layout_.bytes().down;
+    return down_at_.slab(call.weights.down, task.expert);
   }
   std::byte* input_row(const Call& call, const Task& task, int64_t i) const {
     return call.input + (task.first_row + i) * input_.row_bytes();
@@ -136,7 +138,8 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   void prepare_input(const Call& call, const Task& task) const {
-    const float* const factors = layout_.gate_up_factors(gate_up_slab(call, task));
+    const auto* const factors =
+        SlabPlaces::at<float>(gate_up_slab(call, task), gate_up_at_.factors);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       std::byte* const row = input_row(call, task, i);
       input_.prepare(factors, call.weights.input_scale, floats(source_row(call, task, i)), row);
@@ -144,7 +147,7 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   void prepare_activated(const Call& call, const Task& task) const {
-    const float* const factors = layout_.down_factors(down_slab(call, task));
+    const auto* const factors = SlabPlaces::at<float>(down_slab(call, task), down_at_.factors);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       std::byte* const row = activated_row(call, task, i);
       inner_.prepare(factors, call.weights.intermediate_scale, floats(row), row);
@@ -153,10 +156,10 @@ class ReferenceKernel final : public ExpertsKernel {
 
   void activate_panel(const Call& call, const Task& task) const {
     const std::byte* const slab = gate_up_slab(call, task);
-    const Panel panel{
-        .layout = layout_.gate_up,
-        .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.gate_up),
-        .order = layout_.gate_up_order(slab)};
+    const Panel panel{.layout = layout_.gate_up,
+                      .packed = gate_up_at_.panel(slab, task.panel),
+                      .order = gate_up_at_.order(slab),
+                      .biases = gate_up_at_.biases};
     const int64_t width = layout_.gate_up_columns();
     const int64_t first = task.panel * width;
     const int64_t valid = std::min(width, layout_.intermediate_size - first);
@@ -179,27 +182,28 @@ class ReferenceKernel final : public ExpertsKernel {
     const gemm::PanelLayout& layout;
     const std::byte* packed = nullptr;
     gemm::PanelOrder order = {};
+    size_t biases = SlabPlaces::kNone;
   };
   using Sums = std::array<float, gemm::kPanelColumns>;
   Sums biased_product(const Panel& panel, const std::byte* x, const CodedRows& rows) const {
-    const auto& [layout, packed, order] = panel;
+    const auto& [layout, packed, order, biases] = panel;
     Sums sums;
     if (layout.scale_width != 0) {
       gemm::reference_coded_product(layout, packed, floats(x), rows.scales(x), order, sums.data());
     } else {
       gemm::reference_product(layout, packed, floats(x), 0, gemm::kPanelColumns, sums.data());
     }
-    const float* bias = layout_.bias(layout, packed);
+    const auto* const bias = SlabPlaces::at<float>(packed, biases);
     for (size_t c = 0; bias != nullptr && c < sums.size(); ++c) sums[c] += bias[c];
     return sums;
   }
 
   void down_panel(const Call& call, const Task& task) const {
     const std::byte* const slab = down_slab(call, task);
-    const Panel panel{
-        .layout = layout_.down,
-        .packed = slab + static_cast<size_t>(task.panel) * layout_.stride(layout_.down),
-        .order = layout_.down_order(slab)};
+    const Panel panel{.layout = layout_.down,
+                      .packed = down_at_.panel(slab, task.panel),
+                      .order = down_at_.order(slab),
+                      .biases = down_at_.biases};
     const int64_t first = task.panel * gemm::kPanelColumns;
     const int64_t valid = std::min(gemm::kPanelColumns, layout_.hidden_size - first);
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
@@ -210,6 +214,8 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   SlabLayout layout_;
+  SlabPlaces gate_up_at_;
+  SlabPlaces down_at_;
   CodedRows input_;
   CodedRows inner_;
   activation::Activation activation_;
