@@ -30,12 +30,15 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
   nb::dict dict;
   dict["method"] = layout.method;
   dict["reason"] = layout.reason;
+  dict["kernel_order"] = layout.kernel_order;
   dict["codes"] = dtype_to_python(layout.codes);
   dict["code_bits"] = layout.code_bits;
   dict["weights"] = word_of(layout.quant.weights);
   dict["block_rows"] = layout.quant.block_rows;
   dict["block_cols"] = layout.quant.block_cols;
   dict["activations"] = word_of(layout.quant.activations);
+  dict["activation_group"] = layout.quant.activation_group;
+  dict["has_module_schemes"] = layout.has_module_schemes;
   dict["tensors"] = tensors;
   return dict;
 }
@@ -44,6 +47,8 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
 
 void bind_methods(nb::module_& module) {
   module.def("checkpoint_methods", &checkpoint_methods, "Methods of checkpoints that are read.");
+  module.def("kept_modules", &kept_modules, nb::arg("config"),
+             "The modules that a quantization_config leaves as they are, as it names them.");
   module.def(
       "method_layout",
       [](const std::string& config, const std::string& matrix, int64_t rows, int64_t cols) {
