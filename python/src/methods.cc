@@ -1,8 +1,10 @@
 #include "methods.h"
 
 #include "arrays.h"
+#include "fields.h"
 #include "names.h"
 
+#include "conclave/format.h"
 #include "conclave/methods.h"
 
 #include <string>
@@ -56,6 +58,13 @@ void bind_methods(nb::module_& module) {
       },
       nb::arg("config"), nb::arg("matrix"), nb::arg("rows"), nb::arg("cols"),
       "The tensors in which a method stores a matrix [rows, cols] of this name.");
+  module.def(
+      "gpu_rows_reason",
+      [](const nb::dict& spec) {
+        const MoeSpec read = spec_from_dict(spec);
+        return gpu_rows_support(read.weight_dtype, read.quant).reason();
+      },
+      nb::arg("spec"), "Why a GPU does not make a layer's rows of codes; empty if it does.");
 }
 
 }  // namespace conclave::python
