@@ -1,6 +1,8 @@
 // The forms of quantised weights that tools offer by name, and how checkpoints state them.
 #pragma once
 
+#include "conclave/dtype.h"
+#include "conclave/error.h"
 #include "conclave/spec.h"
 #include "conclave/version.h"
 
@@ -26,5 +28,10 @@ struct WeightForm {
 };
 // All forms, plain types first.
 CONCLAVE_API std::vector<WeightForm> weight_forms();
+
+// Yes if the kernels of a GPU make the rows that a spec has beside weights of this type. Otherwise
+// layers there need with_plain_rows: rows have a scale rule, a group width or a type for which no
+// kernel is built.
+CONCLAVE_API Support gpu_rows_support(DType weights, const QuantSpec& quant);
 
 }  // namespace conclave::inline v0

@@ -39,9 +39,12 @@ struct MethodTensor {
 struct MethodLayout {
   std::string method = {};  // quant_method
   std::string reason = {};  // why such weights are not read; empty if they are
+  // Set where they are not read since a tool has laid codes in the order of a kernel: what that is.
+  std::string kernel_order = {};
   DType codes = DType::kF8E4M3;
   int64_t code_bits = 0;  // that a stored code has
   QuantSpec quant = {};
+  bool has_module_schemes = false;  // modules have several; this is one of the routed experts'
   // Those that the method always has, codes first. A matrix may have the tensor of a plane under
   // any name of docs/quantisation.md; this is the method's own or the usual one.
   std::vector<MethodTensor> tensors = {};
@@ -56,6 +59,12 @@ CONCLAVE_API std::vector<std::string> checkpoint_methods();
 // values that no such method writes.
 CONCLAVE_API MethodLayout method_layout(const std::string& config, std::string_view matrix,
                                         int64_t rows, int64_t cols);
+
+// The modules that a quantization_config leaves as they are, as it names them: by names, or by
+// patterns, of which expressions begin with "re:". Keys of every method count, whatever
+// quant_method says. Throws Error(kJson...) for what is no JSON, Error(kJsonType) for what is no
+// list of names.
+CONCLAVE_API std::vector<std::string> kept_modules(const std::string& config);
 
 // The form in which a method shall store a matrix.
 struct MethodForm {

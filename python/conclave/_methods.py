@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conclave import _frameworks
+from conclave import _conclave, _frameworks
 from conclave.checkpoint import Feed
 from conclave.errors import Error
 from conclave.layer import Layer
-from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, QuantSpec
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, to_dict
 
 _PREFIX = "model.layers.0.mlp.experts."
 
@@ -48,11 +48,10 @@ def _fed(
     return feed, kept
 
 
-def has_microscaled_rows(quant: QuantSpec) -> bool:
-    """Whether scales of rows are those of mxfp4, mxfp6, mxfp8 or nvfp4, which a GPU does not make:
-    layers of modules leave such rows as they are there."""
-    powers = quant.power_of_two_scales and quant.activation_group == quant.block_cols == 32
-    return powers or quant.activation_scale_rule != "quotient"
+def needs_plain_rows(spec: MoeSpec, device_type: str) -> bool:
+    """Whether layers of modules leave rows as they are on a device, since it makes no codes of
+    them, such as those of mxfp4, mxfp6, mxfp8 and nvfp4 on a GPU."""
+    return device_type != "cpu" and _conclave.gpu_rows_reason(to_dict(spec)) != ""
 
 
 def layer_of_method(
@@ -80,7 +79,7 @@ def layer_of_method(
     """
     with _names_below_experts():
         feed, kept = _fed(spec, quantization, tensors, interleaved)
-        plain_rows = device != "cpu" and has_microscaled_rows(feed.layer(0).spec.quant)
+        plain_rows = needs_plain_rows(feed.layer(0).spec, device)
         layer = Layer.from_checkpoint(
             feed, 0, device=device, options=options, parallel=parallel, plain_rows=plain_rows
         )

@@ -1,8 +1,10 @@
 #include "methods.h"
 
 #include "arrays.h"
+#include "fields.h"
 #include "names.h"
 
+#include "conclave/format.h"
 #include "conclave/methods.h"
 
 #include <string>
@@ -30,12 +32,15 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
   nb::dict dict;
   dict["method"] = layout.method;
   dict["reason"] = layout.reason;
+  dict["kernel_order"] = layout.kernel_order;
   dict["codes"] = dtype_to_python(layout.codes);
   dict["code_bits"] = layout.code_bits;
   dict["weights"] = word_of(layout.quant.weights);
   dict["block_rows"] = layout.quant.block_rows;
   dict["block_cols"] = layout.quant.block_cols;
   dict["activations"] = word_of(layout.quant.activations);
+  dict["activation_group"] = layout.quant.activation_group;
+  dict["has_module_schemes"] = layout.has_module_schemes;
   dict["tensors"] = tensors;
   return dict;
 }
@@ -44,6 +49,8 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
 
 void bind_methods(nb::module_& module) {
   module.def("checkpoint_methods", &checkpoint_methods, "Methods of checkpoints that are read.");
+  module.def("kept_modules", &kept_modules, nb::arg("config"),
+             "The modules that a quantization_config leaves as they are, as it names them.");
   module.def(
       "method_layout",
       [](const std::string& config, const std::string& matrix, int64_t rows, int64_t cols) {
@@ -51,6 +58,13 @@ void bind_methods(nb::module_& module) {
       },
       nb::arg("config"), nb::arg("matrix"), nb::arg("rows"), nb::arg("cols"),
       "The tensors in which a method stores a matrix [rows, cols] of this name.");
+  module.def(
+      "gpu_rows_reason",
+      [](const nb::dict& spec) {
+        const MoeSpec read = spec_from_dict(spec);
+        return gpu_rows_support(read.weight_dtype, read.quant).reason();
+      },
+      nb::arg("spec"), "Why a GPU does not make a layer's rows of codes; empty if it does.");
 }
 
 }  // namespace conclave::python

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError  # noqa: E402
-from conclave.vllm.scheme import _ignored  # noqa: E402
+from conclave.vllm._method_readers import kept_modules  # noqa: E402
 from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
@@ -140,7 +140,8 @@ def test_layers_that_are_not_ignored_are_quantised(entry):
 
 def test_rules_that_change_modules_leave_none_out():
     rules = {"-:.*mlp.gate": {}, "+:.*experts": {"bits": 8}, ".*down_proj": {"bits": 3}}
-    assert _ignored({"dynamic": rules, "ignore": ["lm_head"]}.get) == ["lm_head", "re:.*mlp.gate"]
+    config = {"dynamic": rules, "ignore": ["lm_head"]}
+    assert kept_modules(config) == ["lm_head", "re:.*mlp.gate"]
 
 
 def test_matrices_of_the_experts_named_one_by_one():

@@ -27,6 +27,7 @@ Quantization attempt(const Method& method, const io::JsonValue& config) {
     result.weights = weights;
   } catch (const NotRead& refusal) {
     result.reason = refusal.reason;
+    result.kernel_order = refusal.kernel_order;
   }
   return result;
 }
@@ -58,9 +59,11 @@ Quantization read_from(const io::JsonValue& config, std::string_view file,
     return {
         .method = "a method that " + config.path() + " does not name", .weights = {}, .reason = {}};
   }
+  const NotRead refusal = unread_method(given->as_string());
   return {.method = io::show_name(given->as_string()),
           .weights = {},
-          .reason = std::string(unread_method(given->as_string()))};
+          .reason = refusal.reason,
+          .kernel_order = refusal.kernel_order};
 }
 
 }  // namespace

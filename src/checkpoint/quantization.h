@@ -16,6 +16,7 @@ struct Quantization {
   std::string method;                       // "fp8"; empty: not quantised
   std::optional<QuantizedWeights> weights;  // empty: these weights are not read
   std::string reason;                       // why not; empty if the method is not known at all
+  std::string kernel_order = {};            // as NotRead has it
 };
 
 // Reads the object quantization_config (or compression_config) of config.json. Throws

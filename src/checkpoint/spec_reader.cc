@@ -16,15 +16,18 @@ namespace {
 constexpr SizeRange kWidth = {.low = 1, .high = kMaxWidth};
 constexpr SizeRange kOptionalWidth = {.low = 0, .high = kMaxWidth};
 
-// Maps names of hidden_act (left) to rows of the activation list (right).
+// Maps names of hidden_act (left) to rows of the activation list (right), by what a form makes of
+// them.
 struct ActivationName {
   std::string_view config;
   std::string_view gated;
   std::string_view ungated;
+  std::string_view clamped_before = {};
+  std::string_view clamped_after = {};
 };
 constexpr std::array kActivations = {
-    ActivationName{"silu", "silu", "silu_no_mul"},
-    ActivationName{"swish", "silu", "silu_no_mul"},
+    ActivationName{"silu", "silu", "silu_no_mul", "silu_clamp_before", "silu_clamp_after"},
+    ActivationName{"swish", "silu", "silu_no_mul", "silu_clamp_before", "silu_clamp_after"},
     ActivationName{"gelu", "gelu", "gelu_no_mul"},
     ActivationName{"gelu_pytorch_tanh", "gelu_tanh", "gelu_tanh_no_mul"},
     ActivationName{"gelu_new", "gelu_tanh", "gelu_tanh_no_mul"},
@@ -57,6 +60,13 @@ std::string row_of(const ConfigReader& config, const ActivationRule& rule, Suppo
   return name;
 }
 
+// The row of the same formula with bounds; empty if there is none.
+std::string_view clamped_row(ActivationForm form, std::string_view gated) {
+  const auto* const known = std::ranges::find(kActivations, gated, &ActivationName::gated);
+  if (known == kActivations.end()) return {};
+  return form == ActivationForm::kClampBefore ? known->clamped_before : known->clamped_after;
+}
+
 ActivationSpec read_activation(const ConfigReader& config, const ActivationRule& rule,
                                int64_t layer, Support& support) {
   const double limit = config.number(rule.limit, layer);
@@ -72,14 +82,16 @@ ActivationSpec read_activation(const ConfigReader& config, const ActivationRule&
     activation.beta = beta;
     activation.linear_beta = config.number(rule.linear_beta);
   }
-  const bool before = rule.form == ActivationForm::kClampBefore;
-  if (limit == 0 || (!before && rule.form != ActivationForm::kClampAfter)) return activation;
-  if (activation.name != "silu") {
+  const bool may_clamp =
+      rule.form == ActivationForm::kClampBefore || rule.form == ActivationForm::kClampAfter;
+  if (limit == 0 || !may_clamp) return activation;
+  const std::string_view clamped = clamped_row(rule.form, activation.name);
+  if (clamped.empty()) {
     support = Support::no(fmt::format("{} with bounds is not an activation this version runs",
                                       io::show_text(activation.name)));
     return activation;
   }
-  return {.name = before ? "silu_clamp_before" : "silu_clamp_after", .limit = limit};
+  return {.name = std::string(clamped), .limit = limit};
 }
 
 RouterScore read_score(const ConfigReader& config, const RouterRule& rule) {
@@ -242,10 +254,14 @@ Support runnable(const ConfigReader& config, const Architecture& architecture,
 
 std::string_view config_activation(ActivationForm form, std::string_view row) {
   // Bounds, and formulas that a form stands for by itself, are no part of the name.
-  if (row.starts_with("silu_clamp") || form == ActivationForm::kSwigluOai) row = "silu";
+  if (form == ActivationForm::kSwigluOai) row = "silu";
   const bool ungated = form == ActivationForm::kUngated;
-  const auto* const known = std::ranges::find(
-      kActivations, row, ungated ? &ActivationName::ungated : &ActivationName::gated);
+  const auto is_row = [&](const ActivationName& known) {
+    if (ungated) return row == known.ungated;
+    const bool is_clamped = row == known.clamped_before || row == known.clamped_after;
+    return row == known.gated || (is_clamped && !row.empty());
+  };
+  const auto* const known = std::ranges::find_if(kActivations, is_row);
   return known == kActivations.end() ? "" : known->config;
 }
 

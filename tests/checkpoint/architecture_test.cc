@@ -3,6 +3,7 @@
 
 #include "checkpoint/generic_names.h"
 #include "checkpoint/layer_names.h"
+#include "checkpoint/spec_reader.h"
 #include "checkpoint/tensor_name.h"
 
 #include "conclave/checkpoint.h"
@@ -99,6 +100,17 @@ TEST(ArchitectureCatalog, ModelTypes_AreListedSortedAndOnce) {
   for (const char* type : {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"}) {
     EXPECT_TRUE(std::binary_search(types.begin(), types.end(), type)) << type;
   }
+}
+
+TEST(ConfigActivation, BoundsAndOwnFormulas_AreNoPartOfTheName) {
+  for (const char* row : {"silu", "silu_clamp_before", "silu_clamp_after"}) {
+    EXPECT_EQ(config_activation(ActivationForm::kClampBefore, row), "silu") << row;
+  }
+  EXPECT_EQ(config_activation(ActivationForm::kSwigluOai, "swiglu_oai"), "silu");
+  EXPECT_EQ(config_activation(ActivationForm::kGated, "gelu_tanh"), "gelu_pytorch_tanh");
+  EXPECT_EQ(config_activation(ActivationForm::kUngated, "relu2_no_mul"), "relu2");
+  EXPECT_EQ(config_activation(ActivationForm::kUngated, "silu_clamp_after"), "");
+  EXPECT_EQ(config_activation(ActivationForm::kGated, "nonsense"), "");
 }
 
 TEST(ArchitectureCatalog, UnknownType_IsNull) { EXPECT_EQ(find_architecture("bert"), nullptr); }

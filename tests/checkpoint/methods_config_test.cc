@@ -348,6 +348,30 @@ TEST(CompressedTensorsConfig, RowsInGroups_FollowThePackage) {
       *read(config("nvfp4-pack-quantized", nv, with(nv, {{"dynamic", true}}))).weights);
 }
 
+TEST(CompressedTensorsConfig, RowsWithoutAType_HaveThatBesideTheWeights) {
+  const auto spec_of = [](json weights, const json& rows) {
+    weights.update({{"num_bits", 8}, {"type", "float"}});
+    const auto found = read(
+        {{"quant_method", "compressed-tensors"},
+         {"config_groups", {{"group_0", {{"weights", weights}, {"input_activations", rows}}}}}});
+    EXPECT_TRUE(found.weights) << found.reason;
+    return found.weights ? found.weights->spec : QuantSpec();
+  };
+  const json channel = {{"strategy", "channel"}};
+  const json block = {{"strategy", "block"}, {"block_structure", {64, 64}}};
+  EXPECT_EQ(spec_of(channel, {{"dynamic", true}}).activations, ActivationScale::kToken);
+  EXPECT_EQ(spec_of(channel, {{"dynamic", false}}).activations, ActivationScale::kTensorStatic);
+  const QuantSpec grouped = spec_of(block, {{"dynamic", true}, {"strategy", "group"}});
+  EXPECT_EQ(grouped.activations, ActivationScale::kGroup);
+  EXPECT_EQ(grouped.activation_group, 64);
+  json integers = {{"quant_method", "compressed-tensors"},
+                   {"config_groups", {{"group_0", json::object()}}}};
+  integers["config_groups"]["group_0"] = {
+      {"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}},
+      {"input_activations", {{"num_bits", 8}, {"dynamic", true}}}};
+  expect_reason(integers, "I8");
+}
+
 TEST(MlxConfig, IsKnownWithoutAMethod) {
   const json config = {{"bits", 4}, {"group_size", 64}};
   const auto found = read(config);

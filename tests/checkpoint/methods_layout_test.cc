@@ -118,6 +118,95 @@ TEST(MethodLayout, Axes_AreThoseOfRowsAndColumns) {
   EXPECT_EQ(order.cols_axis, 0);
 }
 
+// The layout of a configuration, of any matrix.
+MethodLayout layout_of(const nlohmann::json& config) {
+  return method_layout(config.dump(), "w1.weight", 256, 256);
+}
+
+TEST(MethodLayout, Rows_AreThoseOfTheConfiguration) {
+  struct Case {
+    nlohmann::json config;
+    WeightScale weights;
+    ActivationScale rows;
+  };
+  const auto modelopt = [](const char* algorithm) {
+    return nlohmann::json{{"quant_method", "modelopt"}, {"quant_algo", algorithm}};
+  };
+  const std::vector<Case> cases = {
+      {{{"quant_method", "fp8"}}, WeightScale::kTensor, ActivationScale::kToken},
+      {{{"quant_method", "fp8"}, {"activation_scheme", "static"}},
+       WeightScale::kTensor,
+       ActivationScale::kTensorStatic},
+      {{{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}},
+       WeightScale::kBlock,
+       ActivationScale::kGroup},
+      {modelopt("FP8"), WeightScale::kTensor, ActivationScale::kTensorStatic},
+      {modelopt("FP8_PER_CHANNEL_PER_TOKEN"), WeightScale::kChannel, ActivationScale::kToken},
+      {modelopt("FP8_PB_WO"), WeightScale::kBlock, ActivationScale::kNone}};
+  for (const Case& test : cases) {
+    SCOPED_TRACE(test.config.dump());
+    const MethodLayout layout = layout_of(test.config);
+    EXPECT_EQ(layout.reason, "");
+    EXPECT_EQ(layout.codes, DType::kF8E4M3);
+    EXPECT_EQ(layout.quant.weights, test.weights);
+    EXPECT_EQ(layout.quant.activations, test.rows);
+    EXPECT_FALSE(layout.has_module_schemes);
+  }
+}
+
+TEST(MethodLayout, SchemesOfModules_AreSaid) {
+  nlohmann::json config = {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}};
+  EXPECT_FALSE(layout_of(config).has_module_schemes);
+  config["dynamic"] = {{"+:.*down_proj.*", {{"bits", 8}}}};
+  EXPECT_TRUE(layout_of(config).has_module_schemes);
+}
+
+TEST(MethodLayout, OrdersOfKernels_AreNamed) {
+  const nlohmann::json gptq = {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}};
+  const auto order = [](nlohmann::json config, const char* key, const nlohmann::json& value) {
+    config[key] = value;
+    const MethodLayout layout = layout_of(config);
+    EXPECT_NE(layout.reason, "");
+    return layout.kernel_order;
+  };
+  EXPECT_EQ(order(gptq, "checkpoint_format", "exllama"), "exllama");
+  EXPECT_EQ(order(gptq, "is_marlin_format", true), "marlin");
+  EXPECT_EQ(order(gptq, "is_bitblas_format", true), "bitblas");
+  EXPECT_EQ(order(gptq, "quant_method", "gptq_marlin_24"), "marlin's for 2:4 sparse weights");
+  EXPECT_EQ(order({{"quant_method", "awq"}}, "version", "GEMV_fast"), "awq of version gemv_fast");
+  EXPECT_EQ(order({{"quant_method", "compressed-tensors"}}, "format", "marlin-24"),
+            "marlin's for 2:4 sparse weights");
+  EXPECT_EQ(order(gptq, "bits", 5), "");
+  EXPECT_EQ(order(gptq, "quant_method", "hqq"), "");
+}
+
+TEST(KeptModules, KeysOfEveryMethod_Count) {
+  using Names = std::vector<std::string>;
+  const auto kept = [](const nlohmann::json& config) { return kept_modules(config.dump()); };
+  for (const char* key : {"ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules",
+                          "exclude", "llm_int8_skip_modules"}) {
+    EXPECT_EQ(kept({{"quant_method", "hqq"}, {key, {"lm_head", "re:.*gate"}}}),
+              (Names{"lm_head", "re:.*gate"}))
+        << key;
+    EXPECT_EQ(kept({{key, nullptr}}), Names()) << key;
+  }
+  EXPECT_EQ(kept({{"quantization", {{"exclude_modules", nlohmann::json::array({"*.gate"})}}}}),
+            (Names{"*.gate"}));
+  EXPECT_EQ(kept({{"dynamic", {{"-:.*gate", {}}, {"+:.*up", {{"bits", 8}}}, {".*down", {}}}}}),
+            (Names{"re:.*gate"}));
+  EXPECT_EQ(kept({{"dynamic", true}}), Names());
+}
+
+TEST(KeptModules, WhatIsNoListOfNames_IsAnError) {
+  for (const char* config : {R"({"ignore": "lm_head"})", R"({"ignore": [1]})", "[]"}) {
+    const auto error = error_of([&] { static_cast<void>(kept_modules(config)); });
+    ASSERT_TRUE(error) << config;
+    EXPECT_EQ(error->code(), ErrorCode::kJsonType) << error->what();
+  }
+  const auto error = error_of([] { static_cast<void>(kept_modules(R"({"exclude": [1]})")); });
+  EXPECT_NE(std::string(error->what()).find("exclude[0]"), std::string::npos) << error->what();
+}
+
 TEST(MethodLayout, WhatIsNotRead_HasAReason) {
   EXPECT_NE(method_layout(R"({"quant_method": "hqq"})", "w1.weight", 8, 8).reason, "");
   EXPECT_NE(method_layout(R"({"quant_method": "nonsense"})", "w1.weight", 8, 8).reason, "");

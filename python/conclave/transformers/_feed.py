@@ -10,7 +10,7 @@ import torch
 
 from conclave import _conclave, _runtime
 from conclave._growing import growing
-from conclave._methods import has_microscaled_rows
+from conclave._methods import needs_plain_rows
 from conclave.checkpoint import layer_info
 from conclave.errors import Error
 from conclave.layer import Layer
@@ -98,8 +98,7 @@ def make_layer(
     taken, kept = _fill(feed, model, parts, further, number, names)
     context = _runtime.context("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}")
     options = to_dict(LayerOptions(max_tokens=max_tokens(device)))
-    quant = layer_info(feed.layer(number)).spec.quant
-    plain_rows = device.type != "cpu" and has_microscaled_rows(quant)
+    plain_rows = needs_plain_rows(layer_info(feed.layer(number)).spec, device.type)
     core = _conclave.Layer.from_feed(
         context, feed, number, options, {}, device.type == "cpu", plain_rows
     )

@@ -1,7 +1,8 @@
-"""From the configuration of each packing method to the parameters of its layers.
+"""From a configuration of quantised weights to what the library's reader of the method says of it,
+and on to the parameters of packed experts.
 
-Which tensors a method has, their shapes and their types says the library's reader of the method;
-here stands what vLLM's parameters have beside that.
+Which tensors a method has, their shapes and types, what shares a scale and how rows are quantised
+says that reader; here stands what vLLM's parameters have beside that.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, NoReturn
 import torch
 
 from conclave import _conclave
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveUnsupportedError
 from conclave.vllm._method_schemes import Matrix, MethodScheme, Plane
+from conclave.vllm.quant import FP8
 
 _SAMPLE = 1024  # rows and columns, where sizes do not matter
 
@@ -46,21 +48,57 @@ def tensor_scale(
     )
 
 
-class _Method:
+def _in_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def _as_text(config: Mapping[str, Any]) -> str:
+    """A configuration as config.json has it, where torch's types and others stand by their
+    names."""
+    return json.dumps(config, default=_in_json, skipkeys=True)
+
+
+def kept_modules(config: Mapping[str, Any]) -> list[str]:
+    """The modules that a configuration leaves as they are, as it names them."""
+    return _conclave.kept_modules(_as_text(config))
+
+
+def kernel_order(name: str) -> str:
+    """The kernel in whose order files of a method hold codes; empty for other methods."""
+    text = _as_text({"quant_method": name.replace("-", "_")})
+    return _layout(text, ".weight", _SAMPLE, _SAMPLE)["kernel_order"]
+
+
+class Method:
     """The reader's description of the matrices of a configuration.
 
-    Raises ConclaveUnsupportedError with the reason of what is not read.
+    Raises ConclaveUnsupportedError with the reason of what is not read, and the reader's Error,
+    which names the value, for what no such method writes.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any], matrix: str = ".weight") -> None:
-        self.text = json.dumps({**config, "quant_method": name})
+        self.text = _as_text({**config, "quant_method": name})
         self._matrix = matrix
         self._found = _layout(self.text, matrix, _SAMPLE, _SAMPLE)
+        if self._found["kernel_order"]:
+            refuse_order(self._found["kernel_order"])
         if self._found["reason"]:
-            raise ConclaveUnsupportedError(f"quant_config: {self._found['reason']}")
+            raise ConclaveUnsupportedError(
+                f"quant_config: {name} does not run here: {self._found['reason']}"
+            )
         self.codes: str = self._found["codes"]
         self.shares: str = self._found["weights"]
         self.group: int = self._found["block_cols"] if self.shares == "block" else 0
+        self.rows: str = self._found["activations"]  # none, tensor_static, token, group
+        self.row_group: int = self._found["activation_group"] if self.rows == "group" else 0
+        self.has_module_schemes: bool = self._found["has_module_schemes"]
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale, where weights have blocks."""
+        return self._found["block_rows"], self._found["block_cols"]
 
     def types_of(self, plane: str) -> list[str]:
         """The types in which a plane may be stored; empty if matrices have none."""
@@ -68,6 +106,30 @@ class _Method:
             if tensor["plane"] == plane and tensor["use"] == "plane":
                 return list(tensor["dtypes"])
         return []
+
+    def parameter_of(self, plane: str) -> str:
+        """What a parameter of a plane is called behind "w13_" and "w2_"."""
+        for tensor in self._found["tensors"]:
+            if tensor["plane"] == plane and tensor["use"] == "plane":
+                return self._own_name(tensor)
+        raise KeyError(plane)
+
+    def _own_name(self, tensor: Mapping[str, Any]) -> str:
+        return tensor["name"].removeprefix(self._matrix.removesuffix("weight"))
+
+    @property
+    def is_plain_e4m3(self) -> bool:
+        """Whether codes of e4m3 lie under the names of plain matrices, with scales that are no
+        bytes."""
+        others = ("global_scale", "column_order", "column_factor", "zero")
+        if self.codes != FP8 or any(map(self.types_of, others)):
+            return False
+        return self.types_of("codes") == [FP8] and self.types_of("scale")[0] != "uint8"
+
+    @property
+    def lies_by_rows(self) -> bool:
+        """Whether codes of a row of a matrix follow each other, and are not transposed."""
+        return self._found["tensors"][0]["rows_axis"] == 0
 
     @property
     def in_words(self) -> bool:
@@ -87,7 +149,7 @@ class _Method:
                 yield self._plane(place, tensor, turns and tensor["plane"] in ("codes", "scale"))
 
     def _plane(self, place: int, tensor: Mapping[str, Any], turns: bool) -> Plane:
-        name = tensor["name"].removeprefix(self._matrix.removesuffix("weight"))
+        name = self._own_name(tensor)
         dtype = getattr(torch, tensor["dtypes"][0])
         plane, use = tensor["plane"], tensor["use"]
         if use == "unused":
@@ -140,16 +202,6 @@ class _Method:
         return MethodScheme(planes or tuple(self.planes()), self.text, self.group, **choices)
 
 
-# Methods whose files hold codes in the order of a kernel; "gptq_marlin" and "awq_marlin" name a
-# kernel that reorders plain files after they are loaded, and are read as those files are.
-KERNEL_ORDERS = {
-    "marlin": "marlin",
-    "gptq-marlin-24": "marlin's for 2:4 sparse weights",
-    "bitblas": "bitblas",
-    "gptq-bitblas": "bitblas",
-}
-
-
 def refuse_order(order: str) -> NoReturn:
     """Raises ConclaveUnsupportedError for codes that a kernel's tool has moved about."""
     raise ConclaveUnsupportedError(
@@ -159,38 +211,22 @@ def refuse_order(order: str) -> NoReturn:
     )
 
 
-def _refuse_orders_of_kernels(config: Mapping[str, Any]) -> None:
-    layout = str(config.get("checkpoint_format") or "gptq").lower()
-    if layout not in ("gptq", "gptq_v2"):
-        refuse_order(layout)
-    for kernel in ("marlin", "bitblas"):
-        if config.get(f"is_{kernel}_format"):
-            refuse_order(kernel)
-
-
 def gptq(config: Mapping[str, Any]) -> MethodScheme:
     """Words along columns, transposed; the group of each column."""
-    _refuse_orders_of_kernels(config)
-    method = _Method("gptq", config)
+    method = Method("gptq", config)
     return method.scheme(has_all_groups=method.is_ordered)
 
 
 def awq(config: Mapping[str, Any]) -> MethodScheme:
     """Words along rows, transposed."""
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm":
-        refuse_order(f"awq of version {version}")
-    return _Method("awq", config).scheme()
+    method = Method("awq", config)
+    if method.lies_by_rows:
+        refuse_order("awq of version gemv")
+    return method.scheme()
 
 
-def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> MethodScheme | None:
-    """The packed forms of one group of its schemes; None for 8-bit floats, which are not packed."""
-    weights, form = group.get("weights") or {}, group.get("format") or config.get("format")
-    if form == "marlin-24":
-        refuse_order("marlin's for 2:4 sparse weights")
-    if (weights.get("type"), weights.get("num_bits")) == ("float", 8) and form != "mxfp8-quantized":
-        return None
-    method = _Method("compressed-tensors", config)
+def compressed_tensors(method: Method) -> MethodScheme:
+    """The packed forms of one group of its schemes."""
     if method.in_words:
         # vLLM has them transposed.
         return method.scheme(*method.planes(turns=True), has_all_groups=method.is_ordered)
@@ -201,7 +237,7 @@ def compressed_tensors(config: Mapping[str, Any], group: Mapping[str, Any]) -> M
 
 def mxfp4(config: Mapping[str, Any]) -> MethodScheme:
     """gpt-oss: tensors of all experts, whose rows are padded or not."""
-    method = _Method("mxfp4", config, matrix="experts")
+    method = Method("mxfp4", config, matrix="experts")
     names = {"_blocks": "weight", "_scales": "weight_scale"}
     planes = (
         dataclasses.replace(plane, name=names[plane.name], fed_as=plane.name)
@@ -210,16 +246,8 @@ def mxfp4(config: Mapping[str, Any]) -> MethodScheme:
     return method.scheme(*planes, is_stacked=True)
 
 
-def modelopt(config: Mapping[str, Any]) -> MethodScheme | None:
-    """The packed algorithms; None for e4m3 with scales by tensor, channel or block, and for what
-    has no parameters."""
-    try:
-        method = _Method("modelopt", config)
-    except ConclaveUnsupportedError:
-        return None
-    is_packed = method.codes != "float8_e4m3fn" or method.types_of("scale")[0] == "uint8"
-    if method.types_of("column_factor") or not is_packed:
-        return None
+def modelopt(method: Method, config: Mapping[str, Any]) -> MethodScheme:
+    """The packed algorithms."""
     if not method.types_of("global_scale"):
         return method.scheme(combines=True)
     return method.scheme(
@@ -232,7 +260,7 @@ def modelopt(config: Mapping[str, Any]) -> MethodScheme | None:
 
 def quark(config: Mapping[str, Any]) -> MethodScheme:
     """Floats with exponents as scales; e4m3 by tensor or channel."""
-    method = _Method("quark", config)
+    method = Method("quark", config)
     if method.in_words:
         kind = ((config.get("global_quant_config") or {}).get("weight") or {}).get("dtype")
         raise ConclaveUnsupportedError(f"quant_config: quark's {kind} does not run here")
@@ -241,13 +269,11 @@ def quark(config: Mapping[str, Any]) -> MethodScheme:
 
 def bitsandbytes(config: Mapping[str, Any]) -> MethodScheme:
     """Codes that run over the ends of rows, with tensors that say what they mean; int8 by row."""
-    if not config.get("load_in_8bit") and not config.get("load_in_4bit"):
-        raise ConclaveValueError("quant_config: bitsandbytes of neither 4 nor 8 bits")
-    method = _Method("bitsandbytes", config)
-    if config.get("load_in_8bit"):
+    method = Method("bitsandbytes", config)
+    if method.shares == "channel":
         form = tensor_scale("weight_format", is_read=False, dtype=torch.uint8)
         return method.scheme(*method.planes(), form)
-    if str(config.get("bnb_4bit_quant_storage", "uint8")) != "uint8":
+    if str(config.get("bnb_4bit_quant_storage") or "uint8") != "uint8":
         raise ConclaveUnsupportedError(
             "bnb_4bit_quant_storage: codes are loaded as uint8 here, found "
             f"{config['bnb_4bit_quant_storage']}"

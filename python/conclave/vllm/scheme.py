@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,6 +14,7 @@ from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, Conclav
 from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
 from conclave.vllm._gguf import GgufScheme
+from conclave.vllm._method_readers import Method, kept_modules, kernel_order, refuse_order
 from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
@@ -143,28 +144,34 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
     vLLM's `QuantizationConfig` kind.
 
-    Raises ConclaveUnsupportedError with the reason, and ConclaveValueError for biases that both the
-    layer and the configuration would have.
+    Raises ConclaveUnsupportedError with the reason, ConclaveValueError for biases that both the
+    layer and the configuration would have, and an Error that names the value for one that no such
+    method writes.
     """
     if quant_config is None:
         return Scheme()
     if isinstance(quant_config, FusedMoEQuantConfig):
         return _fixed(quant_config, has_bias)
-    read = _reader(quant_config)
-    name = str(read("quant_method") or _name_of(quant_config)).replace("_", "-")
-    if is_ignored(prefix, _ignored(read)):
+    stated = _stated(quant_config)
+    name = str(stated.get("quant_method") or _name_of(quant_config)).replace("_", "-")
+    if is_ignored(prefix, _ignored(stated)):
         return Scheme()
     reader = _READERS.get(name)
     if reader is None:
-        if name in _method_readers.KERNEL_ORDERS:
-            _method_readers.refuse_order(_method_readers.KERNEL_ORDERS[name])
-        if name in WITHOUT_PARAMETERS:
-            raise ConclaveUnsupportedError(
-                f"quant_config: {name} does not run here; {WITHOUT_PARAMETERS[name]}"
-            )
-        known = ", ".join(sorted(_READERS))
-        raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
-    return reader(read)
+        _refuse(name)
+    return reader(stated)
+
+
+def _refuse(name: str) -> NoReturn:
+    """Raises ConclaveUnsupportedError for a method without parameters here."""
+    if name in WITHOUT_PARAMETERS:
+        raise ConclaveUnsupportedError(
+            f"quant_config: {name} does not run here; {WITHOUT_PARAMETERS[name]}"
+        )
+    if order := kernel_order(name):
+        refuse_order(order)
+    known = ", ".join(sorted(_READERS))
+    raise ConclaveUnsupportedError(f"quant_config: {name} does not run here; {known} do")
 
 
 def _fixed(config: FusedMoEQuantConfig, has_bias: bool) -> Scheme:
@@ -182,38 +189,20 @@ def _fixed(config: FusedMoEQuantConfig, has_bias: bool) -> Scheme:
     return Scheme(weights="tensor", fixed=config, codes=codes)
 
 
-def _ignored(read: Any) -> list[str]:
-    """Modules that a configuration leaves as they are, by the keys of all methods."""
-    keys = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules", "exclude")
-    found: list[str] = []
-    for key in (*keys, "llm_int8_skip_modules", "unquantized_modules"):
-        found += read(key) or ()
-    nested = read("quantization")
-    if isinstance(nested, Mapping):
-        found += nested.get("exclude_modules") or ()
-    dynamic = read("dynamic")
-    if isinstance(dynamic, Mapping):
-        found += [f"re:{rule[2:]}" for rule in dynamic if rule.startswith("-:")]
-    return found
-
-
-def _mapping(read: Any) -> dict[str, Any]:
-    """The keys that the readers of packed methods know."""
-    keys = (
-        *("bits", "group_size", "desc_act", "sym", "checkpoint_format", "static_groups", "dynamic"),
-        *("is_marlin_format", "is_bitblas_format"),
-        *("w_bit", "q_group_size", "zero_point", "version", "format", "config_groups"),
-        *("quant_algo", "quantization", "use_global_sf", "global_quant_config", "export"),
-        *("load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage"),
-        *("bnb_4bit_use_double_quant", "layer_quant_config"),
-    )
-    return {key: read(key) for key in keys if read(key) is not None}
-
-
-def _reader(config: Any) -> Any:
+def _stated(config: Any) -> dict[str, Any]:
+    """What a configuration says, by the keys of config.json, which attributes of vLLM's objects
+    are called after."""
     if isinstance(config, Mapping):
-        return config.get
-    return lambda name: getattr(config, name, None)
+        return dict(config)
+    kinds = (bool, int, float, str, list, tuple, Mapping)
+    names = (name for name in dir(config) if not name.startswith("_"))
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, kinds)}
+
+
+def _ignored(stated: Mapping[str, Any]) -> list[str]:
+    """Modules that a configuration leaves as they are; vLLM's of GGUF files lists them too."""
+    return [*kept_modules(stated), *(stated.get("unquantized_modules") or ())]
 
 
 def _name_of(config: Any) -> str:
@@ -273,93 +262,97 @@ def _rule(entry: str) -> Callable[[str], bool]:
     return lambda name: pattern.match(name) is not None
 
 
-def _fp8(read: Any) -> Scheme:
-    block = read("weight_block_size")
-    scheme = read("activation_scheme") or "dynamic"
-    if read("is_checkpoint_fp8_serialized") is False:
-        if block is not None or scheme != "dynamic":
-            raise ConclaveUnsupportedError(
-                "is_checkpoint_fp8_serialized: weights that are quantised when they are loaded "
-                "have one scale a matrix, and rows dynamic ones"
-            )
-        return Scheme("tensor", scheme, encodes=True)
-    if scheme not in ("dynamic", "static"):
-        raise ConclaveValueError(f"activation_scheme: expected dynamic or static, found {scheme!r}")
-    if block is None:
-        return Scheme("tensor", scheme)
-    if scheme == "static":
+# What a `Scheme` calls the rows that the library's reader names so.
+_ROWS = {"none": "none", "tensor_static": "static", "token": "token", "group": "dynamic"}
+_GROUP = 128  # columns of a row that share a scale, beside weights in blocks
+
+
+def _plain_e4m3(method: Method, rows_key: str, block_key: str) -> Scheme:
+    """Codes of e4m3 under the names of plain matrices. The keys are those that state rows and
+    blocks, for messages."""
+    if method.shares == "block":
+        return _in_blocks(method, rows_key, block_key)
+    if method.rows == "group":
         raise ConclaveUnsupportedError(
-            "activation_scheme: static scales do not go with weight_block_size"
+            f"{rows_key}: rows in groups of {method.row_group} columns go with weights in blocks"
         )
-    return _block(block, "dynamic", "weight_scale_inv")
+    return Scheme(method.shares, _ROWS[method.rows])
 
 
-def _block(block: Any, rows: str, suffix: str) -> Scheme:
-    if len(block) != 2 or int(block[1]) != 128:
+def _in_blocks(method: Method, rows_key: str, block_key: str) -> Scheme:
+    if method.rows == "tensor_static":
+        raise ConclaveUnsupportedError(f"{rows_key}: static scales do not go with blocks")
+    if method.block[1] != _GROUP:
         raise ConclaveUnsupportedError(
-            f"weight_block_size: rows are quantised in groups of 128 columns, found {list(block)}"
+            f"{block_key}: rows are quantised in groups of {_GROUP} columns, found blocks of "
+            f"{list(method.block)}"
         )
-    return Scheme("block", rows, (int(block[0]), int(block[1])), suffix)
+    if method.rows == "group" and method.row_group != _GROUP:
+        raise ConclaveUnsupportedError(
+            f"{rows_key}: rows are quantised in groups of {_GROUP} columns, found "
+            f"{method.row_group}"
+        )
+    # Rows with a scale each have one for each group beside blocks, as in vLLM.
+    rows = "none" if method.rows == "none" else "dynamic"
+    return Scheme("block", rows, method.block, method.parameter_of("scale"))
 
 
-def _compressed(read: Any) -> Scheme | MethodScheme:
-    groups = read("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
+def _fp8(stated: Mapping[str, Any]) -> Scheme:
+    method = Method("fp8", stated)
+    found = _plain_e4m3(method, "activation_scheme", "weight_block_size")
+    if found.rows == "token":
+        # vLLM calls these rows dynamic by tensor; layers quantise each by itself.
+        found = dataclasses.replace(found, rows="dynamic")
+    if stated.get("is_checkpoint_fp8_serialized") is not False:
+        return found
+    if (found.weights, found.rows) != ("tensor", "dynamic"):
+        raise ConclaveUnsupportedError(
+            "is_checkpoint_fp8_serialized: weights that are quantised when they are loaded have "
+            f"one scale a matrix, and rows dynamic ones; found weights by {found.weights}, rows "
+            f"{found.rows}"
+        )
+    return dataclasses.replace(found, encodes=True)
+
+
+def _compressed(stated: Mapping[str, Any]) -> Scheme | MethodScheme:
+    method = Method("compressed-tensors", stated)
+    if method.has_module_schemes:
         raise ConclaveUnsupportedError("config_groups: one group runs, for all experts alike")
-    group = next(iter(groups.values()))
-    packed = _method_readers.compressed_tensors(_mapping(read), group)
-    if packed is not None:
-        return packed
-    weights, rows = group.get("weights") or {}, group.get("input_activations")
-    strategy = weights.get("strategy")
-    if strategy == "block":
-        if rows is not None and not rows.get("dynamic"):
-            raise ConclaveUnsupportedError("config_groups: static scales do not go with blocks")
-        kind = "none" if rows is None else "dynamic"
-        return _block(weights.get("block_structure") or (), kind, "weight_scale")
-    if strategy not in ("tensor", "channel"):
-        raise ConclaveUnsupportedError(f"config_groups: strategy {strategy!r} does not run here")
-    if rows is None:
-        return Scheme(strategy, "none")
-    return Scheme(strategy, "token" if rows.get("dynamic") else "static")
+    if method.is_plain_e4m3:
+        return _plain_e4m3(method, "config_groups", "config_groups")
+    return _method_readers.compressed_tensors(method)
 
 
-def _modelopt(read: Any) -> Scheme | MethodScheme:
-    stated = read("quantization")
-    algorithm = str(read("quant_algo") or (stated or {}).get("quant_algo"))
-    packed = _method_readers.modelopt(_mapping(read))
-    if packed is not None:
-        return packed
-    if algorithm == "FP8":
-        return Scheme("tensor", "static")
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return Scheme("channel", "token")
-    if algorithm == "FP8_PB_WO":
-        return _block((128, 128), "none", "weight_scale")
-    raise ConclaveUnsupportedError(f"quant_algo: {algorithm} does not run here")
+def _modelopt(stated: Mapping[str, Any]) -> Scheme | MethodScheme:
+    method = Method("modelopt", stated)
+    if method.has_module_schemes:
+        raise ConclaveUnsupportedError("quantized_layers: all experts have one algorithm here")
+    if method.types_of("column_factor"):
+        algorithm = (stated.get("quantization") or stated).get("quant_algo")
+        raise ConclaveUnsupportedError(
+            f"quant_algo: {algorithm} does not run here; parameters have no factors of columns"
+        )
+    if method.is_plain_e4m3:
+        return _plain_e4m3(method, "quant_algo", "quant_algo")
+    return _method_readers.modelopt(method, stated)
 
 
-def _of_method(
-    reader: Callable[[Mapping[str, Any]], MethodScheme],
-) -> Callable[[Any], MethodScheme]:
-    return lambda read: reader(_mapping(read))
-
-
-_READERS: dict[str, Callable[[Any], Scheme | PackedScheme]] = {
+# "gptq_marlin" and "awq_marlin" name a kernel that reorders plain files after they are loaded.
+_READERS: dict[str, Callable[[Mapping[str, Any]], Scheme | PackedScheme]] = {
     "fp8": _fp8,
-    "experts-int8": lambda read: Scheme("channel", codes=torch.int8, encodes=True),
+    "experts-int8": lambda _: Scheme("channel", codes=torch.int8, encodes=True),
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "modelopt-fp4": _modelopt,
     "modelopt-mxfp8": _modelopt,
-    "gptq": _of_method(_method_readers.gptq),
-    "gptq-marlin": _of_method(_method_readers.gptq),
-    "awq": _of_method(_method_readers.awq),
-    "awq-marlin": _of_method(_method_readers.awq),
-    "mxfp4": _of_method(_method_readers.mxfp4),
-    "quark": _of_method(_method_readers.quark),
-    "bitsandbytes": _of_method(_method_readers.bitsandbytes),
-    "gguf": lambda read: GgufScheme(),
+    "gptq": _method_readers.gptq,
+    "gptq-marlin": _method_readers.gptq,
+    "awq": _method_readers.awq,
+    "awq-marlin": _method_readers.awq,
+    "mxfp4": _method_readers.mxfp4,
+    "quark": _method_readers.quark,
+    "bitsandbytes": _method_readers.bitsandbytes,
+    "gguf": lambda _: GgufScheme(),
 }
 # Methods that the library reads, and for which a `FusedMoE` has no parameters.
 WITHOUT_PARAMETERS = {

@@ -4,7 +4,6 @@
 #include "checkpoint/methods/methods.h"
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
-#include "io/text.h"
 
 #include <fmt/format.h>
 
@@ -184,7 +183,7 @@ QuantizedWeights read_awq(const io::JsonValue& config) {
   std::transform(version.begin(), version.end(), version.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
   if (version != "gemm" && version != "gemv") {
-    throw NotRead{"the layout " + io::show_name(version) + " of its kernels"};
+    refuse_layout(version, "awq of version " + version);
   }
   const int64_t bits = either(config, "bits", "w_bit").as_int64();
   if (bits != kBits) throw NotRead{fmt::format("codes of {} bits", bits)};

@@ -76,12 +76,25 @@ bool is_dynamic(const io::JsonValue& scheme) {
   return dynamic->as_bool();
 }
 
-void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spec) {
+// A scheme of rows may leave its type out, which is then the one that goes beside the weights.
+void check_row_type(const io::JsonValue& scheme, DType weights) {
+  if (!scheme.find_set("num_bits") && !scheme.find_set("type")) return;
   const quant::WeightFormat* const format = quant::find_format(weights);
   const DType element = type_of_scheme(scheme);
   if (format == nullptr || element != format->row_codes->element) {
     throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
   }
+}
+
+// Groups of rows without a size of their own are as wide as the blocks of the weights.
+int64_t group_of_rows(const io::JsonValue& scheme, const QuantSpec& spec) {
+  const auto size = scheme.find_set("group_size");
+  if (!size && spec.weights == WeightScale::kBlock) return spec.block_cols;
+  return block_size(size ? *size : scheme.at("group_size"));
+}
+
+void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spec) {
+  check_row_type(scheme, weights);
   if (!is_symmetric(scheme)) throw NotRead{"activations with zero points"};
   if (spec.zeros != WeightZero::kNone || spec.has_column_order) {
     throw NotRead{"quantised activations beside zero points or an order of columns"};
@@ -94,7 +107,7 @@ void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spe
     spec.activations = ActivationScale::kToken;
   } else if (dynamic && (strategy == "group" || strategy == "tensor_group")) {
     spec.activations = ActivationScale::kGroup;
-    spec.activation_group = block_size(scheme.at("group_size"));
+    spec.activation_group = group_of_rows(scheme, spec);
   } else {
     throw NotRead{fmt::format("{} activations of the strategy {}", dynamic ? "dynamic" : "static",
                               io::show_name(strategy))};
@@ -305,6 +318,7 @@ std::string write_compressed_tensors(const MethodForm& form, const std::vector<s
 QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
   const std::string format = text_of(config, "format", "float-quantized");
   const bool by_group = format == "mixed-precision";
+  if (format == "marlin-24") refuse_layout(format, "marlin's for 2:4 sparse weights");
   if (const auto sparsity = config.find_set("sparsity_config")) {
     const std::string stored = text_of(*sparsity, "format", "dense");
     if (stored != "dense") throw NotRead{"the sparse format " + io::show_name(stored)};

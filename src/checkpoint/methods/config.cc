@@ -1,5 +1,6 @@
 #include "checkpoint/methods/config.h"
 
+#include "io/text.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
@@ -92,6 +93,11 @@ void set_scaled_rows(DType rows, int64_t group, RowScaleRule rule, QuantizedWeig
   spec.activation_group = group;
   spec.activation_scale_rule = rule;
   if (rows != quant::format_of(weights.element).row_codes->element) spec.activation_dtype = rows;
+}
+
+void refuse_layout(std::string_view layout, std::string_view kernel_order) {
+  throw NotRead{.reason = "the layout " + io::show_name(layout) + " of its kernels",
+                .kernel_order = std::string(kernel_order.empty() ? layout : kernel_order)};
 }
 
 QuantizedWeights usual_codes(DType element, const QuantSpec& spec) {

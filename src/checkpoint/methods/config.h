@@ -31,6 +31,10 @@ void set_dynamic_rows(QuantSpec& spec);
 // Rows in groups of columns that are codes of this type, with scales by this rule.
 void set_scaled_rows(DType rows, int64_t group, RowScaleRule rule, QuantizedWeights& weights);
 
+// Throws NotRead for codes that a tool has laid in the order of a kernel. The order is that of the
+// layout's name, or is called otherwise.
+[[noreturn]] void refuse_layout(std::string_view layout, std::string_view kernel_order = {});
+
 // A note for the user where a method asks for coded rows and layers do without.
 inline constexpr std::string_view kPlainRows =
     "rows stay as they are, where the method would quantise them too";

@@ -236,10 +236,9 @@ std::span<const StoredPlane> planes_for(bool symmetric, bool ordered) {
 
 void check_layout(const io::JsonValue& config) {
   const std::string format = text_of(config, "checkpoint_format", "gptq");
-  if (format != "gptq" && format != "gptq_v2") {
-    throw NotRead{"the layout " + io::show_name(format) + " of its kernels"};
-  }
-  if (flag_of(config, "is_marlin_format", false)) throw NotRead{"the layout marlin of its kernels"};
+  if (format != "gptq" && format != "gptq_v2") refuse_layout(format);
+  if (flag_of(config, "is_marlin_format", false)) refuse_layout("marlin");
+  if (flag_of(config, "is_bitblas_format", false)) refuse_layout("bitblas");
   const std::string words = text_of(config, "pack_dtype", "int32");
   if (words != "int32") throw NotRead{"words of the type " + io::show_name(words)};
   if (config.find_set("rotation")) throw NotRead{"weights that are rotated"};

@@ -137,6 +137,8 @@ struct StoredPlane {
 // A method stores weights in a way that is not read: this is a verdict, not a fault of the file.
 struct NotRead {
   std::string reason;
+  // Set where codes lie in the order of a kernel that a tool has packed them for: what that is.
+  std::string kernel_order = {};
 };
 
 // A row of the table of methods.
@@ -153,6 +155,9 @@ struct Method {
   // The usual names of tensors of scales, and of steps of rows.
   std::string_view scale = "_scale";
   std::string_view step = "input_scale";
+  // Keys of the modules that stay as they are: a list of them, or an object of rules for modules,
+  // of which those that begin with "-:" count. They may stand below a key "quantization".
+  std::span<const std::string_view> kept = {};
   // The way back: the text of a configuration that `read` understands as this form. Null: matrices
   // are not written so.
   std::string (*write)(const MethodForm& form, const std::vector<std::string>& kept) = nullptr;
@@ -161,7 +166,7 @@ std::span<const Method> known_methods();
 // Its first row of this name; null if it is not read.
 const Method* find_method(std::string_view name);
 
-// Other methods by quant_method, with what keeps them from being read; empty if unknown.
-std::string_view unread_method(std::string_view name);
+// What keeps another method from being read, by its quant_method; an empty reason if it is unknown.
+NotRead unread_method(std::string_view name);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -1,4 +1,4 @@
-// Which groups of rows and tensor-parallel slices of quantised matrices the kernels of a GPU read.
+// Which tensor-parallel slices of quantised matrices the kernels of a GPU read.
 #pragma once
 
 #include "conclave/error.h"
@@ -11,8 +11,5 @@ namespace conclave::inline v0 {
 // Yes if every slice begins with a block of scales and a group of columns, and no scale covers a
 // whole row: kernels count both from the first column of a slice.
 Support tensor_slices_support(const QuantSpec& quant, int64_t intermediate_size, int32_t ranks);
-
-// No if rows have a group width or, beside such weights, a code type for which no kernel is built.
-Support coded_rows_support(DType weights, const QuantSpec& quant);
 
 }  // namespace conclave::inline v0

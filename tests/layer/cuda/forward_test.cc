@@ -1,7 +1,6 @@
 // Compares layers on a GPU with float64: every part, every rung of the ladder, odd sizes.
 
 #include "device_layer.h"
-#include "layer/cuda/slice_support.h"
 #include "support/layer_parts.h"
 
 #include "conclave/format.h"
@@ -94,7 +93,7 @@ TEST_F(CudaForward, E4m3WeightsAndRows_AreWithinTheBar) {
 TEST_F(CudaForward, EveryFormOfCodes_IsWithinTheBar) {
   for (const WeightForm& form : weight_forms()) {
     if (form.quant.weights == WeightScale::kNone) continue;
-    if (!coded_rows_support(form.dtype, form.quant)) continue;
+    if (!gpu_rows_support(form.dtype, form.quant)) continue;
     SCOPED_TRACE(form.name);
     const auto with = [&](MoeSpec spec) {
       spec.weight_dtype = form.dtype;

@@ -3,7 +3,6 @@
 
 #include "layer/cuda/h200_plan.h"
 #include "layer/cuda/plan.h"
-#include "layer/cuda/slice_support.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/format.h"
@@ -81,7 +80,7 @@ TEST(OtherDevices, PlainRows_ServeEveryFormatThatIsCompiledForThem) {
       spec.quant = form.quant;
       SCOPED_TRACE(info.name + " " + std::string(form.name));
       if (spec.quant.has_column_order || spec.quant.has_column_factors) continue;
-      if (!coded_rows_support(spec.weight_dtype, spec.quant)) spec = with_plain_rows(spec);
+      if (!gpu_rows_support(spec.weight_dtype, spec.quant)) spec = with_plain_rows(spec);
       const CudaPlan made = plan_on(info, spec);
       ASSERT_EQ(made.routed.ladder.size(), 1U);
       EXPECT_EQ(made.routed.ladder.front().row->name, "cuda.reference");

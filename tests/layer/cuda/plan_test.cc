@@ -6,7 +6,6 @@
 #include "experts/cuda/tile_choice.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
-#include "layer/cuda/slice_support.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/format.h"
@@ -78,7 +77,7 @@ TEST(CudaPlan, WeightsOnTheInput_AreAppliedBeforeRowsAreQuantised) {
     MoeSpec spec = qwen3();
     spec.weight_dtype = form.dtype;
     spec.quant = form.quant;
-    if (!coded_rows_support(form.dtype, form.quant)) continue;
+    if (!gpu_rows_support(form.dtype, form.quant)) continue;
     EXPECT_FALSE(plan(spec).weighs_rows) << form.name;
     spec.weight_on = WeightOn::kInput;
     const bool quantises = form.quant.activations != ActivationScale::kNone;

@@ -1,0 +1,224 @@
+"""From configurations of e4m3 weights to parameters and rows: what the library's reader says of a
+configuration, a layer has."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from conclave import _conclave, vllm  # noqa: E402
+from conclave._methods import needs_plain_rows  # noqa: E402
+from conclave.errors import (  # noqa: E402
+    ConclaveCheckpointError,
+    ConclaveUnsupportedError,
+    Error,
+)
+from conclave.spec import MoeSpec, QuantSpec, weight_forms  # noqa: E402
+from conclave.vllm.scheme import read_scheme  # noqa: E402
+
+PREFIX = "model.layers.0.mlp.experts"
+BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+DYNAMIC = {**FLOAT8, "dynamic": True, "strategy": "token"}
+
+
+def compressed(weights, rows=None, **more):
+    group = {"weights": {**FLOAT8, **weights}, "input_activations": rows}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **more}
+
+
+def in_blocks(rows, shape=(128, 128)):
+    return compressed({"strategy": "block", "block_structure": list(shape)}, rows)
+
+
+def modelopt(algorithm):
+    return {"quant_method": "modelopt", "quantization": {"quant_algo": algorithm}}
+
+
+STATIC = {**FLOAT8, "dynamic": False, "strategy": "tensor"}
+GROUPS = {**DYNAMIC, "strategy": "group", "group_size": 128}
+WIDE = (128, 128)
+CASES = [
+    ({"quant_method": "fp8"}, "tensor", "dynamic", None, "weight_scale"),
+    ({"quant_method": "fp8", "fmt": "e4m3"}, "tensor", "dynamic", None, "weight_scale"),
+    (
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        "tensor",
+        "static",
+        None,
+        "weight_scale",
+    ),
+    (BLOCK, "block", "dynamic", WIDE, "weight_scale_inv"),
+    ({**BLOCK, "weight_block_size": [1, 128]}, "block", "dynamic", (1, 128), "weight_scale_inv"),
+    ({**BLOCK, "scale_fmt": "ue8m0"}, "block", "dynamic", WIDE, "weight_scale_inv"),
+    (compressed({"strategy": "tensor"}), "tensor", "none", None, "weight_scale"),
+    (compressed({"strategy": "tensor"}, STATIC), "tensor", "static", None, "weight_scale"),
+    (compressed({"strategy": "channel"}, DYNAMIC), "channel", "token", None, "weight_scale"),
+    (
+        compressed({"strategy": "channel"}, {**DYNAMIC, "strategy": "tensor"}),
+        "channel",
+        "token",
+        None,
+        "weight_scale",
+    ),
+    (in_blocks(None), "block", "none", WIDE, "weight_scale"),
+    (in_blocks(GROUPS), "block", "dynamic", WIDE, "weight_scale"),
+    (in_blocks(DYNAMIC), "block", "dynamic", WIDE, "weight_scale"),
+    (modelopt("FP8"), "tensor", "static", None, "weight_scale"),
+    (modelopt("FP8_PER_CHANNEL_PER_TOKEN"), "channel", "token", None, "weight_scale"),
+    (modelopt("FP8_PB_WO"), "block", "none", WIDE, "weight_scale"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "tensor", "static", None, "weight_scale"),
+]
+
+
+@pytest.mark.parametrize(("config", "weights", "rows", "block", "suffix"), CASES)
+def test_schemes_of_e4m3(config, weights, rows, block, suffix):
+    found = read_scheme(config, PREFIX)
+    assert (found.weights, found.rows, found.block, found.suffix) == (weights, rows, block, suffix)
+    assert found.codes == torch.float8_e4m3fn and not found.encodes
+
+
+@pytest.mark.parametrize(("config", "weights", "rows", "block", "suffix"), CASES)
+def test_parameters_and_configurations_follow_schemes(config, weights, rows, block, suffix):
+    layer = vllm.FusedMoE(4, 2, 256, 128, quant_config=config)
+    found = {name for name, _ in layer.named_parameters()}
+    expected = {"w13_weight", "w2_weight", f"w13_{suffix}", f"w2_{suffix}"}
+    if rows == "static":
+        expected |= {"w13_input_scale", "w2_input_scale"}
+    assert found == expected
+    quant = layer.moe_quant_config
+    assert quant.per_act_token_quant == (rows == "token")
+    assert quant.per_out_ch_quant == (weights == "channel")
+    assert quant.block_shape == (None if block is None else list(block))
+    assert quant.is_quantized == (rows != "none")
+
+
+def test_groups_of_a_row_share_a_scale_as_blocks_of_one_row():
+    config = compressed({"strategy": "group", "group_size": 128}, None)
+    found = read_scheme(config, PREFIX)
+    assert (found.weights, found.block, found.suffix) == ("block", (1, 128), "weight_scale")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (in_blocks(STATIC), "config_groups: static scales do not go with blocks"),
+        ({**BLOCK, "activation_scheme": "static"}, "activation_scheme: static scales"),
+        ({**BLOCK, "weight_block_size": [64, 64]}, r"weight_block_size: .* 128 .* \[64, 64\]"),
+        (in_blocks(None, (64, 64)), r"config_groups: .* 128 columns, found blocks of \[64, 64\]"),
+        (in_blocks({**GROUPS, "group_size": 64}), "config_groups: .* 128 columns, found 64"),
+        (
+            compressed({"strategy": "channel"}, {**GROUPS, "group_size": 32}),
+            "config_groups: rows in groups of 32 columns",
+        ),
+        (compressed({"strategy": "vector"}), "compressed-tensors does not run here: .*vector"),
+        (compressed({"strategy": "channel"}, {**DYNAMIC, "type": "int"}), "activations in I8"),
+        (compressed({"strategy": "channel"}, transform_config={"a": 1}), "transforms"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 does not run here: codes of .*e5m2"),
+        (modelopt("W4A16_AWQ"), "quant_algo: W4A16_AWQ does not run here"),
+        (modelopt("W4A8_LUT"), "modelopt does not run here: the algorithm .*W4A8_LUT"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes does not run here: neither 4 nor 8"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "gptq .*: codes of 5 bits"),
+    ],
+)
+def test_what_does_not_run_is_named_with_its_value(config, words):
+    with pytest.raises(ConclaveUnsupportedError, match=words):
+        read_scheme(config, PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "maybe"}, ("activation_scheme", "maybe")),
+        ({**BLOCK, "weight_block_size": [128]}, ("weight_block_size",)),
+        ({**BLOCK, "weight_block_size": [128, 0]}, ("weight_block_size[1]", "0")),
+        ({**BLOCK, "weight_block_size": [128, "128"]}, ("weight_block_size[1]", "128")),
+        ({"quant_method": "fp8", "activation_scheme": 8}, ("activation_scheme", "8")),
+        ({"quant_method": "compressed-tensors"}, ("config_groups",)),
+        (modelopt(8), ("quantization.quant_algo", "8")),
+        ({**BLOCK, "modules_to_not_convert": "lm_head"}, ("modules_to_not_convert", "lm_head")),
+        ({"quant_method": "gptq", "bits": "4", "group_size": 128}, ("bits", "4")),
+    ],
+)
+def test_values_that_no_method_writes_are_errors(config, words):
+    with pytest.raises(ConclaveCheckpointError) as caught:
+        read_scheme(config, PREFIX)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_layers_of_several_schemes_are_refused():
+    groups = {
+        "a": {"targets": ["re:.*gate_proj"], "weights": {**FLOAT8, "strategy": "channel"}},
+        "b": {"targets": ["re:.*proj"], "weights": {**FLOAT8, "strategy": "tensor"}},
+    }
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    with pytest.raises(ConclaveUnsupportedError, match="config_groups: one group runs"):
+        read_scheme(config, PREFIX)
+    groups["b"]["weights"] = groups["a"]["weights"]
+    assert read_scheme(config, PREFIX).weights == "channel"
+    mixed = modelopt("MIXED_PRECISION")
+    mixed["quantization"]["quantized_layers"] = {
+        PREFIX: {"quant_algo": "FP8"},
+        PREFIX.replace("0", "1"): {"quant_algo": "NVFP4"},
+    }
+    with pytest.raises(ConclaveUnsupportedError, match="quantized_layers"):
+        read_scheme(mixed, PREFIX)
+
+
+class Fp8Config:
+    """As vLLM's class of this name."""
+
+    def __init__(self, **stated):
+        self.activation_scheme = "dynamic"
+        self.ignored_layers: list[str] = []
+        self.weight_block_size = None
+        self.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
+        self.target = torch.float8_e4m3fn
+        self.__dict__.update(stated)
+
+    def get_name(self):
+        return "fp8"
+
+
+def test_objects_state_by_their_attributes():
+    assert read_scheme(Fp8Config(), PREFIX).rows == "dynamic"
+    assert read_scheme(Fp8Config(activation_scheme="static"), PREFIX).rows == "static"
+    assert read_scheme(Fp8Config(weight_block_size=[128, 128]), PREFIX).block == WIDE
+    assert read_scheme(Fp8Config(is_checkpoint_fp8_serialized=False), PREFIX).encodes
+    assert not read_scheme(Fp8Config(ignored_layers=[PREFIX]), PREFIX).is_coded
+
+
+def test_mappings_may_hold_what_json_does_not():
+    inner = types.MappingProxyType({**FLOAT8, "strategy": "channel", "scale_dtype": torch.float32})
+    config = compressed({}, None, ignore=("lm_head",), torch_dtype=torch.bfloat16)
+    config["config_groups"]["group_0"]["weights"] = inner
+    assert read_scheme(types.MappingProxyType(config), PREFIX).weights == "channel"
+
+
+def test_a_layer_that_is_left_out_needs_no_method_that_is_read():
+    config = {"quant_method": "hqq", "modules_to_not_convert": [PREFIX]}
+    assert not read_scheme(config, PREFIX).is_coded
+    with pytest.raises(Error, match="hqq"):
+        read_scheme({**config, "modules_to_not_convert": []}, PREFIX)
+
+
+# Rows that a GPU does not make.
+
+
+def test_rows_stay_plain_on_a_gpu_where_the_library_makes_none():
+    by_name = {
+        form.name: MoeSpec(weight_dtype=form.dtype, quant=form.quant) for form in weight_forms()
+    }
+    plain = {name for name, spec in by_name.items() if needs_plain_rows(spec, "cuda:0")}
+    assert {"mxfp8", "mxfp4-rows", "nvfp4-rows"} <= plain
+    assert not {"bf16", "fp8-block", "fp8-channel", "fp8-static", "int8-token"} & plain
+    assert not any(needs_plain_rows(spec, "cpu") for spec in by_name.values())
+
+
+def test_why_a_gpu_makes_no_such_rows_is_the_librarys_reason():
+    quant = QuantSpec(weights="channel", activations="group", activation_group=32)
+    spec = {"weight_dtype": "int8", "quant": vars(quant) | {"activation_dtype": "int8"}}
+    assert "found 32" in _conclave.gpu_rows_reason(spec)
