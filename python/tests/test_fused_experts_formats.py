@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -15,15 +16,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error  # noqa: E402
-from support.coded import Coded, Coder  # noqa: E402
+from support.coded import Coded, Coder, rows_in_groups  # noqa: E402
 from support.formats import (  # noqa: E402
+    CODED_ROWS,
     EXPERTS,
     FORMATS,
+    NVFP4_STEPS,
     SIZES,
     TOKENS,
     TOP_K,
     Case,
-    both,
+    build_config,
     make_case,
 )
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
@@ -47,7 +50,7 @@ def test_a_format_matches_float64(name, size):
     assert torch.equal(one[0], case.run()[3])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *CODED_ROWS])
 def test_a_format_follows_its_arrays(name):
     """Layers are packed once, and again when one of the arrays was written to."""
     case = make_case(name, 96, 64)
@@ -84,12 +87,7 @@ def test_ranks_of_a_format_add_up(name):
             )
             for w in (case.w1, case.w2)
         )
-        if name == "nvfp4":
-            config = vllm.nvfp4_w4a16_moe_quant_config(
-                *both(w1, w2, "alphas"), *both(w1, w2, "scale")
-            )
-        else:
-            config = FORMATS[name][1](w1, w2)
+        config = FORMATS[name][1](w1, w2)
         assert w1.codes.shape[0] == local
         total += conclave.fused_experts(
             case.hidden,
@@ -104,7 +102,7 @@ def test_ranks_of_a_format_add_up(name):
     assert worst_error(total, case.expected()) <= FLOAT32_BAR
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if "nvfp4" not in name])
+@pytest.mark.parametrize("name", [n for n in (*FORMATS, *CODED_ROWS) if "nvfp4" not in n])
 def test_arrays_of_numpy_give_the_same_bits(name):
     case = make_case(name, 96, 64)
     if case.w1.codes.dtype == torch.float8_e4m3fn:
@@ -119,7 +117,7 @@ def test_arrays_of_numpy_give_the_same_bits(name):
         w2.codes,
         case.topk_weights.numpy(),
         case.topk_ids.numpy(),
-        quant_config=FORMATS[name][1](w1, w2),
+        quant_config=build_config(name, w1, w2),
     )
     numpy.testing.assert_array_equal(out, case.run().numpy())
 
@@ -163,15 +161,14 @@ def coded_rows(rows: torch.Tensor, largest: float, scale: float | None) -> torch
     return codes.double() * step.double()
 
 
-def expected_of_coded_rows(
-    case: Case, largest: float, scales: tuple[float | None, float | None]
-) -> torch.Tensor:
-    seen = coded_rows(case.hidden, largest, scales[0])
+def expected_of_coded_rows(case: Case, code: Callable[[torch.Tensor, int], Any]) -> torch.Tensor:
+    """code(rows, operand): what the product of w1, 0, or w2, 1, sees of rows."""
+    seen = code(case.hidden, 0)
     total = torch.zeros_like(seen)
     for expert in range(EXPERTS):
         tokens, slots = torch.nonzero(case.topk_ids == expert, as_tuple=True)
         gate, up = (seen[tokens] @ case.w1.exact[expert].T).chunk(2, 1)
-        inside = coded_rows(torch.nn.functional.silu(gate) * up, largest, scales[1])
+        inside = code(torch.nn.functional.silu(gate) * up, 1)
         shares = case.topk_weights[tokens, slots].double()[:, None]
         total.index_add_(0, tokens, shares * (inside @ case.w2.exact[expert].T))
     return total
@@ -204,13 +201,40 @@ def test_rows_of_codes_match_float64(name):
     assert not config.rows_stay_plain
     base = make_case("int8_w8a16-channel", 96, 64)
     case = dataclasses.replace(base, w1=w1, w2=w2, config=config)
-    expected = expected_of_coded_rows(case, 127 if kind == "int8" else 448, scales)
+    largest = 127 if kind == "int8" else 448
+    expected = expected_of_coded_rows(
+        case, lambda rows, operand: coded_rows(rows, largest, scales[operand])
+    )
     out = case.run()
     assert float((out - expected).norm() / expected.norm()) <= HALF_BAR
     errors = (out - expected).norm(dim=1) / expected.norm(dim=1)
     assert int((errors <= HALF_BAR).sum()) >= TOKENS - 2
     plain = worst_error(out, case.expected())
     assert plain > HALF_BAR or math.isclose(plain, HALF_BAR), "rows were not quantised"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", CODED_ROWS)
+def test_rows_in_groups_match_float64(name, size):
+    """Here too a value near the border of two codes may take either, in a token or two."""
+    case = make_case(name, *size)
+    assert not case.config.rows_stay_plain
+    kind = CODED_ROWS[name][0]
+    expected = expected_of_coded_rows(
+        case, lambda rows, operand: rows_in_groups(rows, kind, NVFP4_STEPS[operand])
+    )
+    errors = (case.run() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert int((errors <= HALF_BAR).sum()) >= TOKENS - 2
+    plain = torch.as_tensor(case.expected())
+    apart = (case.run() - plain).norm(dim=1) / plain.norm(dim=1)
+    assert float(apart.min()) > HALF_BAR, "rows were not quantised"
+
+
+def test_rows_of_nvfp4_need_both_steps():
+    case = make_case("nvfp4", 96, 64)
+    case.config._a2.alpha_or_gscale = None
+    with pytest.raises(ConclaveValueError, match="a1_gscale, a2_gscale"):
+        case.run()
 
 
 def test_refusals_name_the_argument():
@@ -251,7 +275,7 @@ def test_refusals_name_the_argument():
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *CODED_ROWS])
 def test_a_layer_of_a_configuration_runs_it(name):
     """`FusedMoE` has parameters for the codes; scales are those of the configuration."""
     case = make_case(name, 96, 64)

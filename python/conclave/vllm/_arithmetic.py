@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from conclave import _frameworks
+from conclave._methods import needs_plain_rows
 from conclave.errors import ConclaveTypeError, ConclaveValueError
-from conclave.spec import QuantSpec
+from conclave.spec import MoeSpec, QuantSpec
 from conclave.vllm._formats import (
+    ROWS_IN_GROUPS,
     WeightFormat,
     array_type,
     format_of,
@@ -30,9 +32,19 @@ def scales_and_biases(config: FusedMoEQuantConfig | None) -> dict[str, Any]:
     return {} if config is None else {name: getattr(config, name, None) for name in _OPERANDS}
 
 
+def _row_fields(config: FusedMoEQuantConfig, kind: WeightFormat) -> dict[str, Any]:
+    """How rows become codes, as fields of `QuantSpec`."""
+    rows = dtype_text(config.quant_dtype)
+    if rows is None or rows_stay_plain(config) or kind.method:  # a method's reader says it
+        return {}
+    if rows not in ROWS_IN_GROUPS:
+        return {"activations": _row_scales(config, kind)}
+    if rows == "nvfp4" and (config.a1_gscale is None or config.a2_gscale is None):
+        raise ConclaveValueError("a1_gscale, a2_gscale: rows of nvfp4 need both")
+    return {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
+
+
 def _row_scales(config: FusedMoEQuantConfig, kind: WeightFormat) -> str:
-    if config.quant_dtype is None or rows_stay_plain(config):
-        return "none"
     if config.block_shape is not None and not kind.group:
         return "group"
     static = config.a1_scale is not None
@@ -59,14 +71,17 @@ def quant_spec(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> QuantSpec:
             raise ConclaveValueError(f"{name}: weights of {weights} need scales, found None")
     shares, rows, cols = _sharing(config, kind, w1, w2)
     alphas = _number_of_alphas(config, kind)
-    return QuantSpec(
+    quant = QuantSpec(
         weights=shares,
         block_rows=rows,
         block_cols=cols,
-        activations=_row_scales(config, kind),
         zeros="none" if config.w1_zp is None else "point",
         has_global_scale=alphas,
+        **_row_fields(config, kind),
     )
+    spec = MoeSpec(weight_dtype=kind.codes, quant=quant)
+    plain = needs_plain_rows(spec, _frameworks.device_of(w1))
+    return spec.with_plain_rows().quant if plain else quant
 
 
 def _number_of_alphas(config: FusedMoEQuantConfig, kind: WeightFormat) -> bool:
@@ -138,6 +153,7 @@ def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str,
     kind = format_of(config)
     if kind is None:
         return given
+    quant = quant_spec(config, w1, w2)
     for operand, name in ((1, "gate_up"), (2, "down")):
         scale = getattr(config, f"w{operand}_scale")
         alphas = getattr(config, f"g{operand}_alphas")
@@ -152,9 +168,12 @@ def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str,
         if zero is not None:
             weights = w1 if operand == 1 else w2
             given[f"{name}_zero"] = zero_points(zero, weights, kind, f"w{operand}_zp")
-        if _row_scales(config, kind) == "tensor_static":
+        if quant.activations == "tensor_static":
             static = getattr(config, f"a{operand}_scale")
             given[f"{name}_input_scale"] = by_expert(static, experts)
+        if quant.activation_scale_rule == "two_level":
+            inverse = by_expert(getattr(config, f"a{operand}_gscale"), experts)
+            given[f"{name}_input_scale"] = 1 / _frameworks.as_float32(inverse)
     return given
 
 

@@ -13,7 +13,22 @@ from conclave.vllm.quant import FP8, FusedMoEQuantConfig, dtype_text
 PLAIN = ("float32", "float16", "bfloat16")
 _FLOATS = PLAIN
 _EXPONENTS = ("uint8", "float8_e8m0fnu")
-_MX_ROWS = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8", FP8)
+_E2M1 = "float4_e2m1fn_x2"
+
+# Rows in groups of columns, as vLLM's kernels make their codes: fields of `QuantSpec`.
+ROWS_IN_GROUPS: dict[str, dict[str, Any]] = {
+    "mxfp4": {"activation_dtype": _E2M1, "activation_scale_rule": "even_power"},
+    "mxfp6_e3m2": {"activation_dtype": "float6_e3m2", "activation_scale_rule": "even_power"},
+    "mxfp6_e2m3": {"activation_dtype": "float6_e2m3", "activation_scale_rule": "even_power"},
+    "mxfp8": {"power_of_two_scales": True},
+    "nvfp4": {
+        "activation_dtype": _E2M1,
+        "activation_scale_rule": "two_level",
+        "activation_group": 16,
+    },
+}
+# Those that Quark, whose reader unpacks codes of 6 bits, makes too, by its names.
+QUARKS_ROWS = {"mxfp4": "fp4", "mxfp6_e3m2": "fp6_e3m2", "mxfp6_e2m3": "fp6_e2m3"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +58,15 @@ class WeightFormat:
         return stored // self.bits
 
 
-_E2M1 = "float4_e2m1fn_x2"
-_FP6 = WeightFormat(FP8, ("uint8",), bits=6, scales=_EXPONENTS, group=32, plain_rows=_MX_ROWS)
+_FP6 = WeightFormat(
+    FP8,
+    ("uint8",),
+    bits=6,
+    scales=_EXPONENTS,
+    group=32,
+    rows=tuple(QUARKS_ROWS),
+    plain_rows=("mxfp8", FP8),
+)
 FORMATS: dict[str, WeightFormat] = {
     FP8: WeightFormat(FP8, (FP8,), scales=(*_FLOATS, *_EXPONENTS), rows=(FP8,)),
     "int8": WeightFormat("int8", ("int8", "uint8"), middle=128, rows=("int8",)),
@@ -63,12 +85,11 @@ FORMATS: dict[str, WeightFormat] = {
         bits=4,
         scales=_EXPONENTS,
         group=32,
-        rows=(FP8,),
-        plain_rows=tuple(kind for kind in _MX_ROWS if kind != FP8),
+        rows=(FP8, "mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8"),
     ),
     "mxfp6_e3m2": dataclasses.replace(_FP6, method="fp6_e3m2"),
     "mxfp6_e2m3": dataclasses.replace(_FP6, method="fp6_e2m3"),
-    "mxfp8": WeightFormat(FP8, (FP8,), scales=_EXPONENTS, group=32, plain_rows=("mxfp8",)),
+    "mxfp8": WeightFormat(FP8, (FP8,), scales=_EXPONENTS, group=32, rows=("mxfp8",)),
     "nvfp4": WeightFormat(
         _E2M1,
         ("uint8", _E2M1),
@@ -76,7 +97,7 @@ FORMATS: dict[str, WeightFormat] = {
         scales=(FP8,),
         group=16,
         needs_alphas=True,
-        plain_rows=("nvfp4",),
+        rows=("nvfp4",),
     ),
 }
 
@@ -126,6 +147,6 @@ def refuse_unsupported(config: FusedMoEQuantConfig) -> None:
 
 
 def rows_stay_plain(config: FusedMoEQuantConfig) -> bool:
-    """Whether rows that a scheme quantises are read as they are."""
+    """Whether rows that a scheme quantises are read as they are on every device."""
     kind = format_of(config)
     return kind is not None and dtype_text(config.quant_dtype) in kind.plain_rows

@@ -17,9 +17,9 @@ from conclave.layer import Layer
 from conclave.spec import MoeSpec, ParallelSpec, QuantSpec
 from conclave.vllm._arithmetic import weight_arguments
 from conclave.vllm._checks import Sizes
-from conclave.vllm._formats import WeightFormat
+from conclave.vllm._formats import QUARKS_ROWS, WeightFormat
 from conclave.vllm._packed import readable
-from conclave.vllm.quant import FusedMoEQuantConfig
+from conclave.vllm.quant import FusedMoEQuantConfig, dtype_text
 
 Array = Any
 
@@ -224,7 +224,10 @@ def six_bit_experts(
         "group_size": coded.group,
         "scale_format": "e8m0",
     }
-    method = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+    rows = QUARKS_ROWS.get(dtype_text(config.quant_dtype) or "")
+    groups = {**weight, "dtype": rows, "is_dynamic": True} if rows is not None else None
+    kinds = {"weight": weight, "input_tensors": groups}
+    method = {"quant_method": "quark", "global_quant_config": kinds}
     device = _frameworks.device_of(w1)
     return MethodExperts(spec, sizes, method, tensors, device, interleaved)
 

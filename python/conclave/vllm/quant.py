@@ -252,8 +252,8 @@ class FusedMoEQuantConfig:
 
     @property
     def rows_stay_plain(self) -> bool:
-        """Whether rows that the scheme quantises are read as they are: no layer makes such codes of
-        rows, and products come nearer to exact ones."""
+        """Whether rows that the scheme quantises are read as they are on every device: no layer
+        makes such codes of rows, and products come nearer to exact ones."""
         from conclave.vllm._formats import rows_stay_plain
 
         return rows_stay_plain(self)

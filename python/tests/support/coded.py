@@ -33,6 +33,35 @@ def table(bits: int, mantissa: int) -> torch.Tensor:
     return torch.tensor([*values, *(-value for value in values)], dtype=torch.float64)
 
 
+# Bits of a mantissa, and the exponent of the largest code.
+_MICROSCALED = {"mxfp4": (1, 2), "mxfp6_e3m2": (2, 4), "mxfp6_e2m3": (3, 2)}
+
+
+def _steps(amax: torch.Tensor, kind: str, step: float) -> torch.Tensor:
+    """The step of each group whose largest magnitude is amax, float32."""
+    if kind == "nvfp4":
+        return (amax / 6 / step).to(torch.float8_e4m3fn).float() * step
+    if kind == "mxfp8":
+        return 2.0 ** torch.ceil(torch.log2(amax.double() / 448)).float()
+    mantissa, exponent = _MICROSCALED[kind]
+    rounded = amax.view(torch.int32) + (1 << (22 - mantissa))
+    return 2.0 ** ((rounded >> 23) - 127 - exponent).float()
+
+
+def rows_in_groups(rows: torch.Tensor, kind: str, step: float) -> torch.Tensor:
+    """What products see of rows that become codes of this type, float64; `step` is nvfp4's."""
+    values = rows.float().unflatten(1, (-1, 16 if kind == "nvfp4" else 32))
+    steps = _steps(values.abs().amax(2, keepdim=True), kind, step)
+    units = values / steps
+    if kind == "mxfp8":
+        found = units.clamp(-448, 448).to(torch.float8_e4m3fn).double()
+    else:
+        mantissa = _MICROSCALED.get(kind, (1, 2))[0]
+        known = table(4 if mantissa == 1 else 6, mantissa)
+        found = known[(units.double()[..., None] - known).abs().argmin(-1)]
+    return (found * steps.double()).flatten(1)
+
+
 def in_pairs(codes: torch.Tensor, axis: int = -1) -> torch.Tensor:
     """Codes of 4 bits, two to a byte along an axis, the first in the lower half."""
     codes = codes.movedim(axis, -1)

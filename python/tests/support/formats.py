@@ -42,9 +42,17 @@ class Case:
         )
 
 
+def _row(name: str) -> tuple[Any, Any]:
+    return CODED_ROWS[name][1:] if name in CODED_ROWS else FORMATS[name]
+
+
+def build_config(name: str, w1: Coded, w2: Coded) -> Any:
+    return _row(name)[1](w1, w2)
+
+
 def make_case(name: str, hidden: int, inner: int) -> Case:
     coder = Coder(sum(name.encode()) + hidden)
-    make, build = FORMATS[name]
+    make, build = _row(name)
     w1 = make(coder, (EXPERTS, 2 * inner, hidden), 2)
     w2 = make(coder, (EXPERTS, hidden, inner), 1)
     numbers = torch.Generator("cpu").manual_seed(3)
@@ -139,24 +147,9 @@ FORMATS: dict[str, tuple[Any, Any]] = {
         lambda coder, shape, halves: coder.mxfp4(shape),
         two(vllm.mxfp4_w4a16_moe_quant_config),
     ),
-    "mxfp4_mxfp8": (
-        lambda coder, shape, halves: coder.mxfp4(shape),
-        two(vllm.mxfp4_mxfp8_moe_quant_config),
-    ),
-    "w_mxfp4_a_mxfp6": (
-        lambda coder, shape, halves: coder.mxfp4(shape),
-        mx("mxfp6_e3m2", "mxfp4"),
-    ),
-    "w_mxfp6_e3m2": (
-        lambda coder, shape, halves: coder.mxfp6(shape, 2),
-        mx("mxfp6_e3m2", "mxfp6_e3m2"),
-    ),
+    "w_mxfp6_e3m2": (lambda coder, shape, halves: coder.mxfp6(shape, 2), mx(None, "mxfp6_e3m2")),
     "w_mxfp6_e2m3": (lambda coder, shape, halves: coder.mxfp6(shape, 3), mx(None, "mxfp6_e2m3")),
-    "mxfp8": (
-        lambda coder, shape, halves: coder.mxfp8(shape),
-        lambda a, b: vllm.ocp_mx_moe_quant_config("mxfp8", a.scale, b.scale),
-    ),
-    "nvfp4": (lambda coder, shape, halves: coder.nvfp4(shape), nvfp4_config),
+    "w_mxfp8": (lambda coder, shape, halves: coder.mxfp8(shape), mx(None, "mxfp8")),
     "nvfp4_w4a16": (
         lambda coder, shape, halves: coder.nvfp4(shape),
         lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
@@ -166,3 +159,25 @@ FORMATS: dict[str, tuple[Any, Any]] = {
         lambda a, b: vllm.nvfp4_w4a16_moe_quant_config(*both(a, b, "alphas"), *both(a, b, "scale")),
     ),
 }
+
+# Name: the type of the rows, which become codes in groups of columns, and what FORMATS says.
+CODED_ROWS: dict[str, tuple[str, Any, Any]] = {
+    "mxfp4_mxfp8": ("mxfp8", FORMATS["mxfp4_w4a16"][0], two(vllm.mxfp4_mxfp8_moe_quant_config)),
+    "w_mxfp4_a_mxfp4": ("mxfp4", FORMATS["mxfp4_w4a16"][0], mx("mxfp4", "mxfp4")),
+    "w_mxfp4_a_mxfp6_e3m2": ("mxfp6_e3m2", FORMATS["mxfp4_w4a16"][0], mx("mxfp6_e3m2", "mxfp4")),
+    "w_mxfp4_a_mxfp6_e2m3": ("mxfp6_e2m3", FORMATS["mxfp4_w4a16"][0], mx("mxfp6_e2m3", "mxfp4")),
+    "w_mxfp6_e3m2_a_mxfp6_e3m2": (
+        "mxfp6_e3m2",
+        FORMATS["w_mxfp6_e3m2"][0],
+        mx("mxfp6_e3m2", "mxfp6_e3m2"),
+    ),
+    "w_mxfp6_e2m3_a_mxfp4": ("mxfp4", FORMATS["w_mxfp6_e2m3"][0], mx("mxfp4", "mxfp6_e2m3")),
+    "mxfp8": (
+        "mxfp8",
+        FORMATS["w_mxfp8"][0],
+        lambda a, b: vllm.ocp_mx_moe_quant_config("mxfp8", a.scale, b.scale),
+    ),
+    "nvfp4": ("nvfp4", FORMATS["nvfp4_w4a16"][0], nvfp4_config),
+}
+# nvfp4_config's steps of rows, of w1 and of w2.
+NVFP4_STEPS = (4.0, 1 / 3)
