@@ -2,6 +2,7 @@
 #include "checkpoint/fed_model.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_map.h"
+#include "checkpoint/layer_report.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/methods/methods.h"
 #include "checkpoint/mixed_source.h"
@@ -211,9 +212,9 @@ struct CheckpointFeed::Impl {
         {.tensor = static_cast<int32_t>(table.tensors.size() - 1),
          .rest = name.rest,
          .canonical = name.canonical});
-    const checkpoint::LayerAssignment assignment(config, table, alone, layer, {});
+    const auto assignment = checkpoint::assign_layer(config, table, alone, layer, {});
     if (!is_known && checkpoint::looks_like_expert(*config.architecture, name.rest)) {
-      assignment.check_strays();
+      checkpoint::check_strays(assignment);
     }
   }
 
@@ -314,9 +315,7 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   const auto pattern =
       checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
         if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
-        const auto ids = checkpoint::ids_of(known.part);
-        return std::all_of(ids.begin(), ids.end(),
-                           [&](WeightId id) { return shapes[id].count > 0; });
+        return checkpoint::has_all(shapes, checkpoint::ids_of(known.part));
       });
   const bool is_scale =
       !pattern && checkpoint::match_scale_name(architecture, quant, shapes, split->rest);
