@@ -132,9 +132,10 @@ class CONCLAVE_API CheckpointFeed {
 
   // Takes a tensor under its full name ("model.layers.0.mlp.gate.weight"). Returns whether a MoE
   // layer has a use for it; others are forgotten. A tensor that is refused is not kept. Throws
-  // Error(kTensorDuplicate) for a name that came before, Error(kTensorShape, kTensorUnexpected,
-  // kNullPointer), and Error(kStride) for rows apart under kKeep. Two tensors for one matrix, and
-  // names without meaning, are also found by missing() and layer_source().
+  // Error(kTensorDuplicate) for a name that came before, Error(kSafetensorsName, kSafetensorsUtf8)
+  // for one that no file may have, Error(kTensorShape, kTensorUnexpected, kNullPointer), and
+  // Error(kStride) for rows apart under kKeep. Two tensors for one matrix, and names without
+  // meaning, are also found by missing() and layer_source().
   bool put(std::string_view name, const ConstTensorView& tensor,
            FeedMemory memory = FeedMemory::kCopy);
 

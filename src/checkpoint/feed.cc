@@ -2,6 +2,7 @@
 #include "checkpoint/fed_model.h"
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_map.h"
+#include "checkpoint/layer_report.h"
 #include "checkpoint/layer_tensors.h"
 #include "checkpoint/methods/methods.h"
 #include "checkpoint/mixed_source.h"
@@ -13,6 +14,7 @@
 #include "checkpoint/tensor_data.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
+#include "io/safetensors_rules.h"
 #include "io/text.h"
 
 #include "conclave/checkpoint.h"
@@ -66,8 +68,7 @@ void check_tensor(const std::string& name, const ConstTensorView& tensor, FeedMe
   if (tensor.data == nullptr && tensor.shape.num_elements() > 0) {
     throw Error(ErrorCode::kNullPointer, {.what = "a tensor without data", .tensor = name});
   }
-  const int64_t bits = bit_size(tensor.dtype);
-  if (tensor.row_stride * bits % 8 != 0) {
+  if (tensor.row_stride * bit_size(tensor.dtype) % 8 != 0) {
     throw Error(ErrorCode::kStride, {.what = "rows begin inside a byte",
                                      .tensor = name,
                                      .found = fmt::format("row_stride {}", tensor.row_stride)});
@@ -180,17 +181,15 @@ struct CheckpointFeed::Impl {
     return checkpoint::settled_layer(config, table, tensors, layer);
   }
 
-  LayerConfig* find_layer(int64_t index) {
-    const auto found = std::lower_bound(layers.begin(), layers.end(), index);
-    if (found == layers.end() || *found != index) return nullptr;
-    return &config.layers[static_cast<size_t>(found - layers.begin())];
+  // The place of a layer in `config`; nothing for others.
+  std::optional<size_t> find_layer(int64_t index) const {
+    const auto found = std::ranges::lower_bound(layers, index);
+    if (found == layers.end() || *found != index) return std::nullopt;
+    return static_cast<size_t>(found - layers.begin());
   }
 
   const LayerConfig& layer(int64_t index) const {
-    const auto found = std::lower_bound(layers.begin(), layers.end(), index);
-    if (found != layers.end() && *found == index) {
-      return config.layers[static_cast<size_t>(found - layers.begin())];
-    }
+    if (const auto place = find_layer(index)) return config.layers[*place];
     throw Error(ErrorCode::kLayerNotFound,
                 {.what = fmt::format("the model has no MoE layer {}", index),
                  .expected = "one of the MoE layers " + checkpoint::render_ranges(layers),
@@ -211,9 +210,9 @@ struct CheckpointFeed::Impl {
         {.tensor = static_cast<int32_t>(table.tensors.size() - 1),
          .rest = name.rest,
          .canonical = name.canonical});
-    const checkpoint::LayerAssignment assignment(config, table, alone, layer, {});
+    const auto assignment = checkpoint::assign_layer(config, table, alone, layer, {});
     if (!is_known && checkpoint::looks_like_expert(*config.architecture, name.rest)) {
-      assignment.check_strays();
+      checkpoint::check_strays(assignment);
     }
   }
 
@@ -294,6 +293,7 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   Impl& impl = *impl_;
   const checkpoint::Architecture& architecture = *impl.config.architecture;
   const std::string full(name);
+  io::check_tensor_name(full, kFedName);
   check_tensor(io::show_name(full), tensor, memory);
   if (impl.by_name.contains(full)) {
     throw Error(ErrorCode::kTensorDuplicate,
@@ -303,20 +303,19 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   const auto matrix =
       split ? checkpoint::matrix_name(impl.config.quant, split->rest) : std::nullopt;
   if (matrix) split->rest = *matrix;
-  LayerConfig* layer = split ? impl.find_layer(split->layer) : nullptr;
-  if (layer == nullptr) return false;
+  const auto place = split ? impl.find_layer(split->layer) : std::nullopt;
+  if (!place) return false;
+  LayerConfig& layer = impl.config.layers[*place];
 
   const bool by_file =
       architecture.router.selection_bias_by_file && tensor.shape.num_elements() > 0;
-  const LayerConfig part = impl.as_part(*layer, full);
+  const LayerConfig part = impl.as_part(layer, full);
   const auto& quant = part.quant != nullptr ? *part.quant : impl.config.quant;
   const checkpoint::LayerShapes shapes = checkpoint::layer_shapes(part.spec);
   const auto pattern =
       checkpoint::match_name(architecture, split->rest, [&](const checkpoint::NamePattern& known) {
         if (by_file && known.part == checkpoint::Part::kSelectionBias) return true;
-        const auto ids = checkpoint::ids_of(known.part);
-        return std::all_of(ids.begin(), ids.end(),
-                           [&](WeightId id) { return shapes[id].count > 0; });
+        return checkpoint::has_all(shapes, checkpoint::ids_of(known.part));
       });
   const bool is_scale =
       !pattern && checkpoint::match_scale_name(architecture, quant, shapes, split->rest);
@@ -328,29 +327,28 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;
   if (!is_known && tensor.shape.num_elements() == 0) return false;
   if (is_known && pattern && pattern->pattern->part == checkpoint::Part::kSelectionBias) {
-    layer->spec.router.has_selection_bias = true;
+    layer.spec.router.has_selection_bias = true;
   }
   impl.add(full, tensor);
   try {
     impl.check_last(*split, part, is_known);
     if (is_known && pattern) {
-      impl.settle(*layer, pattern->pattern->part, io::show_name(full),
+      impl.settle(layer, pattern->pattern->part, io::show_name(full),
                   checkpoint::type_as_codes(quant, impl.infos.back()));
     }
   } catch (...) {
     impl.drop_last();
     throw;
   }
-  const size_t bytes = impl.infos.back().bytes;
   FedData::Bytes data;
   if (is_known && memory == FeedMemory::kCopy) {
-    data.owned = copy_dense(tensor, bytes);
+    data.owned = copy_dense(tensor, impl.infos.back().bytes);
   } else if (is_known) {
-    data.view = {static_cast<const std::byte*>(tensor.data), bytes};
+    data.view = {static_cast<const std::byte*>(tensor.data), impl.infos.back().bytes};
   }
   impl.data.add(std::move(data));
   impl.by_name.emplace(full, static_cast<int32_t>(impl.table.tensors.size() - 1));
-  impl.maps.erase(layer->index);
+  impl.maps.erase(layer.index);
   return is_known;
 }
 

@@ -2,6 +2,7 @@
 
 #include "checkpoint/layer_assignment.h"
 #include "checkpoint/layer_parts.h"
+#include "checkpoint/layer_report.h"
 #include "checkpoint/name_list.h"
 
 #include <fmt/format.h>
@@ -22,14 +23,16 @@ struct Missing {
 };
 
 void collect_missing(const LayerAssignment& layer, Missing& missing) {
-  const int64_t count = layer.missing_count();
+  const int64_t count = count_missing(layer);
   if (count == 0) return;
-  if (missing.count == 0) missing.layer_summary = layer.summary();
+  if (missing.count == 0) missing.layer_summary = summary(layer);
   missing.count += count;
-  for (std::string& name : layer.missing(kMaxListedNames - missing.names.size())) {
+  for (std::string& name : list_missing(layer, kMaxListedNames - missing.names.size())) {
     missing.names.push_back(std::move(name));
   }
-  for (const std::string& name : layer.stray_names()) missing.strays.push_back(name);
+  for (const int32_t stray : layer.strays) {
+    missing.strays.push_back(layer.view.table.info(stray).name);
+  }
 }
 
 [[noreturn]] void reject_missing(const TensorTable& table, const Missing& missing) {
@@ -106,14 +109,14 @@ std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& t
           if (missing.count == 0) maps.push_back(map_parts(config, table, tensors, layer));
           return;
         }
-        LayerAssignment assignment(config, table, tensors, layer, usual);
+        LayerAssignment assignment = assign_layer(config, table, tensors, layer, usual);
+        usual = assignment.layout.naming;
         collect_missing(assignment, missing);
         // An unknown name is reported only if nothing is missing; otherwise it serves as the hint.
         if (missing.count == 0) {
-          assignment.check_strays();
-          maps.push_back(assignment.finish());
+          check_strays(assignment);
+          maps.push_back(finish_map(std::move(assignment)));
         }
-        usual = assignment.naming();
       });
   if (missing.count > 0) reject_missing(table, missing);
   return maps;
@@ -122,19 +125,19 @@ std::vector<LayerMap> map_layers(const ModelConfig& config, const TensorTable& t
 LayerMap map_layer(const ModelConfig& config, const TensorTable& table, const LayerTensors& tensors,
                    const LayerConfig& layer) {
   if (layer.is_mixed) return map_parts(config, table, tensors, layer);
-  LayerAssignment assignment(config, table, tensors, layer, LayerNaming{});
+  LayerAssignment assignment = assign_layer(config, table, tensors, layer, {});
   Missing missing;
   collect_missing(assignment, missing);
   if (missing.count > 0) reject_missing(table, missing);
-  assignment.check_strays();
-  return assignment.finish();
+  check_strays(assignment);
+  return finish_map(std::move(assignment));
 }
 
 std::vector<std::string> missing_tensors(const ModelConfig& config, const TensorTable& table,
                                          const LayerTensors& tensors, const LayerConfig& layer,
                                          size_t limit) {
   if (layer.is_mixed) return missing_of_parts(config, table, tensors, layer, limit);
-  return LayerAssignment(config, table, tensors, layer, LayerNaming{}).missing(limit);
+  return list_missing(assign_layer(config, table, tensors, layer, {}), limit);
 }
 
 std::vector<LayerMap> survey_layers(const ModelConfig& config, const TensorTable& table,

@@ -2,6 +2,7 @@
 
 #include "checkpoint/common_form.h"
 #include "checkpoint/layer_assignment.h"
+#include "checkpoint/layer_report.h"
 #include "checkpoint/module_names.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
@@ -97,30 +98,32 @@ class PartLayer {
     tensors_.extra = whole.extra;
     tensors_.layers.resize(static_cast<size_t>(layer.index) + 1);
     tensors_.layers.back() = part_.items;
-    assignment_ = std::make_unique<LayerAssignment>(config, table, tensors_, layer_, usual);
+    assignment_.emplace(assign_layer(config, table, tensors_, layer_, usual));
   }
 
-  LayerAssignment& assignment() const { return *assignment_; }
+  const LayerAssignment& assignment() const { return *assignment_; }
+  const LayerPlanes& planes() const { return assignment_->planes; }
+  // The assignment has no planes afterwards.
+  LayerMap finish() { return finish_map(std::move(*assignment_)); }
   const MoeSpec& spec() const { return layer_.spec; }
   const std::optional<QuantizedWeights>* quant() const { return part_.quant; }
   MatrixMeaning meaning() const {
     if (part_.quant == nullptr) return {};
     return {.element = (*part_.quant)->element, .quant = layer_.spec.quant};
   }
-  bool has(WeightMlp mlp, int64_t count) const {
-    for (const WeightMatrix matrix : kMatrices) {
-      for (int64_t expert = 0; expert < count; ++expert) {
-        if (assignment_->has_any_of({mlp, matrix}, expert)) return true;
-      }
-    }
-    return false;
+  bool has(WeightMlp mlp) const {
+    return std::ranges::any_of(weights::kAll, [&](WeightId id) {
+      const bool may_be_coded =
+          id.plane() == WeightPlane::kWeights || quant::is_code_plane(id.plane());
+      return id.mlp() == mlp && may_be_coded && !planes().slots[id].empty();
+    });
   }
 
  private:
   LayerPart part_;
   LayerConfig layer_;
   LayerTensors tensors_;
-  std::unique_ptr<LayerAssignment> assignment_;
+  std::optional<LayerAssignment> assignment_;  // refers to the members above
 };
 
 using PartLayers = std::vector<std::unique_ptr<PartLayer>>;
@@ -136,7 +139,7 @@ PartLayers parts_of(const ModelConfig& config, const TensorTable& table,
   for (LayerPart& part : split) {
     parts.push_back(
         std::make_unique<PartLayer>(config, table, tensors, layer, std::move(part), usual));
-    usual = parts.back()->assignment().naming();
+    usual = parts.back()->assignment().layout.naming;
   }
   return parts;
 }
@@ -146,35 +149,31 @@ int64_t count_of(const MoeSpec& spec, WeightMlp mlp) {
   return !shared_facts(spec).is_there ? 0 : spec.shared.count;
 }
 
-std::vector<const PartLayer*> parts_with(const PartLayers& parts, const MoeSpec& spec,
-                                         WeightMlp mlp) {
+std::vector<const PartLayer*> parts_with(const PartLayers& parts, WeightMlp mlp) {
   std::vector<const PartLayer*> found;
   for (const auto& part : parts) {
-    if (part->has(mlp, count_of(spec, mlp))) found.push_back(part.get());
+    if (part->has(mlp)) found.push_back(part.get());
   }
   return found;
 }
 
 // The type of the first matrix of values that the part has of an MLP.
-DType plain_type(const PartLayer& part, WeightMlp mlp, int64_t count) {
+DType plain_type(const PartLayer& part, WeightMlp mlp) {
   for (const WeightMatrix matrix : kMatrices) {
-    for (int64_t expert = 0; expert < count; ++expert) {
-      const auto type = part.assignment().type_of({mlp, matrix}, expert);
-      if (type) return *type;
-    }
+    const MatrixLocation* const first = part.planes().first({mlp, matrix});
+    if (first != nullptr) return part.planes().type_of(part.assignment().view.table, *first);
   }
   return DType::kF32;
 }
 
-MatrixMeaning meaning_of(const PartLayer& part, const MoeSpec& spec, WeightMlp mlp) {
-  if (part.quant() != nullptr) return part.meaning();
-  return {.element = plain_type(part, mlp, count_of(spec, mlp))};
+MatrixMeaning meaning_of(const PartLayer& part, WeightMlp mlp) {
+  return part.quant() != nullptr ? part.meaning() : MatrixMeaning{.element = plain_type(part, mlp)};
 }
 
-CommonForm form_of(const std::vector<const PartLayer*>& parts, const MoeSpec& spec, WeightMlp mlp) {
+CommonForm form_of(const std::vector<const PartLayer*>& parts, WeightMlp mlp) {
   if (parts.empty()) return {};
   std::vector<MatrixMeaning> meanings;
-  for (const PartLayer* part : parts) meanings.push_back(meaning_of(*part, spec, mlp));
+  for (const PartLayer* part : parts) meanings.push_back(meaning_of(*part, mlp));
   return common_form(meanings);
 }
 
@@ -200,14 +199,14 @@ void set_mixed(const CommonForm& routed, const CommonForm& shared, MoeSpec& spec
 PartsVerdict settle_parts(const ModelConfig& config, const TensorTable& table,
                           const LayerTensors& tensors, LayerConfig& layer) {
   const PartLayers parts = parts_of(config, table, tensors, layer);
-  const auto routed = parts_with(parts, layer.spec, WeightMlp::kRouted);
-  const auto shared = parts_with(parts, layer.spec, WeightMlp::kShared);
+  const auto routed = parts_with(parts, WeightMlp::kRouted);
+  const auto shared = parts_with(parts, WeightMlp::kShared);
   if (is_uniform(routed, shared)) {
     if (!routed.empty()) layer.quant = routed.front()->quant();
     return {};
   }
-  const CommonForm of_routed = form_of(routed, layer.spec, WeightMlp::kRouted);
-  const CommonForm of_shared = form_of(shared, layer.spec, WeightMlp::kShared);
+  const CommonForm of_routed = form_of(routed, WeightMlp::kRouted);
+  const CommonForm of_shared = form_of(shared, WeightMlp::kShared);
   const bool shared_are_values = is_plain(of_shared.meaning.element);
   const bool shared_rows = of_shared.meaning.quant.activations != ActivationScale::kNone;
   set_mixed(of_routed, of_shared, layer.spec);
@@ -225,7 +224,7 @@ std::vector<std::string> missing_names(const PartLayers& parts, const MoeSpec& s
   std::vector<std::string> names;
   for (const auto& part : parts) {
     if (names.size() >= limit) return names;
-    for (std::string& name : part->assignment().missing(limit - names.size())) {
+    for (std::string& name : list_missing(part->assignment(), limit - names.size())) {
       names.push_back(std::move(name));
     }
   }
@@ -239,8 +238,8 @@ std::vector<std::string> missing_names(const PartLayers& parts, const MoeSpec& s
       for (int64_t expert = 0; expert < count && names.size() < limit; ++expert) {
         const WeightId id{mlp, matrix};
         const bool is_there = std::ranges::any_of(
-            parts, [&](const auto& part) { return part->assignment().has_any_of(id, expert); });
-        if (!is_there) names.push_back(parts.front()->assignment().expected_name(id, expert));
+            parts, [&](const auto& part) { return part->planes().has_any_of(id, expert); });
+        if (!is_there) names.push_back(expected_name(parts.front()->assignment(), id, expert));
       }
     }
   }
@@ -295,15 +294,15 @@ LayerMap map_parts(const ModelConfig& config, const TensorTable& table, const La
   LayerMap map;
   int64_t most = -1;
   for (const auto& part : parts) {
-    LayerAssignment& assignment = part->assignment();
-    assignment.check_strays();
-    LayerMap own = assignment.finish();
+    check_strays(part->assignment());
+    const int64_t expert_tensors = part->assignment().layout.expert_tensors;
+    LayerMap own = part->finish();
     own.quant = part->spec().quant;
     if (part->quant() != nullptr) own.scheme = *part->quant();
     map.bytes += own.bytes;
     if (!own.support) map.support = own.support;
-    if (assignment.expert_tensors() > most) {
-      most = assignment.expert_tensors();
+    if (expert_tensors > most) {
+      most = expert_tensors;
       map.index = own.index;
       map.prefix = own.prefix;
       map.layout = own.layout;

@@ -1,9 +1,11 @@
-// The part of LayerAssignment that says what a layer must have, what it lacks, and what is left
-// over.
+#include "checkpoint/layer_report.h"
+
 #include "checkpoint/generic_names.h"
-#include "checkpoint/layer_assignment.h"
 #include "checkpoint/name_list.h"
+#include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_name.h"
+
+#include "conclave/error.h"
 
 #include <fmt/format.h>
 
@@ -28,152 +30,159 @@ int64_t number_in(std::string_view text) {
   return 0;
 }
 
-}  // namespace
-
-// A part that several patterns may fill is expected under the first one. A fused part is expected
-// only if the layer has something in that tensor.
-std::vector<NamePattern> LayerAssignment::expected_once() const {
-  std::vector<NamePattern> expected;
-  WeightTable<bool> covered;
-  for_each_once(*config_.architecture, [&](const NamePattern& pattern) {
-    const auto ids = ids_of(pattern.part);
-    const auto is_covered = [&](WeightId id) { return covered[id]; };
-    const auto is_optional = [&](WeightId id) { return shapes_[id].is_optional; };
-    if (ids.empty() || !is_wanted(pattern) || std::any_of(ids.begin(), ids.end(), is_covered) ||
-        std::all_of(ids.begin(), ids.end(), is_optional)) {
-      return;
-    }
-    for (WeightId id : ids) covered[id] = true;
-    expected.push_back(pattern);
-  });
-  return expected;
+int64_t copies_of(const LayerView& view, const NamePattern& pattern) {
+  return is_stack(pattern) ? 1 : view.layer.spec.num_experts;
 }
 
-template <class Visit>
-void LayerAssignment::for_each_expected(Visit visit) const {
-  const auto visit_kinds = [&](const NamePattern& pattern, int64_t copies) {
-    visit(pattern, std::nullopt, copies);
+// The tensors of a layer that a pattern stands for, or those of a plane of them.
+struct Expected {
+  NamePattern pattern;
+  std::optional<WeightPlane> plane;
+  int64_t copies = 1;  // a tensor for each expert, or one
+};
+
+// Everything that the layer must have. A part that several patterns may fill is expected under the
+// first one, and a fused part only if the layer has something in that tensor.
+std::vector<Expected> expected_tensors(const LayerAssignment& layer) {
+  const LayerView& view = layer.view;
+  std::vector<Expected> expected;
+  const auto add = [&](const NamePattern& pattern, int64_t copies) {
+    expected.push_back({pattern, std::nullopt, copies});
     if (!is_quantisable(pattern.part)) return;
     for (const WeightPlane plane : quant::kCodePlanes) {
       const auto ids = ids_of(pattern.part, plane);
-      const bool left_out = std::all_of(ids.begin(), ids.end(), [&](WeightId id) {
-        return shapes_[id].is_optional && slots_[id].empty();
+      const bool left_out = std::ranges::all_of(ids, [&](WeightId id) {
+        return view.shapes[id].is_optional && layer.planes.slots[id].empty();
       });
-      if (has_ids(ids) && !left_out) visit(pattern, plane, copies);
+      if (has_all(view.shapes, ids) && !left_out) expected.push_back({pattern, plane, copies});
     }
   };
-  for (const NamePattern& pattern : expected_once()) visit_kinds(pattern, 1);
-  for (const NamePattern& pattern : naming_.form->patterns) {
-    if (is_wanted(pattern)) visit_kinds(pattern, is_stack(pattern) ? 1 : layer_.spec.num_experts);
+  WeightTable<bool> covered;
+  for_each_once(*view.config.architecture, [&](const NamePattern& pattern) {
+    const auto ids = ids_of(pattern.part);
+    const auto is_covered = [&](WeightId id) { return covered[id]; };
+    const auto is_optional = [&](WeightId id) { return view.shapes[id].is_optional; };
+    if (ids.empty() || !is_wanted(view, pattern) || std::ranges::any_of(ids, is_covered) ||
+        std::ranges::all_of(ids, is_optional)) {
+      return;
+    }
+    for (WeightId id : ids) covered[id] = true;
+    add(pattern, 1);
+  });
+  for (const NamePattern& pattern : layer.layout.naming.form->patterns) {
+    if (is_wanted(view, pattern)) add(pattern, copies_of(view, pattern));
   }
+  return expected;
 }
 
-bool LayerAssignment::lacks(const NamePattern& pattern, std::optional<WeightPlane> plane,
-                            int64_t expert) const {
-  if (is_filled(ids_of(pattern.part, plane), expert)) return false;
-  if (!layer_.is_part) return true;
+bool lacks(const LayerAssignment& layer, const Expected& expected, int64_t expert) {
+  if (layer.planes.has_all(ids_of(expected.pattern.part, expected.plane), expert)) return false;
+  const LayerConfig& config = layer.view.layer;
+  if (!config.is_part) return true;
   // A matrix absent from this part belongs to another; everything that is not a matrix of an MLP
   // belongs to the part of plain values.
-  const auto ids = ids_of(pattern.part);
-  if (!ids.front().mlp()) return layer_.quant == nullptr;
-  return std::any_of(ids.begin(), ids.end(), [&](WeightId id) {
-    return has_any_of(id.with(WeightPlane::kWeights), expert);
+  const auto ids = ids_of(expected.pattern.part);
+  if (!ids.front().mlp()) return config.quant == nullptr;
+  return std::ranges::any_of(ids, [&](WeightId id) {
+    return layer.planes.has_any_of(id.with(WeightPlane::kWeights), expert);
   });
 }
 
-std::string LayerAssignment::expected_name(WeightId matrix, int64_t expert) const {
-  std::string name;
-  for_each_expected([&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t) {
-    const auto ids = ids_of(pattern.part);
-    if (plane || !name.empty() || std::find(ids.begin(), ids.end(), matrix) == ids.end()) return;
-    name = full_name(pattern, plane, expert) + " " + expected_shape(pattern, plane);
-  });
-  return name;
+std::string full_name(const LayerAssignment& layer, const NamePattern& pattern, int64_t expert) {
+  const LayerView& view = layer.view;
+  const auto base = view.config.architecture->bases[static_cast<size_t>(layer.layout.naming.base)];
+  return view.prefix + render_name(pattern, base, expert + view.first_expert);
 }
 
-int64_t LayerAssignment::missing_count() const {
-  int64_t count = 0;
-  for_each_expected(
-      [&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t copies) {
-        const std::vector<WeightId> ids = ids_of(pattern.part, plane);
-        // A config may claim far more experts and layers than there are tensors.
-        if (slots_[ids.front()].empty() && !layer_.is_part) {
-          count += copies;
-          return;
-        }
-        for (int64_t expert = 0; expert < copies; ++expert) {
-          if (lacks(pattern, plane, expert)) ++count;
-        }
-      });
-  return count + static_cast<int64_t>(missing_inputs_.size());
+// "NAME [rows, cols]"
+std::string describe(const LayerAssignment& layer, const Expected& expected, int64_t expert) {
+  const auto& [pattern, plane, copies] = expected;
+  std::string name = full_name(layer, pattern, expert);
+  if (const StoredPlane* const row = expected_row(layer.view, pattern, plane)) {
+    name = stored_name(*row, name);
+  } else if (plane) {
+    name = usual_scale_name(name, *plane, layer.view.config.quant_method);
+  }
+  return name + " " + expected_shape(layer.view, layer.layout, pattern, plane);
 }
 
-std::vector<std::string> LayerAssignment::missing(size_t limit) const {
+}  // namespace
+
+int64_t count_missing(const LayerAssignment& layer) {
+  auto count = static_cast<int64_t>(layer.planes.missing_inputs.size());
+  for (const Expected& expected : expected_tensors(layer)) {
+    const std::vector<WeightId> ids = ids_of(expected.pattern.part, expected.plane);
+    // A config may claim far more experts and layers than there are tensors.
+    if (layer.planes.slots[ids.front()].empty() && !layer.view.layer.is_part) {
+      count += expected.copies;
+      continue;
+    }
+    for (int64_t expert = 0; expert < expected.copies; ++expert) {
+      if (lacks(layer, expected, expert)) ++count;
+    }
+  }
+  return count;
+}
+
+std::vector<std::string> list_missing(const LayerAssignment& layer, size_t limit) {
   std::vector<std::string> names;
-  for_each_expected(
-      [&](const NamePattern& pattern, std::optional<WeightPlane> plane, int64_t copies) {
-        for (int64_t expert = 0; expert < copies && names.size() < limit; ++expert) {
-          if (!lacks(pattern, plane, expert)) continue;
-          names.push_back(full_name(pattern, plane, expert) + " " + expected_shape(pattern, plane));
-        }
-      });
-  for (const std::string& name : missing_inputs_) {
+  for (const Expected& expected : expected_tensors(layer)) {
+    for (int64_t expert = 0; expert < expected.copies && names.size() < limit; ++expert) {
+      if (lacks(layer, expected, expert)) names.push_back(describe(layer, expected, expert));
+    }
+  }
+  for (const std::string& name : layer.planes.missing_inputs) {
     if (names.size() < limit) names.push_back(name + " beside the codes that need it");
   }
   return names;
 }
 
-std::string LayerAssignment::summary() const {
-  int64_t expected = 0;
-  for (const NamePattern& pattern : naming_.form->patterns) {
-    if (is_wanted(pattern)) expected += is_stack(pattern) ? 1 : layer_.spec.num_experts;
+std::string expected_name(const LayerAssignment& layer, WeightId matrix, int64_t expert) {
+  for (const Expected& expected : expected_tensors(layer)) {
+    const auto ids = ids_of(expected.pattern.part);
+    const bool holds = std::ranges::find(ids, matrix) != ids.end();
+    if (holds && !expected.plane) return describe(layer, expected, expert);
   }
-  return fmt::format("{} of {} expert tensors of layer {}", expert_tensors_, expected,
-                     layer_.index);
+  return {};
 }
 
-void LayerAssignment::check_strays() const {
-  if (first_stray_ < 0) return;
-  const TensorInfo& info = table_.info(first_stray_);
+std::string summary(const LayerAssignment& layer) {
+  const LayerView& view = layer.view;
+  int64_t expected = 0;
+  for (const NamePattern& pattern : layer.layout.naming.form->patterns) {
+    if (is_wanted(view, pattern)) expected += copies_of(view, pattern);
+  }
+  return fmt::format("{} of {} expert tensors of layer {}", layer.layout.expert_tensors, expected,
+                     view.layer.index);
+}
+
+void check_strays(const LayerAssignment& layer) {
+  if (layer.strays.empty()) return;
+  const LayerView& view = layer.view;
+  const int32_t first = layer.strays.front();
+  const TensorInfo& info = view.table.info(first);
   const std::string_view rest =
-      std::string_view(info.name).substr(std::min(info.name.size(), prefix_.size()));
-  const int64_t expert = std::clamp<int64_t>(number_in(rest), 0, layer_.spec.num_experts - 1);
+      std::string_view(info.name).substr(std::min(info.name.size(), view.prefix.size()));
+  const int64_t expert = std::clamp<int64_t>(number_in(rest), 0, view.layer.spec.num_experts - 1);
   std::vector<std::string> known;
   const auto add = [&](const NamePattern& pattern) {
-    if (is_wanted(pattern)) known.push_back(full_name(pattern, expert));
+    if (is_wanted(view, pattern)) known.push_back(full_name(layer, pattern, expert));
   };
-  for_each_form(*config_.architecture, [&](const ExpertForm& form) {
-    std::for_each(form.patterns.begin(), form.patterns.end(), add);
-  });
-  for_each_once(*config_.architecture, add);
+  for_each_form(*view.config.architecture,
+                [&](const ExpertForm& form) { std::ranges::for_each(form.patterns, add); });
+  for_each_once(*view.config.architecture, add);
   const std::optional<std::string> nearest = nearest_name(info.name, known);
   throw Error(ErrorCode::kTensorUnexpected,
-              {.what = strays_.size() == 1
+              {.what = layer.strays.size() == 1
                            ? std::string("a tensor of a MoE block has a name of no known meaning")
                            : fmt::format("this and {} more tensors of a MoE block have names of no "
                                          "known meaning",
-                                         strays_.size() - 1),
-               .file = table_.path_of(first_stray_),
+                                         layer.strays.size() - 1),
+               .file = view.table.path_of(first),
                .tensor = info.name,
-               .expected = fmt::format("names of the {} family", config_.architecture->name),
+               .expected = fmt::format("names of the {} family", view.config.architecture->name),
                .found = render_shape(info.shape),
                .hint = nearest ? "nearest known name: " + *nearest : ""});
-}
-
-std::string LayerAssignment::full_name(const NamePattern& pattern, int64_t expert) const {
-  const auto base = config_.architecture->bases[static_cast<size_t>(naming_.base)];
-  return prefix_ + render_name(pattern, base, expert + first_expert());
-}
-
-std::string LayerAssignment::expected_shape(const NamePattern& pattern) const {
-  const TensorBlock block = block_of(pattern);
-  const bool by_shape = pattern.axes == AxisOrder::kByShape && block.is_stack && !block.is_vector;
-  const AxisOrder axes = by_shape ? AxisOrder::kRowsFirst : axes_of(pattern);
-  std::string text = render_shape(accepted_shapes(block, pattern, axes).front());
-  if (by_shape) {
-    text += " or " + render_shape(accepted_shapes(block, pattern, AxisOrder::kColsFirst).front());
-  }
-  return text;
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -1,5 +1,7 @@
 #include "checkpoint/layer_shapes.h"
 
+#include <algorithm>
+
 namespace conclave::inline v0::checkpoint {
 
 LayerShapes layer_shapes(const MoeSpec& spec) {
@@ -12,6 +14,10 @@ LayerShapes layer_shapes(const MoeSpec& spec) {
   }
   for (const WeightShape& shape : layer_weights(spec)) shapes[shape.id] = shape;
   return shapes;
+}
+
+bool has_all(const LayerShapes& shapes, std::span<const WeightId> ids) {
+  return std::ranges::all_of(ids, [&](WeightId id) { return shapes[id].count > 0; });
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -35,11 +35,8 @@ bool is_quantisable(WeightId id) {
 // The name of a matrix that may be quantised and has such a plane.
 std::optional<NameMatch> match_matrix(const Architecture& architecture, const LayerShapes& shapes,
                                       std::string_view matrix, WeightPlane plane) {
-  const auto is_there = [&](WeightId id) { return shapes[id].count > 0; };
   const auto wanted = [&](const NamePattern& pattern) {
-    if (!is_quantisable(pattern.part)) return false;
-    const std::vector<WeightId> ids = ids_of(pattern.part, plane);
-    return std::all_of(ids.begin(), ids.end(), is_there);
+    return is_quantisable(pattern.part) && has_all(shapes, ids_of(pattern.part, plane));
   };
   return match_name(architecture, matrix, wanted);
 }
@@ -52,8 +49,7 @@ bool match_values(const Architecture& architecture, const std::optional<Quantize
   if (codes == nullptr || codes->decode_values == nullptr) return false;
   const auto wanted = [&](const NamePattern& pattern) {
     const auto ids = ids_of(pattern.part);
-    return !is_quantisable(pattern.part) && !ids.empty() &&
-           std::ranges::all_of(ids, [&](WeightId id) { return shapes[id].count > 0; });
+    return !is_quantisable(pattern.part) && !ids.empty() && has_all(shapes, ids);
   };
   return match_name(architecture, matrix, wanted).has_value();
 }

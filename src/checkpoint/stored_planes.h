@@ -1,5 +1,5 @@
-// Names of a quantisation method's own tensors, and how each is read: what LayerAssignment asks
-// of a row of the method's table.
+// Names of a quantisation method's own tensors, and how each is read: what a layer asks of a row
+// of the method's table.
 #pragma once
 
 #include "checkpoint/methods/method.h"

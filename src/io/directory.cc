@@ -87,11 +87,7 @@ void check_member_name(std::string_view name, std::string_view file) {
   if (name.find_first_of("/\\") != std::string_view::npos) {
     refuse_name(name, file, "contains a path");
   }
-  for (const char c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-      refuse_name(name, file, "contains a control character");
-    }
-  }
+  if (has_control_character(name)) refuse_name(name, file, "contains a control character");
   const bool has_letter = (name[0] >= 'a' && name[0] <= 'z') || (name[0] >= 'A' && name[0] <= 'Z');
   if (name.size() >= 2 && has_letter && name[1] == ':') {
     refuse_name(name, file, "starts with a drive");

@@ -62,10 +62,8 @@ void check_tensor_name(std::string_view name, std::string_view file) {
     refuse(ErrorCode::kSafetensorsName, "the tensor's name is too long",
            fmt::format("{} bytes", kMaxTensorNameBytes));
   }
-  for (const char c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-      refuse(ErrorCode::kSafetensorsName, "the tensor's name contains a control character");
-    }
+  if (has_control_character(name)) {
+    refuse(ErrorCode::kSafetensorsName, "the tensor's name contains a control character");
   }
   if (find_invalid_utf8(name)) {
     refuse(ErrorCode::kSafetensorsUtf8, "the tensor's name is not UTF-8");

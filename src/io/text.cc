@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -52,6 +53,15 @@ std::optional<size_t> find_invalid_utf8(std::string_view text) noexcept {
   return std::nullopt;
 }
 
+bool has_control_character(std::string_view text) noexcept {
+  return std::ranges::any_of(
+      text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; });
+}
+
+bool is_plain_text(std::string_view text) noexcept {
+  return !has_control_character(text) && !find_invalid_utf8(text);
+}
+
 std::string show_text(std::string_view text) {
   std::string shown = "\"";
   size_t at = 0;
@@ -74,10 +84,8 @@ std::string show_text(std::string_view text) {
 
 std::string show_name(std::string_view name) {
   constexpr size_t kLongestName = 200;
-  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  bool fit = name.size() <= kLongestName && !find_invalid_utf8(name);
-  for (const char c : name) fit = fit && !is_control(c);
-  return fit ? std::string(name) : show_text(name);
+  const bool fits = name.size() <= kLongestName && is_plain_text(name);
+  return fits ? std::string(name) : show_text(name);
 }
 
 }  // namespace conclave::inline v0::io

@@ -130,6 +130,34 @@ TEST(Feed, WrongTensors_AreRejectedAtOnceAndNotKept) {
   EXPECT_TRUE(feed.missing().empty());
 }
 
+// The rules are those of the header of a file, also for tensors that no layer has a use for.
+TEST(Feed, NamesThatNoFileMayHave_AreRejectedAndShownEscaped) {
+  const TinyModel model = make_tiny_model({});
+  CheckpointFeed feed = feed_of(model);
+  const std::vector<std::byte> bytes(120);
+  const auto put = [&](std::string_view name) {
+    const auto error = error_of([&] {
+      feed.put(name, {.data = bytes.data(), .dtype = DType::kBF16, .shape = {6, 10}});
+    });
+    EXPECT_TRUE(error);
+    return error ? error->code() : ErrorCode::kInternal;
+  };
+  using std::string_view_literals::operator""sv;
+  for (const std::string_view ending : {"\n"sv, "\0"sv, "\x1b[2J"sv, "\x7f"sv}) {
+    for (const std::string_view start : {"model.layers.0.mlp.experts.1.up_proj.weight"sv,
+                                         "model.layers.0.mlp.experts.1.up"sv, "lm_head"sv, ""sv}) {
+      EXPECT_EQ(put(std::string(start).append(ending)), ErrorCode::kSafetensorsName);
+    }
+  }
+  EXPECT_EQ(put("model.layers.0.mlp.experts.1.\xff.weight"), ErrorCode::kSafetensorsUtf8);
+  EXPECT_EQ(put(std::string(4097, 'n')), ErrorCode::kSafetensorsName);
+  const auto error = error_of([&] { feed.put("lm_\x1b[2J\n", {}); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->detail().tensor, R"("lm_\x1b[2J\x0a")");
+  put_all(feed, model);
+  EXPECT_TRUE(feed.missing().empty());
+}
+
 TEST(Feed, Incomplete_NamesWhatIsMissing) {
   const TinyModel model = make_tiny_model({});
   CheckpointFeed feed = feed_of(model);

@@ -110,7 +110,10 @@ TEST(GgufWriter, WhatNoFileHolds_IsRefused) {
   writer.declare("a", "Q4_0", {3, 64});
   expect_error(ErrorCode::kGgufDuplicateTensor, [&] { writer.declare("a", "F32", {1}); });
   expect_error(ErrorCode::kGgufName, [&] { writer.declare(std::string(65, 'x'), "F32", {1}); });
-  expect_error(ErrorCode::kGgufName, [&] { writer.declare("", "F32", {1}); });
+  for (const std::string name :
+       {std::string(), std::string("a\0", 2), std::string("a\n"), std::string("\xff")}) {
+    expect_error(ErrorCode::kGgufName, [&] { writer.declare(name, "F32", {1}); });
+  }
   expect_error(ErrorCode::kGgufTensorType, [&] { writer.declare("b", "F8", {1}); });
   expect_error(ErrorCode::kGgufShape, [&] { writer.declare("b", "Q4_0", {3, 48}); });
   expect_error(ErrorCode::kGgufShape, [&] { writer.declare("b", "F32", {1, 1, 1, 1, 1}); });

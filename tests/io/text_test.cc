@@ -59,6 +59,16 @@ TEST(Utf8, BadByteAfterLongAscii_FoundAtItsOffset) {
   EXPECT_EQ(io::find_invalid_utf8(std::string(1000, 'a')), std::nullopt);
 }
 
+TEST(PlainText, ControlCharactersAndBadBytes_AreNoPartOfIt) {
+  for (unsigned i = 0; i < 256; ++i) {
+    const std::string text = {'a', static_cast<char>(i), 'b'};
+    EXPECT_EQ(io::has_control_character(text), i < 0x20 || i == 0x7F) << i;
+    EXPECT_EQ(io::is_plain_text(text), i >= 0x20 && i < 0x7F) << i;
+  }
+  EXPECT_TRUE(io::is_plain_text("\xC3\xA9"));
+  EXPECT_TRUE(io::is_plain_text(""));
+}
+
 TEST(ShowText, HostileText_IsHarmlessAndShort) {
   EXPECT_EQ(io::show_text("a\x1b[2J\n\"\\\xff\xC3\xA9"), "\"a\\x1b[2J\\x0a\\\"\\\\\\xff\xC3\xA9\"");
   EXPECT_EQ(io::show_text(std::string(1000, 'x')),

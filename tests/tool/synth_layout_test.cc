@@ -114,6 +114,17 @@ TEST(SynthLayout, Mxfp4_HasCodesAndExponentsInBytes) {
   EXPECT_EQ(weights["group_size"], 32);
 }
 
+TEST(SynthLayout, FormThatNoFileHas_IsRefusedAndWhatTheConfigurationStatesIsNot) {
+  SynthModel model = with_form("fp8-block");
+  model.spec.quant.power_of_two_scales = true;
+  EXPECT_EQ(make_config(model)["quantization_config"]["scale_fmt"], "ue8m0");
+  model.spec.quant.signed_scales = true;
+  EXPECT_THROW(make_config(model), Error);
+  model = with_form("int4-group128");
+  model.spec.quant.signed_scales = true;
+  EXPECT_THROW(plan_shards(model, uint64_t{1} << 40), Error);
+}
+
 TEST(SynthLayout, Nvfp4_HasAGlobalScaleThatDivides) {
   const SynthModel model = with_form("nvfp4");
   expect_tensors(model, {{"weight_packed", {DType::kU8, {64, 16}, 1024}},

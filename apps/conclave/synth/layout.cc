@@ -70,16 +70,11 @@ WeightForm form_of(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   for (const WeightForm& form : weight_forms()) {
     if (quant.weights != WeightScale::kNone && form.method.empty()) continue;
-    const bool same =
-        form.dtype == spec.weight_dtype && form.quant.weights == quant.weights &&
-        form.quant.block_rows == quant.block_rows && form.quant.block_cols == quant.block_cols &&
-        form.quant.activations == quant.activations &&
-        form.quant.activation_scale_rule == quant.activation_scale_rule &&
-        form.quant.activation_dtype == quant.activation_dtype && form.quant.zeros == quant.zeros &&
-        form.quant.has_global_scale == quant.has_global_scale &&
-        form.quant.has_column_order == quant.has_column_order &&
-        form.quant.has_column_factors == quant.has_column_factors;
-    if (same) return form;
+    // A configuration states these two beside the form, and make_config takes them from the spec.
+    QuantSpec known = form.quant;
+    known.activation_group = quant.activation_group;
+    known.power_of_two_scales = quant.power_of_two_scales;
+    if (form.dtype == spec.weight_dtype && known == quant) return form;
   }
   throw Error(ErrorCode::kUnsupported, {.what = "no checkpoints have weights of this form",
                                         .found = std::string(to_string(spec.weight_dtype))});

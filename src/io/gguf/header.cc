@@ -86,12 +86,8 @@ class HeaderParser {
                                  .hint = kDamagedFileHint});
   }
 
-  // Keys and names are shown and compared, so that they must be plain text.
   void check_text(ErrorCode code, const char* what) {
-    const bool is_plain = std::none_of(name_.begin(), name_.end(), [](char c) {
-      return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
-    });
-    if (!name_.empty() && is_plain && !find_invalid_utf8(name_)) return;
+    if (!name_.empty() && is_plain_text(name_)) return;
     const std::string shown = show_text(name_);
     name_.clear();
     fail(code,

@@ -205,8 +205,9 @@ void GgufWriter::declare(std::string name, std::string_view type, std::vector<in
     impl.fail(ErrorCode::kState,
               {.what = "a tensor is declared after the first write", .tensor = std::move(name)});
   }
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    impl.fail(ErrorCode::kGgufName, {.what = "the name of a tensor is empty or too long",
+  if (name.empty() || name.size() > kMaxNameBytes || !io::is_plain_text(name)) {
+    impl.fail(ErrorCode::kGgufName, {.what = "the name of a tensor is empty, too long or no plain "
+                                             "UTF-8 text",
                                      .found = io::show_name(name),
                                      .limit = fmt::format("{} bytes", kMaxNameBytes)});
   }
