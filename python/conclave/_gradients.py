@@ -24,7 +24,7 @@ def refuse(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_among(names: tuple[str, ...], *arguments: Any) -> None:
+def refuse_among(names: tuple[str, ...], arguments: tuple[Any, ...]) -> None:
     """`refuse` for the arguments of a call that is made often: nothing is built for it.
 
     Args:

@@ -15,18 +15,9 @@ from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dic
 
 Array = Any  # numpy, torch, or anything with __dlpack__
 
-# The arguments of forward that autograd could expect a graph of.
-_FLOAT_ARGUMENTS = (
-    "hidden",
-    "router_logits",
-    "topk_weights",
-    "router_input",
-    "residual_input",
-    "out",
-    "shared_out",
-    "captured_logits",
-    "captured_weights",
-)
+# The arguments of a call in the order of the module's table, which has their shapes and types. A
+# caller's scratch memory is no argument of `Layer.forward`.
+_ARGUMENTS = tuple(row["name"] for row in _conclave.call_arguments() if not row["is_scratch"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,31 +204,11 @@ class Layer:
             Error: naming the argument, with what was expected and found; also where torch records
                 gradients and an argument requires them.
         """
-        _gradients.refuse_among(
-            _FLOAT_ARGUMENTS,
-            hidden,
-            router_logits,
-            topk_weights,
-            router_input,
-            residual_input,
-            out,
-            shared_out,
-            captured_logits,
-            captured_weights,
-        )
         if out is None:
             out = _frameworks.empty_like(
                 hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
             )
-        handle, workspace = 0, None
-        if self._on_cpu:
-            _runtime.follow_threads()
-        else:
-            handle = _frameworks.stream_of(hidden, stream)
-            shape = _frameworks.shape_of(hidden, "hidden")
-            num_bytes = self._core.workspace_bytes(shape[0] if shape else 0)
-            workspace = _frameworks.scratch(hidden, num_bytes, handle)
-        self._core.forward(
+        arguments = (
             hidden,
             out,
             router_logits,
@@ -252,9 +223,17 @@ class Layer:
             captured_logits,
             captured_ids,
             captured_weights,
-            workspace,
-            handle,
         )
+        _gradients.refuse_among(_ARGUMENTS, arguments)
+        if self._on_cpu:
+            _runtime.follow_threads()
+            self._core.forward(*arguments)
+            return out
+        handle = _frameworks.stream_of(hidden, stream)
+        shape = _frameworks.shape_of(hidden, "hidden")
+        num_bytes = self._core.workspace_bytes(shape[0] if shape else 0)
+        workspace = _frameworks.scratch(hidden, num_bytes, handle)
+        self._core.forward(*arguments, workspace, handle)
         return out
 
     __call__ = forward

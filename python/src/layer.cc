@@ -128,7 +128,7 @@ size_t PyLayer::workspace_bytes(int64_t tokens) {
   return layer_for(tokens).workspace_bytes(tokens);
 }
 
-void PyLayer::forward(const CallArrays& call, uintptr_t stream) {
+void PyLayer::forward(const CallObjects& call, uintptr_t stream) {
   CallViews views(call, context_->device(), stream);
   ForwardArgs& args = views.args;
   const bool is_cuda = context_->device().is_cuda;

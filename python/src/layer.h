@@ -46,7 +46,7 @@ class PyLayer {
           std::shared_ptr<const WeightSource> kept);
 
   // Requires the GIL and releases it while the layer runs. Safe from several threads.
-  void forward(const CallArrays& call, uintptr_t stream);
+  void forward(const CallObjects& call, uintptr_t stream);
   void reload(const WeightSource& source, ReloadMode mode,
               std::shared_ptr<const WeightSource> kept);
 

@@ -1,8 +1,12 @@
+#include "arrays.h"
+#include "call_arguments.h"
 #include "fields.h"
 #include "gguf_blocks.h"
 #include "layer.h"
 #include "names.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -129,28 +133,44 @@ void bind_making(nb::class_<PyLayer>& layer) {
       "New weights of the same shapes and types.");
 }
 
-void forward_of(PyLayer& self, nb::handle hidden, nb::handle out, nb::handle router_logits,
-                nb::handle topk_ids, nb::handle topk_weights, nb::handle router_input,
-                nb::handle residual_input, nb::handle token_ids, nb::handle padding_mask,
-                nb::handle num_tokens, nb::handle shared_out, nb::handle captured_logits,
-                nb::handle captured_ids, nb::handle captured_weights, nb::handle workspace,
-                uintptr_t stream) {
-  self.forward({.hidden = hidden,
-                .out = out,
-                .router_logits = router_logits,
-                .topk_ids = topk_ids,
-                .topk_weights = topk_weights,
-                .router_input = router_input,
-                .residual_input = residual_input,
-                .token_ids = token_ids,
-                .padding_mask = padding_mask,
-                .num_tokens = num_tokens,
-                .shared_out = shared_out,
-                .captured_logits = captured_logits,
-                .captured_ids = captured_ids,
-                .captured_weights = captured_weights,
-                .workspace = workspace},
-               stream);
+// Every argument of a call is an object of Python, whatever its place.
+template <size_t>
+using ObjectAt = nb::handle;
+
+template <size_t kIndex>
+auto signature_of() {
+  constexpr const CallArgument& argument = kCallArguments[kIndex];
+  if constexpr (argument.need == ArgumentNeed::kNamed) {
+    return nb::arg(argument.name).none();
+  } else {
+    return nb::arg(argument.name) = nb::none();
+  }
+}
+
+template <size_t... kIndex>
+void bind_forward(nb::class_<PyLayer>& layer, std::index_sequence<kIndex...> /*arguments*/) {
+  layer.def(
+      "forward",
+      [](PyLayer& self, ObjectAt<kIndex>... objects, uintptr_t stream) {
+        self.forward({objects...}, stream);
+      },
+      signature_of<kIndex>()..., nb::arg("stream") = 0,
+      "Writes [T, hidden_size] to out. See conclave.Layer.forward.");
+}
+
+nb::typed<nb::list, nb::dict> call_arguments() {
+  nb::list rows;
+  for (const CallArgument& argument : kCallArguments) {
+    nb::list dtypes;
+    for (const DType dtype : argument.types) dtypes.append(dtype_to_python(dtype));
+    nb::dict row;
+    row["name"] = argument.name;
+    row["shape"] = argument.shape;
+    row["dtypes"] = dtypes;
+    row["is_scratch"] = argument.use == ArgumentUse::kScratch;
+    rows.append(row);
+  }
+  return nb::typed<nb::list, nb::dict>(std::move(rows));
 }
 
 }  // namespace
@@ -158,15 +178,7 @@ void forward_of(PyLayer& self, nb::handle hidden, nb::handle out, nb::handle rou
 void bind_layer(nb::module_& module) {
   nb::class_<PyLayer> layer(module, "Layer", "One MoE layer: planned, packed and ready to run.");
   bind_making(layer);
-  layer.def("forward", &forward_of, nb::arg("hidden").none(), nb::arg("out").none(),
-            nb::arg("router_logits") = nb::none(), nb::arg("topk_ids") = nb::none(),
-            nb::arg("topk_weights") = nb::none(), nb::arg("router_input") = nb::none(),
-            nb::arg("residual_input") = nb::none(), nb::arg("token_ids") = nb::none(),
-            nb::arg("padding_mask") = nb::none(), nb::arg("num_tokens") = nb::none(),
-            nb::arg("shared_out") = nb::none(), nb::arg("captured_logits") = nb::none(),
-            nb::arg("captured_ids") = nb::none(), nb::arg("captured_weights") = nb::none(),
-            nb::arg("workspace") = nb::none(), nb::arg("stream") = 0,
-            "Writes [T, hidden_size] to out. See conclave.Layer.forward.");
+  bind_forward(layer, std::make_index_sequence<kCallArguments.size()>());
   layer.def(
       "spec", [](const PyLayer& self) { return spec_to_dict(self.layer().spec()); },
       "The spec as a dictionary.");
@@ -195,6 +207,8 @@ void bind_layer(nb::module_& module) {
       },
       nb::arg("max_tokens"), nb::arg("max_workspace_bytes"),
       "From now on calls of more tokens than are planned for plan anew, up to these limits.");
+  module.def("call_arguments", &call_arguments,
+             "The arguments of Layer.forward, in its order, with shapes and types.");
   module.def(
       "make_plan",
       [](const PyContext& context, const nb::dict& spec, const nb::dict& options,

@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import conclave
+from conclave import _conclave
 from support.problems import FLOAT32_BAR, HALF_BAR, expected_output, make_problem, worst_error
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
@@ -109,22 +110,7 @@ ARRAYS = st.one_of(
     ),
     st.builds(lambda order: numpy.zeros((9, 40), "float32", order), st.sampled_from(["C", "F"])),
 )
-ARGUMENTS = [
-    "hidden",
-    "router_logits",
-    "topk_ids",
-    "topk_weights",
-    "router_input",
-    "residual_input",
-    "token_ids",
-    "padding_mask",
-    "num_tokens",
-    "out",
-    "shared_out",
-    "captured_logits",
-    "captured_ids",
-    "captured_weights",
-]
+ARGUMENTS = [row["name"] for row in _conclave.call_arguments() if not row["is_scratch"]]
 SHARED = make_problem(numpy.random.default_rng(0))
 SHARED_LAYER = SHARED.layer()
 

@@ -53,8 +53,18 @@ class FedData final : public checkpoint::TensorData {
   void release(int32_t tensor) { tensors_[static_cast<size_t>(tensor)] = {}; }
 
   void read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const override {
-    const auto from = mapped(tensor).subspan(static_cast<size_t>(offset), destination.size());
-    std::memcpy(destination.data(), from.data(), from.size());
+    const std::span<const std::byte> kept = mapped(tensor);
+    // The tensors that come later may make one a part of the layer that was not when it was put.
+    if (kept.size() < offset || kept.size() - offset < destination.size()) {
+      throw Error(ErrorCode::kTensorMissing,
+                  {.what = "a tensor was not kept, since its layer did not need it when it was put",
+                   .file = kFedName,
+                   .expected = fmt::format("{} bytes", offset + destination.size()),
+                   .found = fmt::format("{} bytes", kept.size())});
+    }
+    if (!destination.empty()) {
+      std::memcpy(destination.data(), kept.data() + offset, destination.size());
+    }
   }
   std::span<const std::byte> mapped(int32_t tensor) const override {
     return tensors_[static_cast<size_t>(tensor)].view;

@@ -3,9 +3,12 @@
 #include "core/checked.h"
 #include "core/shared_facts.h"
 #include "core/workspace_layout.h"
+#include "layer/call_tensors.h"
 
 #include "conclave/error.h"
 
+#include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <limits>
 #include <span>
@@ -150,25 +153,16 @@ ConstTensorView load_view(std::span<const int64_t> load) {
 }
 
 void check_overlaps(const ForwardArgs& args) {
-  const NamedView inputs[] = {{"hidden", args.hidden},
-                              {"router_logits", args.router_logits},
-                              {"topk_ids", args.topk_ids},
-                              {"topk_weights", args.topk_weights},
-                              {"router_input", args.router_input},
-                              {"residual_input", args.residual_input},
-                              {"token_ids", args.token_ids},
-                              {"padding_mask", args.padding_mask}};
-  const NamedView outputs[] = {{"out", args.out},
-                               {"shared_out", args.shared_out},
-                               {"captured_logits", args.captured_logits},
-                               {"captured_ids", args.captured_ids},
-                               {"captured_weights", args.captured_weights},
-                               {"expert_load", load_view(args.expert_load)}};
+  std::array<NamedView, kCallOutputs.size() + 1> outputs;
+  std::ranges::transform(kCallOutputs, outputs.begin(), [&](const CallOutput& output) {
+    return NamedView{output.name, args.*output.view};
+  });
+  outputs.back() = {"expert_load", load_view(args.expert_load)};
   for (const NamedView& output : outputs) {
-    for (const NamedView& input : inputs) {
-      const bool in_place =
-          output.name == std::string_view("out") && same_rows(output.view, input.view);
-      if (!in_place) check_disjoint(output.name, output.view, input.name, input.view);
+    for (const CallInput& input : kCallInputs) {
+      const ConstTensorView& view = args.*input.view;
+      const bool in_place = output.name == std::string_view("out") && same_rows(output.view, view);
+      if (!in_place) check_disjoint(output.name, output.view, input.name, view);
     }
     for (const NamedView& other : outputs) {
       if (&other != &output) check_disjoint(output.name, output.view, other.name, other.view);

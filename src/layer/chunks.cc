@@ -1,5 +1,7 @@
 #include "layer/chunks.h"
 
+#include "layer/call_tensors.h"
+
 #include "conclave/dtype.h"
 #include "conclave/tensor.h"
 
@@ -31,14 +33,11 @@ TensorView rows_of(const TensorView& view, const TokenChunk& chunk) {
 
 ForwardArgs chunk_of(const ForwardArgs& args, const TokenChunk& chunk) {
   ForwardArgs part = args;
-  for (ConstTensorView* view :
-       {&part.hidden, &part.router_logits, &part.topk_ids, &part.topk_weights, &part.router_input,
-        &part.residual_input, &part.token_ids, &part.padding_mask}) {
-    *view = rows_of(*view, chunk);
+  for (const CallInput& input : kCallInputs) {
+    part.*input.view = rows_of(args.*input.view, chunk);
   }
-  for (TensorView* view : {&part.out, &part.shared_out, &part.captured_logits, &part.captured_ids,
-                           &part.captured_weights}) {
-    *view = rows_of(*view, chunk);
+  for (const CallOutput& output : kCallOutputs) {
+    part.*output.view = rows_of(args.*output.view, chunk);
   }
   return part;
 }
