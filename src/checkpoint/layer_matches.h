@@ -24,7 +24,7 @@ struct LayerMatches {
   std::vector<TensorMatch> tensors;
   std::vector<int32_t> strays;  // tensors of the MoE block whose names no pattern knows
   std::string foreign;  // a matrix that must not be quantised but is, or whose form is not read
-  uint64_t bytes = 0;   // of all tensors but strays
+  uint64_t bytes = 0;   // the sum over all tensors but strays and foreign scales
 };
 LayerMatches match_tensors(const LayerView& view);
 
