@@ -44,9 +44,18 @@ if(NOT wanted STREQUAL "OFF")
   endif()
 endif()
 
-if(CONCLAVE_HAS_CUDA AND NOT "90a" IN_LIST CONCLAVE_CUDA_ARCHITECTURES)
-  message(FATAL_ERROR "CONCLAVE_CUDA_ARCHITECTURES is '${CONCLAVE_CUDA_ARCHITECTURES}': it must have "
-                      "90a, which kernels of sm90 folders are for")
+# A folder of kernels for one architecture is compiled where the list has it: CONCLAVE_HAS_SM90 says
+# so of sm90 folders, and src/experts/catalog.cc leaves their rows out where it is off.
+set(CONCLAVE_HAS_SM90 OFF)
+if(CONCLAVE_HAS_CUDA)
+  if("90a" IN_LIST CONCLAVE_CUDA_ARCHITECTURES)
+    set(CONCLAVE_HAS_SM90 ON)
+  elseif(CONCLAVE_CUDA_ARCHITECTURES)
+    message(STATUS "CUDA: plain kernels only; CONCLAVE_CUDA_ARCHITECTURES lacks 90a, which those for "
+                   "Hopper need")
+  else()
+    message(FATAL_ERROR "CONCLAVE_CUDA_ARCHITECTURES is empty: name one, such as 90a or 80")
+  endif()
 endif()
 
 # conclave_cuda_code(<flags> <code> <architecture>...): how nvcc is told, and how the library knows
@@ -85,7 +94,8 @@ endfunction()
 # conclave_cuda_sources(<target> <file>...)
 # conclave_cuda_sources(<target> ARCHITECTURES <architecture>... FILES <file>...): device code;
 # nothing without CUDA. A folder of kernels for one architecture names it, as sm90 does 90a, which
-# alone has wgmma and setmaxnreg; other files are compiled for CONCLAVE_CUDA_ARCHITECTURES.
+# alone has wgmma and setmaxnreg, and is left out where CONCLAVE_CUDA_ARCHITECTURES lacks it; other
+# files are compiled for the whole list.
 function(conclave_cuda_sources target)
   if(NOT CONCLAVE_HAS_CUDA)
     return()
@@ -94,7 +104,15 @@ function(conclave_cuda_sources target)
   set(architectures ${CONCLAVE_CUDA_ARCHITECTURES})
   set(files ${arg_UNPARSED_ARGUMENTS} ${arg_FILES})
   if(arg_ARCHITECTURES)
-    set(architectures ${arg_ARCHITECTURES})
+    set(architectures)
+    foreach(name IN LISTS arg_ARCHITECTURES)
+      if(name IN_LIST CONCLAVE_CUDA_ARCHITECTURES)
+        list(APPEND architectures ${name})
+      endif()
+    endforeach()
+    if(NOT architectures)
+      return()
+    endif()
   endif()
   conclave_cuda_code(flags code ${architectures})
   # The standard is a flag because CMake has no architecture to try it with.

@@ -6,6 +6,8 @@
 #include "experts/reference/reference.h"
 #if CONCLAVE_BUILD_CUDA
 #include "experts/cuda/reference/reference.h"
+#endif
+#if CONCLAVE_BUILD_SM90
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_fp8.h"
@@ -47,18 +49,26 @@ constexpr std::array kHostRows = {
 #if CONCLAVE_BUILD_CUDA
 // The shares were measured on an H200, whose rates they are shares of.
 constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
-constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor16_teraflops; }
-constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
 constexpr double share_of_memory(double terabytes) {
   return terabytes / kMeasured.memory_terabytes;
 }
+#endif
+
+#if CONCLAVE_BUILD_SM90
+constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor16_teraflops; }
+constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
 
 constexpr std::array kOneLaunchRows = {
     OneLaunchRow{{.name = "cuda.decode_sm90", .supports = decode_supports},
                  {.reach = decode_reach, .make = make_decode, .workspace_bytes = decode_bytes}},
 };
+#else
+constexpr std::array<OneLaunchRow, 0> kOneLaunchRows = {};
+#endif
 
+#if CONCLAVE_BUILD_CUDA
 constexpr std::array kDeviceRows = {
+#if CONCLAVE_BUILD_SM90
     DeviceKernelRow{{.name = "cuda.stream_sm90", .supports = stream_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = stream_sm90_tiles,
@@ -97,6 +107,7 @@ constexpr std::array kDeviceRows = {
                               .memory_share = share_of_memory(3.9),
                               .row_step = 64},
                      .adds_rows = true}},
+#endif
     DeviceKernelRow{{.name = "cuda.reference", .supports = reference_supports},
                     {.arithmetic = kF32Fma,
                      .is_reference = true,
@@ -108,8 +119,23 @@ constexpr std::array kDeviceRows = {
                               .memory_share = share_of_memory(1)}}},
 };
 #else
-constexpr std::array<OneLaunchRow, 0> kOneLaunchRows = {};
 constexpr std::array<DeviceKernelRow, 0> kDeviceRows = {};
+#endif
+
+#if CONCLAVE_BUILD_CUDA && !CONCLAVE_BUILD_SM90
+Support needs_90a(const ExpertsProblem& /*problem*/) {
+  return Support::no("left out of this build, whose CONCLAVE_CUDA_ARCHITECTURES lacks 90a");
+}
+
+constexpr std::array kLeftOutRows = {
+    KernelRow{.name = "cuda.decode_sm90", .supports = needs_90a},
+    KernelRow{.name = "cuda.stream_sm90", .supports = needs_90a},
+    KernelRow{.name = "cuda.stream_fp8_sm90", .supports = needs_90a},
+    KernelRow{.name = "cuda.tile_sm90", .supports = needs_90a},
+    KernelRow{.name = "cuda.tile_fp8_sm90", .supports = needs_90a},
+};
+#else
+constexpr std::array<KernelRow, 0> kLeftOutRows = {};
 #endif
 
 }  // namespace
@@ -117,10 +143,12 @@ constexpr std::array<DeviceKernelRow, 0> kDeviceRows = {};
 Catalog<HostKernelRow> host_kernels() { return Catalog<HostKernelRow>(kHostRows); }
 Catalog<DeviceKernelRow> device_kernels() { return Catalog<DeviceKernelRow>(kDeviceRows); }
 Catalog<OneLaunchRow> one_launch_kernels() { return Catalog<OneLaunchRow>(kOneLaunchRows); }
+std::span<const KernelRow> left_out_kernels() { return kLeftOutRows; }
 
 KernelRow find_device_row(std::string_view name) {
   std::vector<KernelRow> rows(kOneLaunchRows.begin(), kOneLaunchRows.end());
   rows.insert(rows.end(), kDeviceRows.begin(), kDeviceRows.end());
+  rows.insert(rows.end(), kLeftOutRows.begin(), kLeftOutRows.end());
   return Catalog<KernelRow>(rows).find(name, "kernel");
 }
 

@@ -95,8 +95,12 @@ Catalog<HostKernelRow> host_kernels();
 Catalog<DeviceKernelRow> device_kernels();
 Catalog<OneLaunchRow> one_launch_kernels();
 
-// The part that rows of all kinds have, of the GPU's row of this name. Throws Error(kUnknownName)
-// listing the names of both kinds.
+// Rows for a GPU whose folder this build leaves out, since CONCLAVE_CUDA_ARCHITECTURES lacks what
+// it is compiled for: they support nothing, and say what is missing.
+std::span<const KernelRow> left_out_kernels();
+
+// The part that rows of all kinds have, of the GPU's row of this name, also of one that is left
+// out. Throws Error(kUnknownName) listing the names of both kinds.
 KernelRow find_device_row(std::string_view name);
 
 }  // namespace conclave::inline v0::experts

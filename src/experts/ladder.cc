@@ -35,8 +35,10 @@ std::vector<int64_t> bucket_ends(int64_t max_tokens, Determinism determinism) {
 Candidates supporting_rows(const LadderRequest& request, const TableChoice& choice,
                            std::vector<PlanRow>& verdicts) {
   if (!choice.forced.empty()) static_cast<void>(find_device_row(choice.forced));
-  const auto supports = [&](const DeviceKernelRow& row) { return row.supports(request.problem); };
+  const auto supports = [&](const KernelRow& row) { return row.supports(request.problem); };
   Candidates candidates = list_fitting(device_kernels().rows(), choice, supports, verdicts);
+  // None of these fits: they only get their verdicts.
+  static_cast<void>(list_fitting(left_out_kernels(), choice, supports, verdicts));
   if (candidates.empty()) throw_no_row(choice.table, verdicts);
   return candidates;
 }

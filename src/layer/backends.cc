@@ -1,10 +1,28 @@
 #include "cpu/backends.h"
 
+#include "experts/catalog.h"
 #include "layer/engine.h"
 
 #include <string>
 
 namespace conclave::inline v0 {
+namespace {
+
+// Names the kernels that this build leaves out, with what it lacks for them; those with one reason
+// together.
+std::string left_out_text() {
+  std::string text;
+  std::string last_reason;
+  for (const experts::KernelRow& row : experts::left_out_kernels()) {
+    const std::string reason = row.supports({}).reason();
+    text += reason == last_reason ? ", " : "; " + reason + ": ";
+    text += row.name;
+    last_reason = reason;
+  }
+  return text;
+}
+
+}  // namespace
 
 // System files describe every backend; if this build has an engine for one, its driver decides.
 std::vector<BackendInfo> backends() {
@@ -15,6 +33,7 @@ std::vector<BackendInfo> backends() {
     const Support support = row->usable(0);
     info.usable = static_cast<bool>(support);
     info.reason = support ? row->describe() : support.reason();
+    if (row->device == DeviceKind::kCuda) info.reason += left_out_text();
   }
   return infos;
 }

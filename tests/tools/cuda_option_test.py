@@ -18,17 +18,19 @@ PROJECT = f"""cmake_minimum_required(VERSION 3.25)
 project(option LANGUAGES CXX)
 include("{ROOT}/cmake/ConclaveCuda.cmake")
 message(STATUS "device code: ${{CONCLAVE_HAS_CUDA}}")
+message(STATUS "folders for 90a: ${{CONCLAVE_HAS_SM90}}")
 """
 
 
 class CudaOption(unittest.TestCase):
-    def configure(self, value: str, *, driver: str = "", nvcc: bool = False) -> tuple[int, str]:
+    def configure(self, value: str, *, driver: str = "", nvcc: bool = False,
+                  architectures: str = "90a") -> tuple[int, str]:
         """`driver` is what shows it: "smi", "device", or neither. Without `nvcc` none is found."""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             (folder / "CMakeLists.txt").write_text(PROJECT, encoding="utf-8")
             command = ["cmake", "-S", name, "-B", str(folder / "build"), f"-DCONCLAVE_CUDA={value}",
-                       "-DCONCLAVE_CUDA_ARCHITECTURES=90a",
+                       f"-DCONCLAVE_CUDA_ARCHITECTURES={architectures}",
                        f"-DCONCLAVE_NVIDIA_SMI={'/bin/true' if driver == 'smi' else 'OFF'}",
                        f"-DCONCLAVE_NVIDIA_DEVICE={'/dev/null' if driver == 'device' else 'OFF'}"]
             if not nvcc:
@@ -68,6 +70,21 @@ class CudaOption(unittest.TestCase):
         self.expect("ON", "CUDA: 90a", device_code="ON", nvcc=True)
         self.expect("AUTO", "CUDA: 90a", device_code="ON", nvcc=True)
         self.expect("DRIVER", "CUDA: 90a", device_code="ON", nvcc=True, driver="device")
+
+    @unittest.skipUnless(NVCC, "no nvcc")
+    def test_folders_for_one_architecture_are_built_where_it_is_listed(self):
+        for architectures, text in {"90a": "folders for 90a: ON", "80;90a": "folders for 90a: ON",
+                                    "80;89": "folders for 90a: OFF"}.items():
+            self.expect("ON", text, device_code="ON", nvcc=True, architectures=architectures)
+        self.expect("ON", "CUDA: plain kernels only; CONCLAVE_CUDA_ARCHITECTURES lacks 90a",
+                    device_code="ON", nvcc=True, architectures="80;89")
+        self.expect("OFF", "folders for 90a: OFF", architectures="90a")
+
+    @unittest.skipUnless(NVCC, "no nvcc")
+    def test_no_architecture_is_refused(self):
+        status, output = self.configure("ON", nvcc=True, architectures="")
+        self.assertNotEqual(status, 0)
+        self.assertIn("CONCLAVE_CUDA_ARCHITECTURES is empty", output)
 
     @unittest.skipUnless(NVCC, "no nvcc")
     def test_nvcc_is_left_alone_where_the_value_forbids(self):
