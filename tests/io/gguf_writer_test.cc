@@ -110,7 +110,7 @@ TEST(GgufWriter, WhatNoFileHolds_IsRefused) {
   writer.declare("a", "Q4_0", {3, 64});
   expect_error(ErrorCode::kGgufDuplicateTensor, [&] { writer.declare("a", "F32", {1}); });
   expect_error(ErrorCode::kGgufName, [&] { writer.declare(std::string(65, 'x'), "F32", {1}); });
-  for (const std::string name :
+  for (const std::string& name :
        {std::string(), std::string("a\0", 2), std::string("a\n"), std::string("\xff")}) {
     expect_error(ErrorCode::kGgufName, [&] { writer.declare(name, "F32", {1}); });
   }
