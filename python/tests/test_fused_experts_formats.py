@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error  # noqa: E402
+from conclave.vllm._arithmetic import _on_device  # noqa: E402
+from conclave.vllm._formats import ROWS_IN_GROUPS  # noqa: E402
 from support.coded import Coded, Coder, rows_in_groups  # noqa: E402
 from support.formats import (  # noqa: E402
     CODED_ROWS,
@@ -228,6 +230,16 @@ def test_rows_in_groups_match_float64(name, size):
     plain = torch.as_tensor(case.expected())
     apart = (case.run() - plain).norm(dim=1) / plain.norm(dim=1)
     assert float(apart.min()) > HALF_BAR, "rows were not quantised"
+
+
+@pytest.mark.parametrize("rows", ROWS_IN_GROUPS)
+def test_rows_in_groups_stay_as_they_are_on_a_gpu(rows):
+    fields = {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
+    quant = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32, **fields)
+    codes = "float4_e2m1fn_x2"
+    assert _on_device(quant, codes, "cpu") == quant
+    plain = _on_device(quant, codes, "cuda:0")
+    assert (plain.weights, plain.block_cols, plain.activations) == ("block", 32, "none")
 
 
 def test_rows_of_nvfp4_need_both_steps():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from conclave import _frameworks
@@ -39,9 +40,19 @@ def _row_fields(config: FusedMoEQuantConfig, kind: WeightFormat) -> dict[str, An
         return {}
     if rows not in ROWS_IN_GROUPS:
         return {"activations": _row_scales(config, kind)}
-    if rows == "nvfp4" and (config.a1_gscale is None or config.a2_gscale is None):
-        raise ConclaveValueError("a1_gscale, a2_gscale: rows of nvfp4 need both")
     return {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
+
+
+def _has_steps(quant: QuantSpec) -> bool:
+    """Whether rows have a number of the whole layer beside their scales."""
+    return quant.activation_scale_rule == "two_level"
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(quant: QuantSpec, codes: str, device: str) -> QuantSpec:
+    """The rule with rows as a device makes them. It is kept, since every call with arrays asks."""
+    spec = MoeSpec(weight_dtype=codes, quant=quant)
+    return spec.with_plain_rows().quant if needs_plain_rows(spec, device) else quant
 
 
 def _row_scales(config: FusedMoEQuantConfig, kind: WeightFormat) -> str:
@@ -79,9 +90,10 @@ def quant_spec(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> QuantSpec:
         has_global_scale=alphas,
         **_row_fields(config, kind),
     )
-    spec = MoeSpec(weight_dtype=kind.codes, quant=quant)
-    plain = needs_plain_rows(spec, _frameworks.device_of(w1))
-    return spec.with_plain_rows().quant if plain else quant
+    if _has_steps(quant) and (config.a1_gscale is None or config.a2_gscale is None):
+        rows = dtype_text(config.quant_dtype)
+        raise ConclaveValueError(f"a1_gscale, a2_gscale: rows of {rows} need both")
+    return _on_device(quant, kind.codes, _frameworks.device_of(w1))
 
 
 def _number_of_alphas(config: FusedMoEQuantConfig, kind: WeightFormat) -> bool:
@@ -146,14 +158,16 @@ def _sharing_of(scale: Any, name: str, rows: int, cols: int) -> tuple[str, int]:
     )
 
 
-def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str, Any]:
-    """Biases and the planes of codes, by the names of `Layer.from_tensors`."""
+def weight_arguments(
+    config: FusedMoEQuantConfig, quant: QuantSpec, w1: Any, w2: Any
+) -> dict[str, Any]:
+    """Biases and the planes of codes, by the names of `Layer.from_tensors`; `quant` is the rule of
+    the configuration."""
     experts = int(w1.shape[0])
     given = _biases(config, w1, w2)
     kind = format_of(config)
     if kind is None:
         return given
-    quant = quant_spec(config, w1, w2)
     for operand, name in ((1, "gate_up"), (2, "down")):
         scale = getattr(config, f"w{operand}_scale")
         alphas = getattr(config, f"g{operand}_alphas")
@@ -171,7 +185,7 @@ def weight_arguments(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str,
         if quant.activations == "tensor_static":
             static = getattr(config, f"a{operand}_scale")
             given[f"{name}_input_scale"] = by_expert(static, experts)
-        if quant.activation_scale_rule == "two_level":
+        if _has_steps(quant):
             inverse = by_expert(getattr(config, f"a{operand}_gscale"), experts)
             given[f"{name}_input_scale"] = 1 / _frameworks.as_float32(inverse)
     return given

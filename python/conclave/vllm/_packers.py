@@ -104,7 +104,7 @@ class ArrayExperts:
         given = {
             "gate_up": self._w1,
             "down": self._w2,
-            **weight_arguments(self._config, self._w1, self._w2),
+            **weight_arguments(self._config, self._spec.quant, self._w1, self._w2),
         }
         return {name: readable(array, _NAMES[name]) for name, array in given.items()}
 
@@ -208,7 +208,7 @@ def six_bit_experts(
     """Experts of codes that no array of a layer holds, as Quark packs them."""
 
     def tensors() -> dict[str, Array]:
-        planes = weight_arguments(config, w1, w2)
+        planes = weight_arguments(config, spec.quant, w1, w2)
         return {
             "gate_up_proj": w1,
             "down_proj": w2,
