@@ -41,8 +41,9 @@ constexpr const char* kFedName = "tensors put";
 class FedData final : public checkpoint::TensorData {
  public:
   struct Bytes {
-    std::vector<std::byte> owned;
-    std::span<const std::byte> view;
+    std::vector<std::byte> owned = {};
+    std::span<const std::byte> view = {};
+    std::string_view name = {};  // of the tensor, for errors
   };
 
   void add(Bytes bytes) {
@@ -50,7 +51,10 @@ class FedData final : public checkpoint::TensorData {
     Bytes& added = tensors_.back();
     if (!added.owned.empty()) added.view = added.owned;
   }
-  void release(int32_t tensor) { tensors_[static_cast<size_t>(tensor)] = {}; }
+  void release(int32_t tensor) {
+    Bytes& released = tensors_[static_cast<size_t>(tensor)];
+    released = {.name = released.name};
+  }
 
   void read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const override {
     const std::span<const std::byte> kept = mapped(tensor);
@@ -59,6 +63,7 @@ class FedData final : public checkpoint::TensorData {
       throw Error(ErrorCode::kTensorMissing,
                   {.what = "a tensor was not kept, since its layer did not need it when it was put",
                    .file = kFedName,
+                   .tensor = io::show_name(tensors_[static_cast<size_t>(tensor)].name),
                    .expected = fmt::format("{} bytes", offset + destination.size()),
                    .found = fmt::format("{} bytes", kept.size())});
     }
@@ -350,7 +355,7 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
     impl.drop_last();
     throw;
   }
-  FedData::Bytes data;
+  FedData::Bytes data{.name = impl.infos.back().name};
   if (is_known && memory == FeedMemory::kCopy) {
     data.owned = copy_dense(tensor, impl.infos.back().bytes);
   } else if (is_known) {
