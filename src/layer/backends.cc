@@ -3,17 +3,18 @@
 #include "experts/catalog.h"
 #include "layer/engine.h"
 
+#include <span>
 #include <string>
 
 namespace conclave::inline v0 {
 namespace {
 
-// Names the kernels that this build leaves out, with what it lacks for them; those with one reason
+// Names kernels that this build leaves out, with what it lacks for them; those with one reason
 // together.
-std::string left_out_text() {
+std::string left_out_text(std::span<const experts::KernelRow> rows) {
   std::string text;
   std::string last_reason;
-  for (const experts::KernelRow& row : experts::left_out_kernels()) {
+  for (const experts::KernelRow& row : rows) {
     const std::string reason = row.supports({}).reason();
     text += reason == last_reason ? ", " : "; " + reason + ": ";
     text += row.name;
@@ -33,7 +34,7 @@ std::vector<BackendInfo> backends() {
     const Support support = row->usable(0);
     info.usable = static_cast<bool>(support);
     info.reason = support ? row->describe() : support.reason();
-    if (row->device == DeviceKind::kCuda) info.reason += left_out_text();
+    if (row->left_out != nullptr) info.reason += left_out_text(row->left_out());
   }
   return infos;
 }

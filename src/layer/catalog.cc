@@ -1,4 +1,6 @@
 // The engines of this build. Only this file of the folder depends on the build's options.
+#include "experts/catalog.h"
+
 #include "core/build_config.h"
 #include "layer/engine.h"
 #include "layer/host_engine.h"
@@ -23,10 +25,11 @@ const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 constexpr std::array kEngines = {
 #if CONCLAVE_BUILD_CUDA
     EngineRow{"cuda", DeviceKind::kCuda, describe_cuda, cuda_usable, make_cuda_engine,
-              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, make_cuda_route},
+              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, make_cuda_route,
+              experts::left_out_kernels},
 #endif
     EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
-              plan_host_engine, nullptr, no_runtime, nullptr, nullptr}};
+              plan_host_engine, nullptr, no_runtime, nullptr, nullptr, nullptr}};
 
 }  // namespace
 

@@ -92,6 +92,10 @@ struct EngineRequest {
 // Routes one call of a TokenRouter.
 using RouteFunction = std::function<void(const RouteArgs& args)>;
 
+namespace experts {
+struct KernelRow;
+}
+
 struct EngineRow {
   std::string_view name;
   DeviceKind device = DeviceKind::kCpu;
@@ -110,6 +114,8 @@ struct EngineRow {
   // For TokenRouter; null if the engine runs the routers of the catalog.
   Support (*routes)(const MoeSpec& spec);
   RouteFunction (*make_route)(int32_t ordinal, const MoeSpec& spec);
+  // The kernels that this build has names and reasons of only; null if it may lack none.
+  std::span<const experts::KernelRow> (*left_out)();
 };
 
 // The row of this name, or null.
