@@ -12,7 +12,7 @@
 
 namespace conclave::python {
 
-// What a call does with an argument.
+// A call treats an argument in one of these ways.
 enum class ArgumentUse : uint8_t {
   kRead,     // an array that is viewed by the member `read`
   kWritten,  // an array that is viewed by the member `written`

@@ -10,7 +10,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What was found, step by step: each step reads those before it. LayerMatches explains the rest.
+// The findings, step by step: each step reads those before it. LayerMatches explains the rest.
 struct LayerAssignment {
   LayerView view;
   LayerLayout layout;

@@ -15,8 +15,8 @@
 
 namespace conclave::inline v0::experts {
 
-// Where the parts of a slab lie. A layout's sizes take divisions, which one panel's product with a
-// few rows would notice: kernels keep the places.
+// Says where the parts of a slab lie. A layout's sizes take divisions, which one panel's product
+// with a few rows would notice: kernels keep the places.
 struct SlabPlaces {
   static constexpr size_t kNone = SIZE_MAX;
 

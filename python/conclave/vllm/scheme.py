@@ -262,7 +262,7 @@ def _rule(entry: str) -> Callable[[str], bool]:
     return lambda name: pattern.match(name) is not None
 
 
-# What a `Scheme` calls the rows that the library's reader names so.
+# The reader's names of rows are the keys, those of a `Scheme` the values.
 _ROWS = {"none": "none", "tensor_static": "static", "token": "token", "group": "dynamic"}
 _GROUP = 128  # columns of a row that share a scale, beside weights in blocks
 

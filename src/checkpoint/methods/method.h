@@ -166,7 +166,8 @@ std::span<const Method> known_methods();
 // Its first row of this name; null if it is not read.
 const Method* find_method(std::string_view name);
 
-// What keeps another method from being read, by its quant_method; an empty reason if it is unknown.
+// Says what keeps another method from being read, by its quant_method; an unknown one has an empty
+// reason.
 NotRead unread_method(std::string_view name);
 
 }  // namespace conclave::inline v0::checkpoint

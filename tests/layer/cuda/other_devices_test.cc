@@ -57,7 +57,7 @@ const PlanRow& verdict(const Plan& plan, const std::string& table, const std::st
   return *row;
 }
 
-// What a row of Hopper says: this reason, or that the build leaves it out.
+// A row of Hopper says this reason, or that the build leaves it out.
 std::string hopper_reason(const std::string& reason) {
   const auto left_out = experts::left_out_kernels();
   return left_out.empty() ? reason : left_out.front().supports({}).reason();
