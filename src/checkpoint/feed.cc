@@ -43,7 +43,7 @@ class FedData final : public checkpoint::TensorData {
   struct Bytes {
     std::vector<std::byte> owned = {};
     std::span<const std::byte> view = {};
-    std::string_view name = {};  // of the tensor, for errors
+    std::string_view name = {};  // for errors
   };
 
   void add(Bytes bytes) {

@@ -91,8 +91,8 @@ def quant_spec(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> QuantSpec:
         **_row_fields(config, kind),
     )
     if _has_steps(quant) and (config.a1_gscale is None or config.a2_gscale is None):
-        rows = dtype_text(config.quant_dtype)
-        raise ConclaveValueError(f"a1_gscale, a2_gscale: rows of {rows} need both")
+        named = dtype_text(config.quant_dtype)
+        raise ConclaveValueError(f"a1_gscale, a2_gscale: rows of {named} need both")
     return _on_device(quant, kind.codes, _frameworks.device_of(w1))
 
 
