@@ -21,6 +21,7 @@ struct ActivationRow {
   std::string_view name;
   ActivationId id;
   bool gated = true;
+  FusedForm fused = FusedForm::kNone;
   Use limit = Use::kNone;
   Use alpha = Use::kNone;
   Use beta = Use::kNone;
@@ -29,15 +30,19 @@ struct ActivationRow {
 
 // Ordered as ActivationId.
 constexpr std::array<ActivationRow, kNumActivations> kActivations = {{
-    {.name = "silu", .id = ActivationId::kSilu},
+    {.name = "silu", .id = ActivationId::kSilu, .fused = FusedForm::kSilu},
     {.name = "gelu", .id = ActivationId::kGelu},
     {.name = "gelu_tanh", .id = ActivationId::kGeluTanh},
     {.name = "swiglu_oai",
      .id = ActivationId::kSwigluOai,
+     .fused = FusedForm::kSwigluOai,
      .limit = Use::kOptional,
      .alpha = Use::kNeeded,
      .beta = Use::kNeeded},
-    {.name = "silu_clamp_before", .id = ActivationId::kSiluClampBefore, .limit = Use::kNeeded},
+    {.name = "silu_clamp_before",
+     .id = ActivationId::kSiluClampBefore,
+     .fused = FusedForm::kSwigluOai,
+     .limit = Use::kNeeded},
     {.name = "silu_clamp_after", .id = ActivationId::kSiluClampAfter, .limit = Use::kNeeded},
     {.name = "situ",
      .id = ActivationId::kSitu,
@@ -105,6 +110,7 @@ Activation parse_activation(const ActivationSpec& spec) {
                                  .find(spec.name, "activation");
   return {.id = row.id,
           .gated = row.gated,
+          .fused = row.fused,
           .limit = read_parameter(row, "limit", row.limit, spec.limit),
           .alpha = read_parameter(row, "alpha", row.alpha, spec.alpha),
           .beta = read_parameter(row, "beta", row.beta, spec.beta),

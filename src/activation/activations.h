@@ -27,11 +27,20 @@ enum class ActivationId : uint8_t {
 };
 inline constexpr int kNumActivations = 11;
 
+// The gated formulas that most models use differ only in their numbers, so a kernel needs one
+// unrolled copy for them; the others run in a loop that is not unrolled.
+enum class FusedForm : uint8_t {
+  kNone,
+  kSilu,
+  kSwigluOai,  // its formula with the parameters that this one has
+};
+
 // A formula with its parameters: those of ActivationSpec rounded to float32, the precision in which
 // published code uses them. 0 means that the formula has none, or that none was given.
 struct Activation {
   ActivationId id = ActivationId::kSilu;
   bool gated = true;
+  FusedForm fused = FusedForm::kSilu;
   double limit = 0;
   double alpha = 0;
   double beta = 0;

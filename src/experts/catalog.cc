@@ -47,6 +47,12 @@ constexpr std::array kHostRows = {
 };
 
 #if CONCLAVE_BUILD_CUDA
+constexpr std::string_view kDecodeSm90 = "cuda.decode_sm90";
+constexpr std::string_view kStreamSm90 = "cuda.stream_sm90";
+constexpr std::string_view kStreamFp8Sm90 = "cuda.stream_fp8_sm90";
+constexpr std::string_view kTileSm90 = "cuda.tile_sm90";
+constexpr std::string_view kTileFp8Sm90 = "cuda.tile_fp8_sm90";
+
 // The shares were measured on an H200, whose rates they are shares of.
 constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
 constexpr double share_of_memory(double terabytes) {
@@ -59,7 +65,7 @@ constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor
 constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
 
 constexpr std::array kOneLaunchRows = {
-    OneLaunchRow{{.name = "cuda.decode_sm90", .supports = decode_supports},
+    OneLaunchRow{{.name = kDecodeSm90, .supports = decode_supports},
                  {.reach = decode_reach, .make = make_decode, .workspace_bytes = decode_bytes}},
 };
 #else
@@ -69,7 +75,7 @@ constexpr std::array<OneLaunchRow, 0> kOneLaunchRows = {};
 #if CONCLAVE_BUILD_CUDA
 constexpr std::array kDeviceRows = {
 #if CONCLAVE_BUILD_SM90
-    DeviceKernelRow{{.name = "cuda.stream_sm90", .supports = stream_sm90_supports},
+    DeviceKernelRow{{.name = kStreamSm90, .supports = stream_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = stream_sm90_tiles,
                      .make = make_stream_sm90,
@@ -80,7 +86,7 @@ constexpr std::array kDeviceRows = {
                               .sorted_memory_share = share_of_memory(4.0),
                               .sorted_row_step = 8,
                               .sorted_end_depth = 384}}},
-    DeviceKernelRow{{.name = "cuda.stream_fp8_sm90", .supports = stream_fp8_supports},
+    DeviceKernelRow{{.name = kStreamFp8Sm90, .supports = stream_fp8_supports},
                     {.arithmetic = "wgmma_e4m3",
                      .tiles = stream_fp8_tiles,
                      .make = make_stream_fp8,
@@ -88,7 +94,7 @@ constexpr std::array kDeviceRows = {
                      .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
                               .product_share = share8(450),
                               .memory_share = share_of_memory(4.3)}}},
-    DeviceKernelRow{{.name = "cuda.tile_sm90", .supports = tile_sm90_supports},
+    DeviceKernelRow{{.name = kTileSm90, .supports = tile_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = tile_sm90_tiles,
                      .make = make_tile_sm90,
@@ -97,7 +103,7 @@ constexpr std::array kDeviceRows = {
                               .memory_share = share_of_memory(4.0),
                               .row_step = 64},
                      .adds_rows = true}},
-    DeviceKernelRow{{.name = "cuda.tile_fp8_sm90", .supports = tile_fp8_supports},
+    DeviceKernelRow{{.name = kTileFp8Sm90, .supports = tile_fp8_supports},
                     {.arithmetic = "wgmma_e4m3",
                      .tiles = tile_fp8_tiles,
                      .make = make_tile_fp8,
@@ -128,11 +134,11 @@ Support needs_90a(const ExpertsProblem& /*problem*/) {
 }
 
 constexpr std::array kLeftOutRows = {
-    KernelRow{.name = "cuda.decode_sm90", .supports = needs_90a},
-    KernelRow{.name = "cuda.stream_sm90", .supports = needs_90a},
-    KernelRow{.name = "cuda.stream_fp8_sm90", .supports = needs_90a},
-    KernelRow{.name = "cuda.tile_sm90", .supports = needs_90a},
-    KernelRow{.name = "cuda.tile_fp8_sm90", .supports = needs_90a},
+    KernelRow{.name = kDecodeSm90, .supports = needs_90a},
+    KernelRow{.name = kStreamSm90, .supports = needs_90a},
+    KernelRow{.name = kStreamFp8Sm90, .supports = needs_90a},
+    KernelRow{.name = kTileSm90, .supports = needs_90a},
+    KernelRow{.name = kTileFp8Sm90, .supports = needs_90a},
 };
 #else
 constexpr std::array<KernelRow, 0> kLeftOutRows = {};

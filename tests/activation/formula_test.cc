@@ -1,5 +1,6 @@
 // Checks every formula in float32 against float64: all magnitudes, the limits, NaN.
 #include "activation/activations.h"
+#include "activation/swiglu_oai.h"
 #include "support/activations.h"
 #include "support/ulp.h"
 
@@ -20,6 +21,9 @@ using activation::Activation;
 using activation::ActivationId;
 using activation::apply_reference;
 using activation::apply_scalar;
+using activation::formula_parameters;
+using activation::FormulaParameters;
+using activation::FusedForm;
 using activation::parse_activation;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -57,6 +61,30 @@ std::vector<float> special_values() {
   const size_t positive = values.size();
   for (size_t i = 0; i < positive; ++i) values.push_back(-values[i]);
   return values;
+}
+
+// Kernels on GPUs unroll a fused form in place of the formula itself.
+TEST(Formulas, FusedForm_IsTheSameFormula) {
+  int fused = 0;
+  for (const ActivationSpec& spec : all_activations()) {
+    const Activation formula = parse_activation(spec);
+    if (formula.fused == FusedForm::kNone) continue;
+    fused += 1;
+    EXPECT_TRUE(formula.gated) << describe(spec);
+    FormulaParameters p = formula_parameters(formula);
+    if (formula.fused == FusedForm::kSilu) p = {};
+    for (const float gate : special_values()) {
+      for (const float up : special_values()) {
+        const double expected = apply_reference(formula, double{gate}, double{up});
+        const double found = activation::SwigluOai::apply_reference(double{gate}, double{up}, p);
+        EXPECT_TRUE(std::bit_cast<uint64_t>(found) == std::bit_cast<uint64_t>(expected) ||
+                    (std::isnan(found) && std::isnan(expected)))
+            << describe(spec) << " of " << gate << " and " << up << ": " << found << ", not "
+            << expected;
+      }
+    }
+  }
+  EXPECT_GE(fused, 3);
 }
 
 TEST(Formulas, EveryExponent_WithinPromisedUlp) {

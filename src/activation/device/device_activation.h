@@ -10,6 +10,7 @@ struct DeviceActivation {
   ActivationId id = ActivationId::kSilu;
   bool gated = true;
   bool bends_up = false;  // for situ: linear_beta is given
+  FusedForm fused = FusedForm::kSilu;
   FormulaParameters parameters;
 };
 
@@ -17,6 +18,7 @@ inline DeviceActivation device_activation(const Activation& activation) noexcept
   return {.id = activation.id,
           .gated = activation.gated,
           .bends_up = activation.linear_beta > 0,
+          .fused = activation.fused,
           .parameters = formula_parameters(activation)};
 }
 

@@ -1,7 +1,7 @@
 // The epilogue and stores of 16-bit results: bias, activation, rounding, transposition.
 #pragma once
 
-#include "activation/device/swish.cuh"
+#include "activation/device/formulas.cuh"
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/vector16.cuh"
@@ -84,18 +84,16 @@ struct Epilogue {
   template <int N>
   __device__ __forceinline__ void activate_gated(float (&d)[N / 2]) const {
     const activation::DeviceActivation& act = params.activation;
-    if (act.id == activation::ActivationId::kSilu) {
+    if (act.fused == activation::FusedForm::kSilu) {
       activate_silu<N>(d);
       return;
     }
-    if (activation::device::is_swish(act)) {
-      const float limit = act.parameters.limit;
-      const float alpha = act.parameters.alpha;
-      const float beta = activation::device::swish_beta(act);
+    if (act.fused == activation::FusedForm::kSwigluOai) {
+      const activation::FormulaParameters& p = act.parameters;
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
-        d[4 * j] = activation::device::swish(d[4 * j], d[4 * j + 2], limit, alpha, beta);
-        d[4 * j + 1] = activation::device::swish(d[4 * j + 1], d[4 * j + 3], limit, alpha, beta);
+        d[4 * j] = activation::device::SwigluOai::apply(d[4 * j], d[4 * j + 2], p);
+        d[4 * j + 1] = activation::device::SwigluOai::apply(d[4 * j + 1], d[4 * j + 3], p);
       }
       return;
     }

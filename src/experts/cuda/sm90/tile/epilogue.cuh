@@ -203,7 +203,7 @@ __device__ __forceinline__ void activate_columns(const ActivateColumns<Config>& 
   const activation::DeviceActivation& activation = columns.params.activation;
   if constexpr (Config::kFormulas == Formulas::kAll) {
     activation::device::with_formula(activation, columns);
-  } else if (activation.id == activation::ActivationId::kSwigluOai) {
+  } else if (activation.fused == activation::FusedForm::kSwigluOai) {
     columns.template visit<activation::device::SwigluOai>();
   } else {
     columns.template visit<activation::device::Silu>();

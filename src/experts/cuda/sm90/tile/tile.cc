@@ -81,8 +81,7 @@ TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile) {
 }
 
 bool tile_sm90_common(const activation::Activation& activation) {
-  return activation.gated && (activation.id == activation::ActivationId::kSilu ||
-                              activation.id == activation::ActivationId::kSwigluOai);
+  return activation.fused != activation::FusedForm::kNone;
 }
 
 std::string to_string(const TilePlan& plan) {

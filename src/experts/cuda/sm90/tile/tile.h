@@ -31,8 +31,8 @@ std::span<const DeviceTile> tile_sm90_tiles(const ExpertsProblem& problem);
 // The plan of both products that a tile of the table stands for, for this problem.
 TilePlan tile_sm90_plan(const ExpertsProblem& problem, const DeviceTile& tile);
 std::string to_string(const TilePlan& plan);
-// True for gated silu and swiglu_oai, which every up kernel with a gate computes; the other
-// activations need one with Formulas::kAll.
+// True for formulas with a fused form, which every up kernel with a gate computes; the others need
+// one with Formulas::kAll.
 bool tile_sm90_common(const activation::Activation& activation);
 
 // Shape from which token_tiles_of_group finds how many token tiles should run at one time, so that

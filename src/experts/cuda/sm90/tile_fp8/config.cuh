@@ -2,7 +2,6 @@
 #pragma once
 
 #include "activation/device/formulas.cuh"
-#include "activation/device/swish.cuh"
 #include "core/device_flow.h"
 #include "experts/cuda/common/e4m3.cuh"
 #include "experts/cuda/common/ring.cuh"

@@ -110,23 +110,22 @@ __device__ __forceinline__ void activate_silu(float (&sums)[2][64]) {
 template <class Config>
 __device__ __forceinline__ void activate(const Params& params, float (&scratch)[16][256],
                                          float (&sums)[2][64]) {
-  if (Config::kProduct == Product::kUpPlain || !activation::device::is_swish(params.activation)) {
+  const activation::FusedForm fused = params.activation.fused;
+  if (Config::kProduct == Product::kUpPlain || fused == activation::FusedForm::kNone) {
     activate_any<Config>(params, scratch, sums);
     return;
   }
-  if (params.activation.id == activation::ActivationId::kSilu) {
+  if (fused == activation::FusedForm::kSilu) {
     activate_silu(sums);
     return;
   }
-  const float limit = params.activation.parameters.limit;
-  const float alpha = params.activation.parameters.alpha;
-  const float beta = activation::device::swish_beta(params.activation);
+  const activation::FormulaParameters& p = params.activation.parameters;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
       if (i / 4 % 2 == 1) continue;
-      sums[c][i] = activation::device::swish(sums[c][i], sums[c][i + 4], limit, alpha, beta);
+      sums[c][i] = activation::device::SwigluOai::apply(sums[c][i], sums[c][i + 4], p);
     }
   }
 }
