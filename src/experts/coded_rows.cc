@@ -1,6 +1,7 @@
 #include "experts/coded_rows.h"
 
 #include "core/checked.h"
+#include "core/float_convert.h"
 
 #include <cstring>
 #include <numeric>
@@ -53,6 +54,21 @@ void CodedRows::prepare(const float* factors, float static_scale, const float* v
   std::byte* const after_values = row + config_.value_bytes;
   quant::round_to_activation_codes(own, columns(), rule, floats(after_values));
   if (num_segments_ != 0) sum_segments(own, integers(after_values + form_.sums_at));
+  if (config_.code_dtype == DType::kBF16) narrow(row);
+}
+
+// In place: each value takes half of what its own float32 leaves or an earlier one left.
+void CodedRows::narrow(std::byte* row) const {
+  constexpr auto kBytes = sizeof(uint16_t);
+  std::byte* out = row;
+  for (int64_t i = 0; i < columns(); ++i, out += kBytes) {
+    float value;
+    std::memcpy(&value, row + i * int64_t{sizeof(value)}, sizeof(value));
+    const uint16_t bits = float_to_bf16(value);
+    std::memcpy(out, &bits, kBytes);
+  }
+  const int64_t padding = round_up(columns(), 32) - columns();
+  std::memset(out, 0, static_cast<size_t>(padding) * kBytes);
 }
 
 void CodedRows::sum_segments(const float* codes, int32_t* sums) const {

@@ -23,9 +23,11 @@ struct CodedRowsConfig {
   // Rows become codes by this function; null: they become the values of codes. Without factors
   // only.
   gemm::CodeRowFunction code_row = nullptr;
+  // Of the values of codes, kF32 or kBF16; zeros follow those of bf16 up to a multiple of 32.
+  DType code_dtype = DType::kF32;
 };
 
-// A row has `value_bytes` of float32 values or of codes, then its scales; then, if it has codes or
+// A row has `value_bytes` of values or of codes, then its scales; then, if it has codes or
 // weights have offsets, the sums of its codes, one for each segment of gemm/row_scales.h. With
 // ActivationScale::kNone rows have no scales; without factors either, they are not touched.
 class CodedRows {
@@ -46,6 +48,7 @@ class CodedRows {
  private:
   bool coded() const { return config_.rule.form != ActivationScale::kNone; }
   int64_t columns() const { return config_.panels.k; }
+  void narrow(std::byte* row) const;
   void sum_segments(const float* codes, int32_t* sums) const;
   void code_row(const quant::ActivationRule& rule, const float* values, std::byte* row) const;
 

@@ -43,7 +43,9 @@ struct ExpertsProblem {
   int64_t whole_intermediate_size = 0;
   activation::Activation activation = {};
   bool has_bias = false;
-  bool is_beside_experts = false;  // a part that runs by the routed experts' row, whatever it has
+  // A part of plain weights that runs by the row of experts that quantise theirs, and reads the same
+  // rows: float32.
+  bool is_beside_quantised_rows = false;
   Target target = CpuTarget{};
 
   // The target, whose kind the caller knows: rows are asked about problems of their own device.

@@ -18,6 +18,10 @@ QuantSpec quant_for(const MoeSpec& spec, DType weights) {
   return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
 }
 
+bool is_beside_quantised_rows(const MoeSpec& spec, DType weights) {
+  return spec.quant.activations != ActivationScale::kNone && is_plain(weights);
+}
+
 // Columns of a slice's first block of scales that lie before the slice.
 int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
@@ -54,7 +58,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),
           .has_bias = spec.shared.has_bias,
-          .is_beside_experts = true,
+          .is_beside_quantised_rows = is_beside_quantised_rows(spec, dtype),
           .target = request.target};
 }
 
@@ -71,7 +75,7 @@ ExpertsProblem residual_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.residual.activation, spec)),
           .has_bias = false,
-          .is_beside_experts = true,
+          .is_beside_quantised_rows = is_beside_quantised_rows(spec, dtype),
           .target = request.target};
 }
 

@@ -73,6 +73,53 @@ float dynamic_step(float amax, const ActivationRule& rule) {
   }
 }
 
+// The values of float codes: multiples of a unit, which doubles with each power of two from the
+// least normal value on.
+struct FloatGrid {
+  float least_normal;
+  float largest;
+  uint32_t shift;  // turns an exponent into that of a number whose last place is the unit
+
+  explicit FloatGrid(const CodeBook& codes)
+      : least_normal(std::ldexp(codes.decode(1), *codes.mantissa_bits)),
+        largest(codes.largest),
+        shift(static_cast<uint32_t>(23 - *codes.mantissa_bits) << 23) {}
+
+  // The nearest value to one that is not negative, ties to even, as a code would have it: adding a
+  // number with the unit in its last place rounds to it. Without branches, so that loops become
+  // vectors.
+  float nearest(float magnitude) const {
+    const float value = magnitude < largest ? magnitude : largest;
+    const float normal = value > least_normal ? value : least_normal;
+    constexpr uint32_t kExponent = 0x7f800000U;
+    const float shifter =
+        std::bit_cast<float>((std::bit_cast<uint32_t>(normal) & kExponent) + shift);
+    return (value + shifter) - shifter;
+  }
+};
+
+void round_to_grid(float* values, int64_t count, const FloatGrid& grid, float scale) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float quotient = values[i] / scale;
+    const uint32_t sign = std::bit_cast<uint32_t>(quotient) & 0x80000000U;
+    const float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(quotient) ^ sign);
+    const float nearest = grid.nearest(magnitude);
+    values[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) | sign);
+  }
+}
+
+// The bits of the largest magnitude; those of infinity and NaN are above all others.
+int32_t largest_bits(const float* values, int64_t count) {
+  int32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t bits = std::bit_cast<int32_t>(values[i]) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+bool is_finite_step(float scale) { return scale > 0 && scale <= std::numeric_limits<float>::max(); }
+
 }  // namespace
 
 const CodeBook* find_row_codes(DType element) noexcept {
@@ -159,9 +206,28 @@ void quantize_activations(const float* values, int64_t columns, const Activation
 
 void round_to_activation_codes(float* values, int64_t columns, const ActivationRule& rule,
                                float* scales) {
-  for_each_column(values, columns, rule, scales, [&](int64_t column, float scale) {
+  const auto by_codes = [&](int64_t column, float scale) {
     values[column] = rule.codes->decode(activation_code(*rule.codes, values[column], scale));
-  });
+  };
+  if (!rule.codes->mantissa_bits) return for_each_column(values, columns, rule, scales, by_codes);
+  const FloatGrid grid(*rule.codes);
+  const int64_t width = scale_width(rule, columns);
+  for (int64_t begin = 0; begin < columns; begin += width) {
+    const int64_t count = std::min(width, columns - begin);
+    float* const group = values + begin;
+    const int32_t largest = largest_bits(group, count);
+    const bool finite = largest < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
+    const float scale = !finite ? scale_of(group, count, rule)
+                        : rule.form == ActivationScale::kTensorStatic
+                            ? rule.static_scale
+                            : dynamic_step(std::bit_cast<float>(largest), rule);
+    *scales++ = scale;
+    if (finite && is_finite_step(scale)) {
+      round_to_grid(group, count, grid, scale);
+    } else {
+      for (int64_t i = begin; i < begin + count; ++i) by_codes(i, scale);
+    }
+  }
 }
 
 }  // namespace conclave::inline v0::quant

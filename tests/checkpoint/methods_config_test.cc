@@ -203,8 +203,15 @@ TEST(ModelOptConfig, SmallCodes) {
   const auto alone = read(algorithm("W4A16_NVFP4"));
   EXPECT_TRUE(alone.weights->note.empty());
   EXPECT_EQ(alone.weights->spec.activations, ActivationScale::kNone);
-  EXPECT_FALSE(read(algorithm("W4A8_NVFP4_FP8")).weights->note.empty());
-  EXPECT_FALSE(read(algorithm("W4A8_MXFP4_FP8")).weights->note.empty());
+  for (const bool global : {false, true}) {
+    const auto rows = read(algorithm(global ? "W4A8_NVFP4_FP8" : "W4A8_MXFP4_FP8"));
+    ASSERT_TRUE(rows.weights) << rows.reason;
+    EXPECT_EQ(rows.weights->note, "");
+    EXPECT_EQ(rows.weights->element, DType::kF4);
+    EXPECT_EQ(rows.weights->spec.has_global_scale, global);
+    EXPECT_EQ(rows.weights->spec.activations, ActivationScale::kTensorStatic);
+    EXPECT_EQ(rows.weights->spec.activation_dtype, std::nullopt) << "e4m3, as beside floats";
+  }
   const auto mxfp8 = read(algorithm("MXFP8"));
   EXPECT_EQ(mxfp8.weights->element, DType::kF8E4M3);
   expect_rows(*mxfp8.weights, std::nullopt, 32, RowScaleRule::kQuotient);

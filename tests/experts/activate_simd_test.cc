@@ -64,11 +64,11 @@ std::vector<Epilogue> epilogues(const Activation& formula) {
     all.push_back({"avx512", functions.activate, DType::kF32});
   }
   if (best >= cpu::Isa::kAvx512Bf16) {
-    const auto functions = experts::mlp_functions_avx512_bf16(DType::kBF16, formula);
+    const auto functions = experts::mlp_functions_avx512_bf16(DType::kBF16, formula, DType::kBF16);
     all.push_back({"avx512_bf16", functions.activate, DType::kBF16});
   }
   if (best >= cpu::Isa::kAmx) {
-    const auto functions = experts::mlp_functions_amx(DType::kBF16, formula);
+    const auto functions = experts::mlp_functions_amx(DType::kBF16, formula, DType::kBF16);
     all.push_back({"amx", functions.activate, DType::kBF16});
   }
   return all;

@@ -51,12 +51,29 @@ TEST(KernelCatalog, WideWeights_IgnoreTheBf16Arithmetic) {
   }
 }
 
-TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticForRowsThatAreNotQuantised) {
+TEST(KernelCatalog, Codes_TakeTheBf16ArithmeticBesideRowsThatItHasExactly) {
   auto asked = problem(DType::kI8, cpu::Isa::kAvx512Bf16, cpu::Arithmetic::kDpBf16);
   asked.quant = {.weights = WeightScale::kChannel};
   EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
   asked.quant.activations = ActivationScale::kToken;
   EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.weight_dtype = DType::kF8E4M3;
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16") << "codes of rows are exact in bf16";
+  asked.quant = {.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 16,
+                 .activations = ActivationScale::kToken};
+  EXPECT_EQ(chosen(asked), "cpu.avx512_bf16");
+  asked.target = experts::CpuTarget{.isa = cpu::Isa::kAmx, .arithmetic = cpu::Arithmetic::kAmxBf16};
+  EXPECT_EQ(chosen(asked), "cpu.avx512") << "half of each tile would be zeros";
+  asked.quant.block_cols = 32;
+  EXPECT_EQ(chosen(asked), "cpu.amx");
+  asked.quant.activations = ActivationScale::kGroup;
+  asked.quant.activation_group = 16;
+  EXPECT_EQ(chosen(asked), "cpu.avx512");
+  asked.target =
+      experts::CpuTarget{.isa = cpu::Isa::kAvx512Bf16, .arithmetic = cpu::Arithmetic::kDpBf16};
+  asked.weight_dtype = DType::kI8;
   asked.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 5};
   EXPECT_EQ(chosen(asked), "cpu.avx512");
   asked.quant.block_cols = 32;
@@ -104,7 +121,7 @@ TEST(KernelCatalog, WholeNumbers_TakeDotProductsOfBytes) {
   EXPECT_EQ(chosen(asked), "cpu.avx512") << "rows are no codes";
   asked = problem(DType::kBF16, cpu::Isa::kAmx, cpu::Arithmetic::kInt8Dot);
   EXPECT_EQ(chosen(asked), "cpu.reference");
-  asked.is_beside_experts = true;
+  asked.is_beside_quantised_rows = true;
   EXPECT_EQ(chosen(asked), "cpu.amx_int8");
 }
 

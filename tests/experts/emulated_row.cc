@@ -10,12 +10,13 @@
 namespace conclave::testing {
 
 experts::MlpFunctions mlp_functions_emulated(DType weights,
-                                             const activation::Activation& activation) noexcept {
+                                             const activation::Activation& activation,
+                                             DType activated) noexcept {
   using namespace gemm::isa_emulated;
   const gemm::PanelFunction product = weights == DType::kBF16
                                           ? &compute_panel_on_tiles
                                           : product_on_tiles(weights, quant::CodedFormats{});
-  return {product, choose_activate<AsBf16>(activation)};
+  return {product, choose_activate(activation, activated)};
 }
 
 const experts::HostKernelRow& emulated_amx_row() {
@@ -29,8 +30,10 @@ const experts::HostKernelRow& emulated_amx_row() {
       {.arithmetic = cpu::to_string(cpu::Arithmetic::kAmxBf16),
        .make = [](const experts::ExpertsProblem& problem) {
          return experts::make_expert_mlp(
-             problem, experts::tile_mlp_config(
-                          mlp_functions_emulated(problem.weight_dtype, problem.activation), 0));
+             problem,
+             experts::tile_mlp_config(
+                 mlp_functions_emulated(problem.weight_dtype, problem.activation, DType::kBF16),
+                 0));
        }}};
   return kRow;
 }

@@ -8,7 +8,8 @@
 namespace conclave::testing {
 
 experts::MlpFunctions mlp_functions_emulated(DType weights,
-                                             const activation::Activation& activation) noexcept;
+                                             const activation::Activation& activation,
+                                             DType activated) noexcept;
 const experts::HostKernelRow& emulated_amx_row();
 experts::MlpFunctions integer_functions_emulated(DType weights,
                                                  const activation::Activation& activation) noexcept;

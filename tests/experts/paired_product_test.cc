@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,7 +24,8 @@ using testing::Problem;
 // How rows lie in memory: one after the other, or 16 interleaved by 32 values.
 enum class Order { kRows, kGroups };
 
-using Make = MlpFunctions (*)(DType weights, const activation::Activation& activation) noexcept;
+using Make = MlpFunctions (*)(DType weights, const activation::Activation& activation,
+                              DType activated) noexcept;
 struct Case {
   const char* name;
   Order order;
@@ -96,7 +98,7 @@ class PairedProduct : public ::testing::TestWithParam<Case> {
   // The biased products of rows [first, first + count).
   std::vector<float> run(Problem& problem, const PairedRows& rows, int64_t first,
                          int64_t count) const {
-    const gemm::PanelFunction product = GetParam().make(format().element, {}).product;
+    const gemm::PanelFunction product = GetParam().make(format().element, {}, DType::kBF16).product;
     const std::vector<uint16_t> arranged = rows.arranged(GetParam().order, first, count);
     std::vector<float> out(static_cast<size_t>(count * gemm::kPanelColumns));
     product({.panel = problem.bytes(),
@@ -217,6 +219,105 @@ TEST_P(PairedProduct, AnyShape_IsExactButForSums) {
             << "k " << shape.k << " width " << shape.scale_width << " offsets " << has_offsets
             << " at " << i;
       }
+    }
+  }
+}
+
+// Rows of codes, as they lie in memory: values, padded with zeros, then scales of `width` k each.
+struct RowsOfCodes {
+  RowsOfCodes(int64_t count, int64_t k, int64_t width, std::mt19937& random)
+      : values_bytes((k + 31) / 32 * 64),
+        stride((values_bytes + (k + width - 1) / width * 4 + 63) / 64 * 64),
+        bytes(static_cast<size_t>(count * stride / 4)),
+        form{.first = begin() + values_bytes, .width = width} {
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < k; ++i) {
+        const float code = static_cast<float>(static_cast<int>(random() % 31) - 15) * 0.125F;
+        const uint16_t bits = float_to_bf16(code);
+        std::memcpy(begin() + r * stride + 2 * i, &bits, sizeof(bits));
+      }
+      for (int64_t i = 0; i < k; i += width) {
+        const float scale = 0.5F + static_cast<float>(random() & 0xff) / 64.0F;
+        std::memcpy(begin() + r * stride + values_bytes + i / width * 4, &scale, sizeof(scale));
+      }
+    }
+  }
+  std::byte* begin() { return static_cast<std::byte*>(static_cast<void*>(bytes.data())); }
+  double at(int64_t row, int64_t i) const {
+    uint16_t bits;
+    std::memcpy(&bits, form.first - values_bytes + row * stride + 2 * i, sizeof(bits));
+    return double{bf16_to_float(bits)} * double{form.of_row(row, stride)[i / form.width]};
+  }
+
+  int64_t values_bytes;
+  int64_t stride;
+  std::vector<float> bytes;
+  gemm::RowScales form;
+};
+
+std::vector<float> multiply(const Case& what, Problem& problem, RowsOfCodes& rows,
+                            const std::vector<int64_t>& index, int64_t count) {
+  std::vector<float> out(static_cast<size_t>(count * gemm::kPanelColumns));
+  what.make(what.format->element, {}, DType::kF32)
+      .product({.panel = problem.bytes(),
+                .next_panel = problem.bytes(),
+                .k = problem.layout.k,
+                .rows = rows.begin(),
+                .row_index = index.empty() ? nullptr : index.data(),
+                .row_bytes = rows.stride,
+                .num_rows = count,
+                .bias = problem.bias.data(),
+                .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
+                .out_row_bytes = gemm::kPanelColumns * int64_t{sizeof(float)},
+                .valid_columns = gemm::kPanelColumns,
+                .scales = problem.layout.scales(problem.bytes()),
+                .scale_width = problem.layout.scale_width,
+                .scale_skip = problem.layout.scale_skip,
+                .row_scales = rows.form});
+  return out;
+}
+
+// Scales of rows that end where those of weights do, within them, and after several.
+TEST_P(PairedProduct, RowsOfCodes_AreExactButForSums) {
+  for (const Shape& shape : kShapes) {
+    for (const int64_t width : {shape.k, int64_t{16}}) {
+      Problem problem({.dtype = format().element,
+                       .k = shape.k,
+                       .scale_width = shape.scale_width,
+                       .scale_skip = shape.scale_skip},
+                      static_cast<uint32_t>(shape.k));
+      keep_numbers(problem, format());
+      RowsOfCodes rows(shape.rows, shape.k, width, problem.random);
+      std::vector<int64_t> backwards(static_cast<size_t>(shape.rows));
+      for (int64_t r = 0; r < shape.rows; ++r) {
+        backwards[static_cast<size_t>(r)] = shape.rows - 1 - r;
+      }
+      const std::vector<float> out = multiply(GetParam(), problem, rows, {}, shape.rows);
+      const std::vector<float> back = multiply(GetParam(), problem, rows, backwards, shape.rows);
+      const float* scales = problem.layout.scales(problem.bytes());
+      for (int64_t i = 0; i < shape.rows * gemm::kPanelColumns; ++i) {
+        const int64_t c = i % gemm::kPanelColumns;
+        const int64_t row = i / gemm::kPanelColumns;
+        double sum = problem.bias[static_cast<size_t>(c)];
+        double size = std::abs(sum);
+        for (int64_t k = 0; k < shape.k; ++k) {
+          const int64_t at = problem.layout.group_of(k) * gemm::kPanelColumns + c;
+          const double code = gemm::panel_value(problem.layout, problem.bytes(), k, c);
+          const double term = rows.at(row, k) * code * double{scales[at]};
+          sum += term;
+          size += std::abs(term);
+        }
+        ASSERT_NEAR(out[static_cast<size_t>(i)], sum, (1e-6 + relative_rest()) * size)
+            << "k " << shape.k << " width " << shape.scale_width << " of rows " << width << " at "
+            << i;
+        const int64_t mirrored = (shape.rows - 1 - row) * gemm::kPanelColumns + c;
+        ASSERT_EQ(bits_of(out[static_cast<size_t>(i)]),
+                  bits_of(back[static_cast<size_t>(mirrored)]))
+            << "k " << shape.k << " at " << i;
+      }
+      if (shape.rows == 0) continue;
+      const std::vector<float> alone = multiply(GetParam(), problem, rows, {}, 1);
+      for (size_t c = 0; c < alone.size(); ++c) EXPECT_EQ(bits_of(alone[c]), bits_of(out[c]));
     }
   }
 }

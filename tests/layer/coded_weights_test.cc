@@ -65,6 +65,12 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     const QuantSpec& quant = GetParam().form.quant;
     return quant.zeros != WeightZero::kNone && quant.activations != kNone;
   }
+  // Rows of whole numbers have an arithmetic of their own, pairs of columns share a scale.
+  bool is_exact_or_odd(const QuantSpec& quant) const {
+    if (quant.activations == kNone) return false;
+    const quant::ActivationRule rule = quant::activation_rule(GetParam().type, quant);
+    return rule.is_exact() || (quant.activations == ActivationScale::kGroup && rule.group % 2 != 0);
+  }
   // The layer under every arithmetic that takes its rows, on this CPU.
   std::vector<OwnedLayer> layers(const MoeSpec& spec, LayerOptions options = {}) const {
     std::vector<OwnedLayer> layers;
@@ -84,8 +90,9 @@ class CodedWeights : public ::testing::TestWithParam<Weights> {
     }
     const bool has_wide_zeros =
         quant.zeros != WeightZero::kNone && !(quant.weights == kBlock && quant.block_rows == 1);
-    if (quant.activations != kNone || quant.has_column_order || quant.has_column_factors ||
-        has_wide_zeros || !cpu::permutes_bytes()) {
+    const bool plain_rows = quant.activations == kNone;
+    if (is_exact_or_odd(quant) || quant.has_column_order ||
+        (plain_rows && quant.has_column_factors) || has_wide_zeros || !cpu::permutes_bytes()) {
       return layers;
     }
     if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end()) return layers;
@@ -108,7 +115,8 @@ TEST_P(CodedWeights, EveryShape_IsWithinTheBar) {
     // Offsets are taken from sums: those of a single weight may leave nothing but rounding.
     if (takes_offsets_from_sums() && c.hidden == 1) continue;
     for (const OwnedLayer& owned : layers(spec(c.experts, c.top_k, c.hidden, c.inner))) {
-      const bool widens = owned.layer.plan().arithmetic != "dpbf16";
+      const bool widens =
+          owned.layer.plan().arithmetic != "dpbf16" || GetParam().form.quant.activations != kNone;
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         // The other arithmetic rounds rows of float32 to bf16 before all else.
         const DType rows = widens ? dtype : DType::kBF16;
@@ -404,7 +412,7 @@ PlanRow verdict_on_pairs(const Context& context, const MoeSpec& spec) {
   return {};
 }
 
-TEST(PairedCodes, OrdersWideZerosAndQuantisedRows_AreRefusedWithAReason) {
+TEST(PairedCodes, OrdersWideZerosAndOddGroups_AreRefusedWithAReason) {
   const auto isas = testing::usable_isas();
   if (std::find(isas.begin(), isas.end(), "avx512_bf16") == isas.end() || !cpu::permutes_bytes()) {
     GTEST_SKIP() << "this CPU lacks avx512_bf16 or avx512_vbmi";
@@ -414,10 +422,16 @@ TEST(PairedCodes, OrdersWideZerosAndQuantisedRows_AreRefusedWithAReason) {
     return verdict_on_pairs(context, e4m3_spec(4, 2, 64, 32, quant));
   };
   EXPECT_TRUE(verdict({.weights = kBlock, .block_rows = 1, .zeros = WeightZero::kPoint}).chosen);
+  EXPECT_TRUE(verdict({.weights = kChannel, .activations = kToken}).chosen);
+  EXPECT_TRUE(
+      verdict({.weights = kChannel, .activations = kToken, .has_column_factors = true}).chosen);
   for (const auto& [quant, why] :
        {std::pair{QuantSpec{.weights = kBlock, .block_rows = 1, .has_column_order = true}, "pairs"},
         {QuantSpec{.weights = kChannel, .zeros = WeightZero::kPoint}, "groups within one row"},
-        {QuantSpec{.weights = kChannel, .activations = kToken}, "not quantised"}}) {
+        {QuantSpec{.weights = kChannel, .has_column_factors = true}, "column factors"},
+        {QuantSpec{
+             .weights = kChannel, .activations = ActivationScale::kGroup, .activation_group = 31},
+         "rows in pairs"}}) {
     const PlanRow row = verdict(quant);
     EXPECT_FALSE(row.chosen);
     EXPECT_NE(row.reason.find(why), std::string::npos) << row.reason;

@@ -3,6 +3,9 @@
 #include "core/float8.h"
 #include "core/float_convert.h"
 #include "quant/code_quotient.h"
+#include "quant/weight_format.h"
+
+#include "conclave/dtype.h"
 
 #include <gtest/gtest.h>
 
@@ -182,6 +185,40 @@ TEST(RoundToActivationCodes, Values_AreThoseOfTheCodes) {
       EXPECT_EQ(scales, expected.scales);
       for (size_t i = 0; i < row.size(); ++i) {
         ASSERT_EQ(row[i], e4m3_to_float(expected.codes[i])) << i;
+      }
+    }
+  }
+}
+
+// Rows are rounded by arithmetic where all is finite: to the values that their codes have, for
+// every type of floats, at and around each midpoint, below the least normal value and above the
+// largest.
+TEST(RoundToActivationCodes, EveryFloatType_HasTheValuesOfItsCodes) {
+  for (const DType type :
+       {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2, DType::kF4}) {
+    const CodeBook& codes = *find_row_codes(type);
+    for (const float step : {1.0F, 0.37F, 3e-39F, 1e30F, 0.0F, kInfinity, kNan}) {
+      std::vector<float> row = {0.0F, -0.0F, 1e-45F, -3e38F, 3e38F};
+      for (int code = 0; code < 255; ++code) {
+        const float low = codes.decode(static_cast<uint8_t>(code));
+        const float high = codes.decode(static_cast<uint8_t>(code + 1));
+        if (!std::isfinite(low) || !std::isfinite(high)) continue;
+        const float middle = (low + high) / 2 * (std::isfinite(step) && step > 0 ? step : 1.0F);
+        for (const float at :
+             {middle, std::nextafter(middle, kInfinity), std::nextafter(middle, -kInfinity)}) {
+          if (std::isfinite(at)) row.push_back(at);
+        }
+      }
+      for (const float normal : random_row(1000, 3)) row.push_back(normal);
+      const std::vector<float> values = row;
+      const ActivationRule rule{
+          .form = ActivationScale::kTensorStatic, .static_scale = step, .codes = &codes};
+      std::vector<float> scales(1);
+      round_to_activation_codes(row.data(), std::ssize(row), rule, scales.data());
+      for (size_t i = 0; i < row.size(); ++i) {
+        const float expected = codes.decode(activation_code(codes, values[i], step));
+        ASSERT_EQ(std::bit_cast<uint32_t>(row[i]), std::bit_cast<uint32_t>(expected))
+            << to_string(type) << " step " << step << " of " << values[i] << ": " << row[i];
       }
     }
   }

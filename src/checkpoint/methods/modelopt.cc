@@ -32,8 +32,7 @@ constexpr std::array kNvfp4Alone = {
     unused(".input_scale"), unused("_input_scale", ""),
 };
 constexpr std::array kMxfp4 = {pairs_of_codes("", ""), exponents("_scale", ""),
-                               exponents("_weight_scale", ""), unused(".input_scale"),
-                               unused("_input_scale", "")};
+                               exponents("_weight_scale", "")};
 constexpr std::array kMxfp8 = {exponents("_scale", ""), exponents("_weight_scale", "")};
 
 // Signed codes of half a byte; a byte has those of two rows, that of the even one in its lower
@@ -129,30 +128,36 @@ QuantizedWeights awq_with_rows(const io::JsonValue& config) {
   return weights;
 }
 
-QuantizedWeights nvfp4_alone(const io::JsonValue& config, std::string_view note) {
-  QuantizedWeights weights{.element = DType::kF4, .planes = kNvfp4Alone, .note = note};
+QuantizedWeights nvfp4_alone(const io::JsonValue& config) {
+  QuantizedWeights weights{.element = DType::kF4, .planes = kNvfp4Alone};
   set_block(weights.spec, 1, group_size(config, kNvfp4Group));
   weights.spec.has_global_scale = true;
   return weights;
 }
 
 QuantizedWeights nvfp4(const io::JsonValue& config) {
-  QuantizedWeights weights = nvfp4_alone(config, {});
+  QuantizedWeights weights = nvfp4_alone(config);
   weights.planes = kNvfp4;
   set_scaled_rows(DType::kF4, weights.spec.block_cols, RowScaleRule::kTwoLevel, weights);
   return weights;
 }
 
-QuantizedWeights in_mx_groups(DType element, std::span<const StoredPlane> planes,
-                              std::string_view note) {
-  QuantizedWeights weights{.element = element, .planes = planes, .note = note};
+// The step of rows is a calibrated one, as beside weights of e4m3.
+QuantizedWeights with_e4m3_rows(QuantizedWeights weights, std::span<const StoredPlane> planes) {
+  weights.planes = planes;
+  weights.spec.activations = ActivationScale::kTensorStatic;
+  return weights;
+}
+
+QuantizedWeights in_mx_groups(DType element, std::span<const StoredPlane> planes) {
+  QuantizedWeights weights{.element = element, .planes = planes};
   set_block(weights.spec, 1, kMxGroup);
   return weights;
 }
 
 // The exponents of scales are rounded up, those of weights and of rows.
 QuantizedWeights mxfp8() {
-  QuantizedWeights weights = in_mx_groups(DType::kF8E4M3, kMxfp8, {});
+  QuantizedWeights weights = in_mx_groups(DType::kF8E4M3, kMxfp8);
   set_dynamic_rows(weights.spec);
   weights.spec.power_of_two_scales = true;
   return weights;
@@ -169,10 +174,11 @@ QuantizedWeights read_algorithm(const std::string& algorithm, const io::JsonValu
   }
   if (algorithm == "FP8_PB_WO")
     return usual_codes(DType::kF8E4M3, {.weights = WeightScale::kBlock});
-  if (algorithm == "W4A16_NVFP4") return nvfp4_alone(config, {});
+  if (algorithm == "W4A16_NVFP4") return nvfp4_alone(config);
   if (algorithm == "NVFP4") return nvfp4(config);
-  if (algorithm == "W4A8_NVFP4_FP8") return nvfp4_alone(config, kPlainRows);
-  if (algorithm == "W4A8_MXFP4_FP8") return in_mx_groups(DType::kF4, kMxfp4, kPlainRows);
+  if (algorithm == "W4A8_NVFP4_FP8") return with_e4m3_rows(nvfp4_alone(config), kNvfp4);
+  if (algorithm == "W4A8_MXFP4_FP8")
+    return with_e4m3_rows(in_mx_groups(DType::kF4, kMxfp4), kMxfp4);
   if (algorithm == "MXFP8") return mxfp8();
   if (algorithm == "W4A16_AWQ") return awq(config);
   if (algorithm == "W4A8_AWQ") return awq_with_rows(config);

@@ -5,6 +5,8 @@
 #include "gemm/cpu/panel_task.h"
 #include "gemm/cpu/simd-inl.h"
 
+#include "conclave/dtype.h"
+
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 struct AsF32 {
@@ -52,6 +54,14 @@ struct ChooseActivate {
 template <class Format>
 EpilogueFunction choose_activate(const activation::Activation& activation) noexcept {
   return activation::with_formula(activation, ChooseActivate<Format>{});
+}
+
+// For activated rows of kBF16 or kF32; a template, since vectors of 8 lanes have no AsBf16.
+template <class Narrow = AsBf16>
+EpilogueFunction choose_activate(const activation::Activation& activation,
+                                 DType activated) noexcept {
+  return activated == DType::kBF16 ? choose_activate<Narrow>(activation)
+                                   : choose_activate<AsF32>(activation);
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -93,12 +93,14 @@ class ExpertMlp final : public ExpertsKernel {
                                    ? round_up(layout_.hidden_size, 64)
                                    : round_up(layout_.hidden_size, 32) * kFloatBytes,
                 .panels = layout_.gate_up,
-                .code_row = config_.functions.code_row}),
+                .code_row = config_.functions.code_row,
+                .code_dtype = config_.code_dtype}),
         inner_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
                 .has_factors = layout_.has_factors,
                 .value_bytes = layout_.padded_intermediate() * kFloatBytes,
                 .panels = layout_.down,
-                .code_row = config_.functions.code_row}),
+                .code_row = config_.functions.code_row,
+                .code_dtype = config_.code_dtype}),
         parameters_(activation::formula_parameters(problem.activation)) {}
 
   BatchRequirements requirements() const override {

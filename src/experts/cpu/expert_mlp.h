@@ -14,6 +14,8 @@ namespace conclave::inline v0::experts {
 struct ExpertMlpConfig {
   MlpFunctions functions;
   DType row_dtype = DType::kF32;  // for input and activated rows: kF32 or kBF16
+  // Of what quantised rows become: kF32 or kBF16, exact values of codes.
+  DType code_dtype = DType::kF32;
   RowTiling tiling = {};
   std::string tile = {};  // "6x64"
   // The next panel is fetched while a task of more rows than this is computed.
@@ -26,6 +28,15 @@ inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fe
           .row_dtype = DType::kBF16,
           .tiling = {.tile = 32, .group = 16},
           .tile = "32x32",
+          .fetch_above_rows = fetch_above_rows};
+}
+
+// The same for rows of codes, which lie as they are.
+inline ExpertMlpConfig coded_tile_config(const MlpFunctions& functions, int64_t fetch_above_rows) {
+  return {.functions = functions,
+          .code_dtype = DType::kBF16,
+          .tiling = {.tile = 32},
+          .tile = "32x64",
           .fetch_above_rows = fetch_above_rows};
 }
 

@@ -7,12 +7,13 @@
 
 namespace conclave::inline v0::experts {
 
-MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation) noexcept {
+MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation,
+                               DType activated) noexcept {
   using namespace gemm::isa_amx;
   const gemm::PanelFunction product = weights == DType::kBF16
                                           ? &compute_panel_on_tiles
                                           : product_on_tiles(weights, quant::CodedFormats{});
-  return {product, choose_activate<AsBf16>(activation)};
+  return {product, choose_activate(activation, activated)};
 }
 
 }  // namespace conclave::inline v0::experts

@@ -6,12 +6,12 @@
 
 namespace conclave::inline v0::experts {
 
-MlpFunctions mlp_functions_avx512_bf16(DType weights,
-                                       const activation::Activation& activation) noexcept {
+MlpFunctions mlp_functions_avx512_bf16(DType weights, const activation::Activation& activation,
+                                       DType activated) noexcept {
   using namespace gemm::isa_avx512_bf16;
   const gemm::PanelFunction product = weights == DType::kBF16 ? &compute_panel<Bf16DotWeights>
                                                               : paired_product_avx512_vbmi(weights);
-  return {product, choose_activate<AsBf16>(activation)};
+  return {product, choose_activate(activation, activated)};
 }
 
 }  // namespace conclave::inline v0::experts

@@ -28,13 +28,14 @@ MlpFunctions mlp_functions_avx512_vnni(DType weights,
                                        const activation::Activation& activation) noexcept;
 MlpFunctions mlp_functions_amx_int8(DType weights,
                                     const activation::Activation& activation) noexcept;
-// Rows and activated rows are bf16; weights bf16, or codes with scales, for which the CPU must have
-// avx512_vbmi too.
-MlpFunctions mlp_functions_avx512_bf16(DType weights,
-                                       const activation::Activation& activation) noexcept;
+// Rows are bf16; weights bf16, or codes with scales, for which the CPU must have avx512_vbmi too.
+// Activated rows are of the type given, kBF16 or, to become codes, kF32.
+MlpFunctions mlp_functions_avx512_bf16(DType weights, const activation::Activation& activation,
+                                       DType activated) noexcept;
 gemm::PanelFunction paired_product_avx512_vbmi(DType weights) noexcept;
-// The same, with rows in groups of 16 interleaved rows: `product` takes no row index, and
-// `activate` writes groups.
-MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation) noexcept;
+// The same. Rows that are not codes are in groups of 16 interleaved rows: `product` takes no row
+// index, and `activate` writes groups.
+MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& activation,
+                               DType activated) noexcept;
 
 }  // namespace conclave::inline v0::experts

@@ -47,21 +47,32 @@ Support needs_bf16_weights(const ExpertsProblem& problem) {
   return Support::no("takes BF16 weights; found " + std::string(to_string(problem.weight_dtype)));
 }
 
-// Rows that are codes too have products that float32 holds exactly, which is what their scales ask
-// for.
+// Rows that become codes must do so in float32, and be exact in bf16.
+Support needs_rows_for_pairs(const ExpertsProblem& problem) {
+  const QuantSpec& quant = problem.quant;
+  if (quant.activations == ActivationScale::kNone) {
+    // Rows of bf16 would be rounded once more.
+    return quant.has_column_factors ? Support::no("does not support column factors of plain rows")
+                                    : Support::yes();
+  }
+  const quant::ActivationRule rule = quant::activation_rule(problem.weight_dtype, quant);
+  if (rule.is_exact()) return Support::no("takes rows of whole numbers as int8_dot only");
+  if (!rule.codes->exact_in_bf16) return Support::no("takes rows whose codes are exact in bf16");
+  if (rule.form == ActivationScale::kGroup && rule.group % 2 != 0) {
+    return Support::no("takes rows in pairs of columns that share a scale");
+  }
+  return Support::yes();
+}
+
 Support needs_paired_codes(const ExpertsProblem& problem) {
   if (Support weights = needs_known_weights(problem); !weights) return weights;
   if (!problem.cpu().permutes_bytes) return Support::no("needs avx512_vbmi to look codes up");
   const QuantSpec& quant = problem.quant;
-  if (quant.activations != ActivationScale::kNone) {
-    return Support::no("takes codes with rows that are not quantised");
-  }
+  if (Support rows = needs_rows_for_pairs(problem); !rows) return rows;
   const bool may_part = quant.weights == WeightScale::kBlock && quant.block_cols % 2 != 0;
   if (may_part || quant.has_column_order) {
     return Support::no("takes codes in pairs of columns that share a scale");
   }
-  // Rows of bf16 would be rounded once more.
-  if (quant.has_column_factors) return Support::no("does not support column factors");
   // A zero point shared by many weights adds a common term, so rounding errors of the input
   // accumulate instead of cancelling.
   const bool has_small_groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1;
@@ -86,8 +97,10 @@ Support needs_whole_codes(const ExpertsProblem& problem) {
   return Support::yes();
 }
 
-// Weights of bf16, or codes that become such.
+// Weights of bf16, or codes that become such. Plain parts beside quantised rows are computed in
+// float32.
 Support needs_weights_for_pairs(const ExpertsProblem& problem) {
+  if (problem.is_beside_quantised_rows) return needs_known_weights(problem);
   return is_plain(problem.weight_dtype) ? needs_bf16_weights(problem) : needs_paired_codes(problem);
 }
 
@@ -101,12 +114,23 @@ Support needs_arithmetic(const ExpertsProblem& problem, cpu::Arithmetic arithmet
 
 // Plain parts beside such experts are computed in float32.
 Support needs_integers(const ExpertsProblem& problem, cpu::Isa isa) {
-  const bool plain_part = problem.is_beside_experts && is_plain(problem.weight_dtype);
-  if (Support weights = plain_part ? needs_known_weights(problem) : needs_whole_codes(problem);
-      !weights) {
-    return weights;
-  }
+  Support weights =
+      problem.is_beside_quantised_rows ? needs_known_weights(problem) : needs_whole_codes(problem);
+  if (!weights) return weights;
   return needs_arithmetic(problem, cpu::Arithmetic::kInt8Dot, isa);
+}
+
+// Where scales end within the 32 columns of a tile, it is multiplied for each: one row is then
+// slower than in float32.
+Support needs_scales_of_tiles(const ExpertsProblem& problem) {
+  constexpr int64_t kTileColumns = 32;
+  const QuantSpec& quant = problem.quant;
+  if (quant.activations == ActivationScale::kNone) return Support::yes();
+  const bool ends_within =
+      (quant.weights == WeightScale::kBlock && quant.block_cols < kTileColumns) ||
+      (quant.activations == ActivationScale::kGroup && quant.activation_group < kTileColumns);
+  return ends_within ? Support::no("takes quantised rows where 32 columns or more share scales")
+                     : Support::yes();
 }
 
 // Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
@@ -128,12 +152,21 @@ ExpertMlpConfig narrow_config(const MlpFunctions& functions) {
 
 Support amx_supports(const ExpertsProblem& problem) {
   if (Support weights = needs_weights_for_pairs(problem); !weights) return weights;
+  if (Support scales = needs_scales_of_tiles(problem); !scales) return scales;
   return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
 }
 std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
+  if (problem.is_beside_quantised_rows) return make_avx512(problem);
+  if (problem.quant.activations != ActivationScale::kNone) {
+    return make_expert_mlp(
+        problem,
+        coded_tile_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kF32),
+                          fetch_above(16)));
+  }
   return make_expert_mlp(
-      problem, tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation),
-                               fetch_above(16)));
+      problem,
+      tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16),
+                      fetch_above(16)));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
@@ -142,12 +175,17 @@ Support avx512_bf16_supports(const ExpertsProblem& problem) {
 }
 // Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
+  if (problem.is_beside_quantised_rows) return make_avx512(problem);
+  const bool plain_rows = problem.quant.activations == ActivationScale::kNone;
+  const DType row_dtype = plain_rows ? DType::kBF16 : DType::kF32;
   return make_expert_mlp(
-      problem, {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation),
-                .row_dtype = DType::kBF16,
-                .tiling = {.tile = 6},
-                .tile = "6x64",
-                .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
+      problem,
+      {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation, row_dtype),
+       .row_dtype = row_dtype,
+       .code_dtype = DType::kBF16,
+       .tiling = {.tile = 6},
+       .tile = "6x64",
+       .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
 }
 
 Support amx_int8_supports(const ExpertsProblem& problem) {

@@ -1,9 +1,10 @@
-// Plain rows of bf16 times one packed panel of codes with scales, by dot products of pairs.
+// Rows of bf16 times one packed panel of codes with scales, by dot products of pairs. Rows are
+// plain, or have the values of codes, which are exact.
 //
 // Codes are exact in bf16, or the sum of two terms that are; the sum over the k that share a scale
-// is scaled as a whole: total + sum(x * code) * scale. Offsets are taken off later
-// (pair_sums-inl.h). The first rows decode codes as they need them, and leave what they decoded to
-// the others, strip by strip.
+// is scaled as a whole: total + sum(x * code) * scale, of rows of codes first by theirs. Offsets
+// are taken off later (pair_sums-inl.h). The first rows decode codes as they need them, and leave
+// what they decoded to the others, strip by strip.
 #pragma once
 
 #include "gemm/cpu/coded_pieces-inl.h"
@@ -46,12 +47,15 @@ struct PairTile : Tile<kRows, kPairVectors> {
 template <int kRows>
 struct Bf16Rows {
   const uint16_t* values[kRows];
+  const float* scales[kRows];  // null for plain rows
 
   CONCLAVE_KERNEL_INLINE Bf16Rows(const PanelTask& task, int64_t first_row) {
     for (int r = 0; r < kRows; ++r) {
       const int64_t slot = first_row + r;
       const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
       values[r] = reinterpret_cast<const uint16_t*>(task.rows + row * task.row_bytes);
+      scales[r] =
+          task.row_scales.first == nullptr ? nullptr : task.row_scales.of_row(row, task.row_bytes);
     }
   }
 };
@@ -140,6 +144,13 @@ CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
   if constexpr (kTerms == 2) add_term<1>(piece, weights, rows, tile);
   if (!piece.ends) {
     tile.store(sums.partial);
+    return;
+  }
+  if (task.row_scales.first != nullptr) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      add_group_of_codes(task, piece, tile.sum[r], rows.scales[r], sums.total[r]);
+    }
     return;
   }
   if (task.offsets == nullptr) {
@@ -339,7 +350,7 @@ struct ComputeFewPairedRows {
   }
 };
 
-// A PanelFunction for plain rows of bf16.
+// A PanelFunction for rows of bf16.
 template <class Format>
 void compute_paired_panel(const PanelTask& task) noexcept {
   constexpr int kFew = kDecodingRows<Format>;

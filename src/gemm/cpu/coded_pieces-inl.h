@@ -7,14 +7,14 @@
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// Some k of one scale: all of them, or what a strip has of them.
+// Some k that share all scales: all of them, or what a strip has of them.
 struct Piece {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t group = 0;        // the number of the scale
-  int64_t group_begin = 0;  // the first k of the panel that has it
-  bool begins = false;      // a new sum
-  bool ends = false;        // which is scaled
+  int64_t group = 0;      // the number of the weights' scale
+  int64_t row_group = 0;  // that of the rows', if they are codes
+  bool begins = false;    // a new sum
+  bool ends = false;      // which is scaled
 
   // Its pairs, and those of them that it has both k of.
   CONCLAVE_KERNEL_INLINE int64_t first_pair() const { return begin / 2; }
@@ -29,34 +29,53 @@ class Pieces {
   CONCLAVE_KERNEL_INLINE explicit Pieces(const PanelTask& task)
       : num_k_(task.k),
         width_(task.scale_width),
-        group_end_(lesser(task.k, task.scale_width - task.scale_skip)) {}
+        row_width_(task.row_scales.first == nullptr ? task.k : task.row_scales.width),
+        weights_end_(task.scale_width - task.scale_skip),
+        rows_end_(row_width_),
+        shared_end_(nearest_end()) {}
 
   CONCLAVE_KERNEL_INLINE bool done() const { return k_ >= num_k_; }
   CONCLAVE_KERNEL_INLINE int64_t k() const { return k_; }
   // The next one, up to `limit` at most.
   CONCLAVE_KERNEL_INLINE Piece take(int64_t limit) {
     const Piece piece{.begin = k_,
-                      .end = lesser(group_end_, limit),
+                      .end = lesser(shared_end_, limit),
                       .group = group_,
-                      .group_begin = group_begin_,
-                      .begins = k_ == group_begin_,
-                      .ends = group_end_ <= limit};
+                      .row_group = row_group_,
+                      .begins = k_ == shared_begin_,
+                      .ends = shared_end_ <= limit};
     k_ = piece.end;
-    if (piece.ends) {
-      ++group_;
-      group_begin_ = group_end_;
-      group_end_ = lesser(num_k_, group_end_ + width_);
-    }
+    if (piece.ends) begin_next();
     return piece;
   }
 
  private:
+  CONCLAVE_KERNEL_INLINE int64_t nearest_end() const {
+    return lesser(num_k_, lesser(weights_end_, rows_end_));
+  }
+  CONCLAVE_KERNEL_INLINE void begin_next() {
+    if (k_ == weights_end_) {
+      ++group_;
+      weights_end_ += width_;
+    }
+    if (k_ == rows_end_) {
+      ++row_group_;
+      rows_end_ += row_width_;
+    }
+    shared_begin_ = k_;
+    shared_end_ = nearest_end();
+  }
+
   int64_t num_k_;
   int64_t width_;
+  int64_t row_width_;
   int64_t k_ = 0;
   int64_t group_ = 0;
-  int64_t group_begin_ = 0;
-  int64_t group_end_;
+  int64_t row_group_ = 0;
+  int64_t weights_end_;
+  int64_t rows_end_;
+  int64_t shared_begin_ = 0;
+  int64_t shared_end_;
 };
 
 // Fetches a panel of codes with its scales and offsets.

@@ -1,5 +1,6 @@
-// Groups of 16 plain rows of bf16 times one packed panel of codes with scales, on tile registers:
-// the arithmetic of coded_pairs-inl.h but for the order in which a tile adds products.
+// Groups of 16 rows of bf16 times one packed panel of codes with scales, on tile registers: the
+// arithmetic of coded_pairs-inl.h but for the order in which a tile adds products. Plain rows come
+// interleaved (tiles-inl.h), rows of codes as they are.
 //
 // All groups share strips of decoded weights. A tile takes 32 k at once, from a multiple of 32 on;
 // where a scale begins or ends among them, the weights of others are zeros.
@@ -87,9 +88,15 @@ CONCLAVE_KERNEL_INLINE void store_sums(GroupSums& sums) {
   _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
 }
 
+// Where the rows of a group have their values for a tile.
+struct TileOfRows {
+  const std::byte* first;
+  int64_t stride;
+};
+
 // Adds 32 k of 16 rows: weights are 16 rows of pairs.
-CONCLAVE_KERNEL_INLINE void add_tile(const std::byte* x, const uint32_t (*weights)[64]) {
-  _tile_loadd(4, x, kTileRowBytes);
+CONCLAVE_KERNEL_INLINE void add_tile(const TileOfRows& rows, const uint32_t (*weights)[64]) {
+  _tile_loadd(4, rows.first, rows.stride);
   _tile_loadd(6, weights[0], kPanelRowBytes);
   _tile_dpbf16ps(0, 4, 6);
   _tile_loadd(7, weights[0] + 16, kPanelRowBytes);
@@ -103,8 +110,11 @@ CONCLAVE_KERNEL_INLINE void add_tile(const std::byte* x, const uint32_t (*weight
 // Rows of one group of a task, and their sums: of a piece that the next strip continues, and of all
 // pieces that ended.
 struct CodedGroup {
-  const std::byte* rows = nullptr;
+  const std::byte* rows = nullptr;  // of plain rows
   int64_t num_rows = 0;
+  // Of rows of codes.
+  const std::byte* values[kTileRows];
+  const float* scales[kTileRows];
   GroupSums partial;
   GroupSums total;
   alignas(64) float of_groups[kTileRows][kSumsTogether];  // sums of the rows' own values
@@ -125,7 +135,9 @@ CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece
     for (int j = 0; j < kPairVectors; ++j) {
       partial[j] = Vec::load(group.partial.value[r] + j * Vec::kLanes);
     }
-    if (task.offsets == nullptr) {
+    if (task.row_scales.first != nullptr) {
+      add_group_of_codes(task, piece, partial, group.scales[r], group.total.value[r]);
+    } else if (task.offsets == nullptr) {
       add_group<false>(task, piece, partial, nullptr, group.total.value[r]);
     } else {
       add_group<true>(task, piece, partial, group.of_groups[r], group.total.value[r]);
@@ -133,8 +145,42 @@ CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece
   }
 }
 
+// Sets out what a group has for its tiles. Rows of codes that lie anywhere are brought together;
+// others are loaded where they are.
+class GroupRows {
+ public:
+  CONCLAVE_KERNEL_INLINE GroupRows(const PanelTask& task, const CodedGroup& group)
+      : task_(task), group_(group) {}
+
+  CONCLAVE_KERNEL_INLINE TileOfRows tile(int64_t index) {
+    if (task_.row_scales.first == nullptr) {
+      return {group_.rows + index * kTileBytes, kTileRowBytes};
+    }
+    const int64_t at = index * kTileRowBytes;
+    if (task_.row_index == nullptr) return {group_.values[0] + at, task_.row_bytes};
+    std::byte* const together = gathered_[next_];
+    next_ = (next_ + 1) % kGathered;
+    for (int64_t r = 0; r < group_.num_rows; ++r) {
+      for (int64_t byte = 0; byte < kTileRowBytes; byte += Vec::kLanes * int64_t{sizeof(float)}) {
+        Vec::load(group_.values[r] + at + byte).store(together + r * kTileRowBytes + byte);
+      }
+    }
+    settle_memory();
+    return {together, kTileRowBytes};
+  }
+
+ private:
+  // More than one, so that no store waits for the loads of the tile before.
+  static constexpr int kGathered = 4;
+  alignas(64) std::byte gathered_[kGathered][kTileBytes];
+  int next_ = 0;
+  const PanelTask& task_;
+  const CodedGroup& group_;
+};
+
 template <class Format>
 void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, CodedGroup& group) {
+  GroupRows rows(task, group);
   settle_memory();
   int64_t at = 0;
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
@@ -146,12 +192,23 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
       load_sums(group.partial);
     }
     for (int64_t tile = first_tile(piece); tile < end_tile(piece); ++tile, at += kTilePairs) {
+      const TileOfRows values = rows.tile(tile);
       for (int term = 0; term < TileStrip<Format>::kTerms; ++term) {
-        add_tile(group.rows + tile * kTileBytes, strip.weights[term] + at);
+        add_tile(values, strip.weights[term] + at);
       }
     }
     store_sums(group.partial);
     if (piece.ends) scale_sums(task, piece, group);
+  }
+}
+
+// Finds the rows of codes of a group, of which task row `first` is the first.
+CONCLAVE_KERNEL_INLINE void find_rows(const PanelTask& task, int64_t first, CodedGroup& group) {
+  for (int64_t r = 0; r < group.num_rows; ++r) {
+    const int64_t slot = first + r;
+    const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
+    group.values[r] = task.rows + row * task.row_bytes;
+    group.scales[r] = task.row_scales.of_row(row, task.row_bytes);
   }
 }
 
@@ -163,6 +220,7 @@ void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count
     const int64_t row = (first + g) * kTileRows;
     groups[g].rows = task.rows + row * task.row_bytes;
     groups[g].num_rows = lesser(kTileRows, task.num_rows - row);
+    if (task.row_scales.first != nullptr) find_rows(task, row, groups[g]);
     for (auto& sums : groups[g].total.value) {
       for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(sums + c);
     }
@@ -184,7 +242,7 @@ void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count
   }
 }
 
-// A PanelFunction; rows come in groups (tiles-inl.h), without an index.
+// A PanelFunction; plain rows come in groups, without an index.
 template <class Format>
 void compute_codes_on_tiles(const PanelTask& task) noexcept {
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;

@@ -27,6 +27,20 @@ CONCLAVE_KERNEL_INLINE void sum_next_groups(const PanelTask& task, const Piece& 
   if (piece.group % kSumsTogether == 0) sum_groups(task, row, piece.group, sums);
 }
 
+// totals + partial * row scale * scale, for a row of codes and a piece that ended.
+CONCLAVE_KERNEL_INLINE void add_group_of_codes(const PanelTask& task, const Piece& piece,
+                                               const Vec (&partial)[kPairVectors],
+                                               const float* row_scales, float* totals) {
+  const float* const scales = task.scales + piece.group * 64;
+  const Vec row_scale = Vec::broadcast(row_scales[piece.row_group]);
+#pragma GCC unroll 4
+  for (int j = 0; j < kPairVectors; ++j) {
+    const int column = j * Vec::kLanes;
+    const Vec scaled = Vec::mul(partial[j], row_scale);
+    Vec::fma(scaled, Vec::load(scales + column), Vec::load(totals + column)).store(totals + column);
+  }
+}
+
 // totals + partial * scale - sum(x) * offset, for a row and a piece that ended. `sums` are those of
 // sum_next_groups.
 template <bool kOffsets>

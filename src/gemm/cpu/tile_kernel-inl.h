@@ -14,8 +14,8 @@ struct alignas(64) GroupSums {
 
 CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, int64_t num_rows,
                                          GroupSums& sums) {
-  // Activated rows form a group again; float32 rows stand alone.
-  const bool grouped = task.epilogue != nullptr;
+  // Activated rows form a group again; float32 rows stand alone, and those that become codes do.
+  const bool grouped = task.epilogue != nullptr && task.row_scales.first == nullptr;
   finish_tile(task, {.sums = sums.value[0],
                      .num_rows = num_rows,
                      .out = task.out + group * kTileRows * task.out_row_bytes,
