@@ -43,8 +43,8 @@ struct ExpertsProblem {
   int64_t whole_intermediate_size = 0;
   activation::Activation activation = {};
   bool has_bias = false;
-  // A part of plain weights that runs by the row of experts that quantise theirs, and reads the same
-  // rows: float32.
+  // A part of plain weights that runs by the row of experts that quantise theirs, and reads the
+  // same rows: float32.
   bool is_beside_quantised_rows = false;
   Target target = CpuTarget{};
 

@@ -110,9 +110,9 @@ CONCLAVE_KERNEL_INLINE void add_tile(const TileOfRows& rows, const uint32_t (*we
 // Rows of one group of a task, and their sums: of a piece that the next strip continues, and of all
 // pieces that ended.
 struct CodedGroup {
-  const std::byte* rows = nullptr;  // of plain rows
+  const std::byte* rows = nullptr;  // plain rows, interleaved
   int64_t num_rows = 0;
-  // Of rows of codes.
+  // The values and scales of each row of codes.
   const std::byte* values[kTileRows];
   const float* scales[kTileRows];
   GroupSums partial;
