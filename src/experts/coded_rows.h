@@ -23,7 +23,7 @@ struct CodedRowsConfig {
   // Rows become codes by this function; null: they become the values of codes. Without factors
   // only.
   gemm::CodeRowFunction code_row = nullptr;
-  // Of the values of codes, kF32 or kBF16; zeros follow those of bf16 up to a multiple of 32.
+  // kF32 or kBF16, the type of codes' values; zeros follow those of bf16 up to a multiple of 32.
   DType code_dtype = DType::kF32;
 };
 

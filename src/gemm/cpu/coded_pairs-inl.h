@@ -21,8 +21,6 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 inline constexpr int64_t kMaxPairedRows = 96;
 // Pairs between two turns of fetching the next panel.
 inline constexpr int64_t kPairsPerTurn = 8;
-// How far ahead of its use the panel itself is fetched: decoding leaves no time to wait for it.
-inline constexpr int64_t kFetchAheadBytes = 8192;
 
 template <int kRows>
 struct PairTile : Tile<kRows, kPairVectors> {
@@ -196,9 +194,7 @@ struct DecodedPairs {
     const std::byte* codes = panel + pair * kBytes;
     if constexpr (kTerm == 0) {
       if (pair % kPairsPerTurn == 0) ahead.turn();
-      for (int64_t line = 0; line < kBytes; line += 64) {
-        prefetch_line(codes + line + kFetchAheadBytes);
-      }
+      fetch_codes<kBytes>(codes);
     }
     return keep<kTerm>(pair, decoder.template load<kTerm>(codes));
   }
@@ -233,16 +229,6 @@ struct StoredPairs {
   static CONCLAVE_KERNEL_INLINE int64_t first(const Piece& piece) { return piece.first_pair(); }
   static CONCLAVE_KERNEL_INLINE int64_t end(const Piece& piece) { return piece.end_pair(); }
 };
-
-// Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.
-CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& piece) {
-  const int64_t at = piece.group * 256 + kFetchAheadBytes / 2;
-  for (int64_t line = 0; line < 256; line += 64) {
-    prefetch_line(reinterpret_cast<const std::byte*>(task.scales) + at + line);
-    if (task.offsets == nullptr) continue;
-    prefetch_line(reinterpret_cast<const std::byte*>(task.offsets) + at + line);
-  }
-}
 
 // Decodes the next pieces, up to the `pairs` of a strip, for the first rows of a task. With
 // kKeep, the strip takes them for the others.

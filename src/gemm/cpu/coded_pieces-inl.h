@@ -78,6 +78,24 @@ class Pieces {
   int64_t shared_end_;
 };
 
+// How far ahead of its use the panel itself is fetched: decoding leaves no time to wait for it.
+inline constexpr int64_t kFetchAheadBytes = 8192;
+
+template <int64_t kBytes>
+CONCLAVE_KERNEL_INLINE void fetch_codes(const std::byte* codes) {
+  for (int64_t line = 0; line < kBytes; line += 64) prefetch_line(codes + line + kFetchAheadBytes);
+}
+
+// Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.
+CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& piece) {
+  const int64_t at = piece.group * 256 + kFetchAheadBytes / 2;
+  for (int64_t line = 0; line < 256; line += 64) {
+    prefetch_line(reinterpret_cast<const std::byte*>(task.scales) + at + line);
+    if (task.offsets == nullptr) continue;
+    prefetch_line(reinterpret_cast<const std::byte*>(task.offsets) + at + line);
+  }
+}
+
 // Fetches a panel of codes with its scales and offsets.
 template <class Format>
 CONCLAVE_KERNEL_INLINE Ahead fetch_panel(const PanelTask& task, int64_t turns) {

@@ -40,6 +40,7 @@ struct TileStrip {
     num_pieces = 0;
     for (int64_t tile = 0; tile < kTiles && !from.done();) {
       const Piece piece = from.take((from.k() / kTileK + kTiles - tile) * kTileK);
+      fetch_scales(task, piece);
       decode<0>(task, piece, weights[0] + tile * kTilePairs, ahead);
       if constexpr (kTerms == 2) decode<1>(task, piece, weights[1] + tile * kTilePairs, ahead);
       pieces[num_pieces++] = piece;
@@ -58,7 +59,9 @@ struct TileStrip {
       if (kTerm == 0 && pair % kTilePairs == 0) ahead.turn();
       PairRow pairs = PairRow::zero();
       if (pair >= piece.first_pair() && pair < piece.end_pair()) {
-        pairs = decoder.load(task.panel + pair * Decoder::kPairBytes);
+        const std::byte* const codes = task.panel + pair * Decoder::kPairBytes;
+        if constexpr (kTerm == 0) fetch_codes<Decoder::kPairBytes>(codes);
+        pairs = decoder.load(codes);
         if (2 * pair < piece.begin || 2 * pair + 2 > piece.end) {
           pairs.keep(2 * pair, piece.begin, piece.end);
         }
