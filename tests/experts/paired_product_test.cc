@@ -224,11 +224,12 @@ TEST_P(PairedProduct, AnyShape_IsExactButForSums) {
 }
 
 // Rows of codes, as they lie in memory: values, padded with zeros, then scales of `width` k each.
+// There is memory for one more, so that none have a place too.
 struct RowsOfCodes {
   RowsOfCodes(int64_t count, int64_t k, int64_t width, std::mt19937& random)
       : values_bytes((k + 31) / 32 * 64),
         stride((values_bytes + (k + width - 1) / width * 4 + 63) / 64 * 64),
-        bytes(static_cast<size_t>(count * stride / 4)),
+        bytes(static_cast<size_t>((count + 1) * stride / 4)),
         form{.first = begin() + values_bytes, .width = width} {
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t i = 0; i < k; ++i) {
