@@ -91,12 +91,6 @@ CONCLAVE_KERNEL_INLINE void store_sums(GroupSums& sums) {
   _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
 }
 
-// Where the rows of a group have their values for a tile.
-struct TileOfRows {
-  const std::byte* first;
-  int64_t stride;
-};
-
 // Adds 32 k of 16 rows: weights are 16 rows of pairs.
 CONCLAVE_KERNEL_INLINE void add_tile(const TileOfRows& rows, const uint32_t (*weights)[64]) {
   _tile_loadd(4, rows.first, rows.stride);
@@ -161,22 +155,11 @@ class GroupRows {
     }
     const int64_t at = index * kTileRowBytes;
     if (task_.row_index == nullptr) return {group_.values[0] + at, task_.row_bytes};
-    std::byte* const together = gathered_[next_];
-    next_ = (next_ + 1) % kGathered;
-    for (int64_t r = 0; r < group_.num_rows; ++r) {
-      for (int64_t byte = 0; byte < kTileRowBytes; byte += Vec::kLanes * int64_t{sizeof(float)}) {
-        Vec::load(group_.values[r] + at + byte).store(together + r * kTileRowBytes + byte);
-      }
-    }
-    settle_memory();
-    return {together, kTileRowBytes};
+    return gathered_.gather(group_.values, group_.num_rows, at);
   }
 
  private:
-  // More than one, so that no store waits for the loads of the tile before.
-  static constexpr int kGathered = 4;
-  alignas(64) std::byte gathered_[kGathered][kTileBytes];
-  int next_ = 0;
+  GatheredTiles gathered_;
   const PanelTask& task_;
   const CodedGroup& group_;
 };

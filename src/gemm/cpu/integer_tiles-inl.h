@@ -10,12 +10,6 @@
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-// Where the rows of a group have their codes for a tile.
-struct TileOfRows {
-  const std::byte* first;
-  int64_t stride;
-};
-
 CONCLAVE_KERNEL_INLINE void load_partial(const int32_t (*partial)[64]) {
   _tile_loadd(0, partial[0], kSumRowBytes);
   _tile_loadd(1, partial[0] + 16, kSumRowBytes);
@@ -78,20 +72,10 @@ class TileMultiplier {
   CONCLAVE_KERNEL_INLINE TileOfRows take_rows(const PanelTask& task,
                                               const IntegerGroup<kRows>& group, int64_t k) {
     if (task.row_index == nullptr) return {group.codes[0] + k, task.row_bytes};
-    std::byte* const tile = gathered_[next_];
-    next_ = (next_ + 1) % kGathered;
-    for (int r = 0; r < group.num_rows; ++r) {
-      for (int64_t at = 0; at < kTileRowBytes; at += Vec::kLanes * int64_t{sizeof(float)}) {
-        Vec::load(group.codes[r] + k + at).store(tile + r * kTileRowBytes + at);
-      }
-    }
-    return {tile, kTileRowBytes};
+    return gathered_.gather(group.codes, group.num_rows, k);
   }
 
-  // More than one, so that no store waits for the loads of the tile before.
-  static constexpr int kGathered = 4;
-  alignas(64) std::byte gathered_[kGathered][kTileBytes];
-  int next_ = 0;
+  GatheredTiles gathered_;
   int configured_ = 0;
 };
 

@@ -44,4 +44,34 @@ CONCLAVE_KERNEL_INLINE void configure_tiles(int rows_first, int rows_second) {
   _tile_loadconfig(&shape);
 }
 
+// A tile of the rows of a group: the place of the first row's values, and bytes to the next.
+struct TileOfRows {
+  const std::byte* first;
+  int64_t stride;
+};
+
+// Brings rows together that lie anywhere.
+class GatheredTiles {
+ public:
+  // The bytes from `at` on of each row; they stay for some tiles more.
+  CONCLAVE_KERNEL_INLINE TileOfRows gather(const std::byte* const* rows, int64_t num_rows,
+                                           int64_t at) {
+    std::byte* const tile = gathered_[next_];
+    next_ = (next_ + 1) % kGathered;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int64_t byte = 0; byte < kTileRowBytes; byte += Vec::kLanes * int64_t{sizeof(float)}) {
+        Vec::load(rows[r] + at + byte).store(tile + r * kTileRowBytes + byte);
+      }
+    }
+    settle_memory();
+    return {tile, kTileRowBytes};
+  }
+
+ private:
+  // More than one, so that no store waits for the loads of the tile before.
+  static constexpr int kGathered = 4;
+  alignas(64) std::byte gathered_[kGathered][kTileBytes];
+  int next_ = 0;
+};
+
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE
