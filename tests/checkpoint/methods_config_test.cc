@@ -281,6 +281,9 @@ TEST(QuarkConfig, WhatIsRead) {
   EXPECT_EQ(fp8.weights->spec.activations, ActivationScale::kTensorStatic);
   expect_reason(quark(with(group, {{"scale_format", "float32"}})), "e8m0");
   expect_reason(quark(with(group, {{"dtype", "mx"}})), "mx");
+  const json zeros = {{"dtype", "uint4"}, {"qscheme", "per_tensor"}, {"symmetric", false}};
+  expect_reason(quark(zeros), "one zero point for a whole matrix");
+  EXPECT_TRUE(read(quark(with(zeros, {{"qscheme", "per_channel"}}))).weights);
   json override = quark(group);
   override["layer_quant_config"] = {{"*.experts.*", {{"weight", tensor}}}};
   const auto found = read(override);

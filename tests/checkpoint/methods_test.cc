@@ -1,5 +1,6 @@
 // Every published method of quantisation on its golden files: each tensor that is missing, of
 // another shape or type is named, feeds give the same planes as files, and damage is found.
+#include "checkpoint/golden_folder.h"
 #include "checkpoint/tiny_model.h"
 
 #include "conclave/checkpoint.h"
@@ -185,6 +186,29 @@ TEST_P(Method, AnotherType_IsNamed) {
                 error->code() == ErrorCode::kUnsupportedQuantization)
         << error->what();
   }
+}
+
+// A quantiser that packs all linear modules packs the router too, which a layer has as values.
+TEST(PackedRouter, CodesThatAreNotReadAsValues_AreNamed) {
+  TinyModel model = golden_folder("qwen3_moe-gptq-int4-group32");
+  const std::string router = "model.layers.0.mlp.gate";
+  model.drop(router + ".weight");
+  const auto add = [&](const char* suffix, DType dtype, std::vector<int64_t> shape) {
+    TinyTensor& tensor = model.add(router + suffix, dtype, shape);
+    tensor.bytes.assign(static_cast<size_t>(shape[0] * (shape.size() > 1 ? shape[1] : 1)) *
+                            static_cast<size_t>(byte_size(dtype)),
+                        std::byte{0});
+  };
+  add(".qweight", DType::kI32, {12, 4});
+  add(".scales", DType::kF16, {3, 4});
+  add(".qzeros", DType::kI32, {3, 1});
+  add(".g_idx", DType::kI32, {96});
+  const TempDir directory;
+  write_single(model, directory.path());
+  const auto error = open_error(directory.path());
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization) << error->what();
+  EXPECT_EQ(error->detail().tensor, router + ".qweight") << error->what();
 }
 
 TEST_P(Method, Feed_GivesThePlanesOfTheFile) {

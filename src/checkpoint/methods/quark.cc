@@ -180,6 +180,9 @@ QuantizedWeights read_int4(const io::JsonValue& config, const io::JsonValue& wei
                            const QuantSpec& spec) {
   QuantizedWeights weights{.element = DType::kI4, .spec = spec, .stored = {.bits = 4}};
   const bool has_zeros = !flag_of(weight, "symmetric", true);
+  if (has_zeros && spec.weights == WeightScale::kTensor) {
+    throw NotRead{"one zero point for a whole matrix"};
+  }
   if (has_zeros) weights.spec.zeros = WeightZero::kPoint;
   const auto exported = config.find_set("export");
   const std::string pack = exported ? text_of(*exported, "pack_method", "reorder") : "reorder";
