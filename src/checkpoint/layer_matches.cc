@@ -16,9 +16,12 @@ std::optional<TensorMatch> match_one(const LayerView& view, const LayerTensor& i
     return is_wanted(view, pattern);
   });
   if (name) {
-    return TensorMatch{.name = *name,
-                       .tensor = item.tensor,
-                       .row = codes_row(view.quant, view.table.info(item.tensor))};
+    const TensorInfo& info = view.table.info(item.tensor);
+    const bool has_codes = is_quantisable(name->pattern->part);
+    return TensorMatch{
+        .name = *name,
+        .tensor = item.tensor,
+        .row = has_codes ? codes_row(view.quant, info) : values_row(view.quant, info)};
   }
   const auto scale = match_scale_name(architecture, view.quant, view.shapes, item.rest);
   if (!scale) return std::nullopt;

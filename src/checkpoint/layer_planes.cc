@@ -76,15 +76,10 @@ int32_t add_reading(const LayerView& view, const TensorMatch& match, const Tenso
   if (match.row == nullptr) return -1;
   const NamePattern& pattern = *match.name.pattern;
   WantedPlane wanted = wanted_plane(view, pattern, block);
-  wanted.as_values = !is_quantisable(pattern.part);
-  if (wanted.as_values && match.row->decode_values == nullptr) {
-    reject(view, match, ErrorCode::kUnsupportedQuantization,
-           {.what = "a matrix that a layer has as values is stored in codes",
-            .expected = "codes in the experts only, as " + view.config.quant_method + " is read",
-            .found = std::string(to_string(view.table.info(match.tensor).dtype)) + " words",
-            .hint = "leave this module out when the model is quantised"});
-  }
+  const bool has_values = !is_quantisable(pattern.part);
+  wanted.as_values = has_values && match.row->decode_values != nullptr;
   planes.readings.push_back(read_as(*match.row, wanted, view.table, match.tensor));
+  planes.readings.back().is_read = wanted.as_values || !has_values;
   return static_cast<int32_t>(planes.readings.size() - 1);
 }
 

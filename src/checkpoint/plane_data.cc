@@ -2,6 +2,8 @@
 
 #include "core/weight_types.h"
 
+#include "conclave/error.h"
+
 #include <cstring>
 #include <utility>
 
@@ -59,6 +61,16 @@ PlaneInput PlaneCache::read_input(int32_t tensor, const PlaneReading& reading, i
 }
 
 void PlaneCache::decode(const PlaneReading& reading, int64_t index, Bytes& plane) const {
+  if (!reading.is_read) {
+    const int32_t tensor = reading.inputs.front();
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "a matrix that a layer has as values is stored in codes",
+                 .file = table_.path_of(tensor),
+                 .tensor = table_.info(tensor).name,
+                 .expected = "F32, F16 or BF16",
+                 .found = std::string(to_string(reading.dtype)) + " codes",
+                 .hint = "leave this module out when the model is quantised"});
+  }
   std::vector<Bytes> buffers(reading.inputs.size());
   std::vector<PlaneInput> inputs;
   for (size_t i = 0; i < buffers.size(); ++i) {

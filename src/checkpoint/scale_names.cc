@@ -113,11 +113,13 @@ std::optional<StoredPlane::Use> match_aid(const Architecture& architecture,
                                           const std::optional<QuantizedWeights>& quant,
                                           const LayerShapes& shapes, std::string_view rest) {
   for (const StoredName& stored : stored_names(quant, rest)) {
-    if (stored.row->use != StoredPlane::Use::kPlane) {
-      const auto name = match_matrix(architecture, shapes, stored.matrix, WeightPlane::kWeights);
-      if (name) return stored.row->use;
-    } else if (match_values(architecture, quant, shapes, stored.matrix)) {
-      return StoredPlane::Use::kInput;
+    const bool is_plane = stored.row->use == StoredPlane::Use::kPlane;
+    const auto of_codes = [&] {
+      return match_matrix(architecture, shapes, stored.matrix, WeightPlane::kWeights).has_value();
+    };
+    if (!is_plane && of_codes()) return stored.row->use;
+    if (match_values(architecture, quant, shapes, stored.matrix)) {
+      return is_plane ? StoredPlane::Use::kInput : stored.row->use;
     }
   }
   return std::nullopt;

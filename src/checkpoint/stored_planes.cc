@@ -41,13 +41,28 @@ std::vector<StoredName> stored_names(const std::optional<QuantizedWeights>& quan
   return names;
 }
 
-const StoredPlane* codes_row(const std::optional<QuantizedWeights>& quant, const TensorInfo& info) {
-  if (!quant || info.dtype == quant->element) return nullptr;
+namespace {
+
+const StoredPlane* first_with_codes(const std::optional<QuantizedWeights>& quant,
+                                    const TensorInfo& info) {
   for (const StoredPlane& row : rows_of(quant)) {
     if (!is_codes(row) || !ends_in(row, info.name)) continue;
     if (row.has_codes == nullptr || row.has_codes(info)) return &row;
   }
   return nullptr;
+}
+
+}  // namespace
+
+const StoredPlane* codes_row(const std::optional<QuantizedWeights>& quant, const TensorInfo& info) {
+  if (!quant || info.dtype == quant->element) return nullptr;
+  return first_with_codes(quant, info);
+}
+
+const StoredPlane* values_row(const std::optional<QuantizedWeights>& quant,
+                              const TensorInfo& info) {
+  const StoredPlane* const row = first_with_codes(quant, info);
+  return row != nullptr && row->decode_values != nullptr ? row : codes_row(quant, info);
 }
 
 std::optional<std::string> matrix_name(const std::optional<QuantizedWeights>& quant,
@@ -83,7 +98,7 @@ std::string stored_name(const StoredPlane& row, std::string_view matrix) {
 }
 
 bool PlaneReading::lies_in_place() const {
-  if (as_values) return false;
+  if (as_values || !is_read) return false;
   return row->decode == nullptr || (row->lies_in_place != nullptr && row->lies_in_place(form));
 }
 

@@ -25,6 +25,8 @@ std::vector<StoredName> stored_names(const std::optional<QuantizedWeights>& quan
 
 // The row by which a tensor has codes; null for tensors that lie as the spec says.
 const StoredPlane* codes_row(const std::optional<QuantizedWeights>& quant, const TensorInfo& info);
+// The same for a matrix that a layer has as values, whose codes may lie as those of experts do.
+const StoredPlane* values_row(const std::optional<QuantizedWeights>& quant, const TensorInfo& info);
 // The name of the matrix whose codes have this name; nothing if it is the matrix's own.
 std::optional<std::string> matrix_name(const std::optional<QuantizedWeights>& quant,
                                        std::string_view name);
@@ -47,6 +49,8 @@ struct PlaneReading {
   int64_t slice_elements = 0;
   std::vector<int32_t> inputs = {};  // the tensor itself first; -1: an optional one is absent
   bool as_values = false;            // codes that become float32
+  // False: a layer has the matrix as values only, and the method's codes are not read so.
+  bool is_read = true;
 
   // Whether the bytes of the plane are those of the tensor, but for StoredPlane::convert.
   bool lies_in_place() const;

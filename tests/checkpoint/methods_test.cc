@@ -205,7 +205,10 @@ TEST(PackedRouter, CodesThatAreNotReadAsValues_AreNamed) {
   add(".g_idx", DType::kI32, {96});
   const TempDir directory;
   write_single(model, directory.path());
-  const auto error = open_error(directory.path());
+  const Support support = Checkpoint::open(directory.path()).layer(0).support;
+  EXPECT_FALSE(support);
+  EXPECT_NE(support.reason().find(router + ".qweight"), std::string::npos) << support.reason();
+  const auto error = read_error(directory.path());
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization) << error->what();
   EXPECT_EQ(error->detail().tensor, router + ".qweight") << error->what();

@@ -13,6 +13,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -125,6 +127,7 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-awq-group128", DType::kI4, grouped(128, kPoint)),
     coded("mixtral-awq-symmetric", DType::kI4, grouped(32)),
     coded("mixtral-bnb-fp4", DType::kBnbFP4, grouped(32)),
+    coded("mixtral-bnb-fp4-nested-router", DType::kBnbFP4, grouped(32)),
     coded("mixtral-bnb-int8", DType::kI8, by_row(), kOneRounding),
     coded("mixtral-bnb-nf4-nested", DType::kNF4, grouped(32)),
     in_squares("mixtral-compressed-block32", 32),
@@ -176,8 +179,10 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-awq-group32", DType::kI4, grouped(32, kPoint)),
     coded("qwen3_moe-bnb-fp4-nested-straddling", DType::kBnbFP4, grouped(8)),
     coded("qwen3_moe-bnb-int8", DType::kI8, by_row(), kOneRounding),
+    coded("qwen3_moe-bnb-int8-router", DType::kI8, by_row(), kOneRounding),
     coded("qwen3_moe-bnb-nf4", DType::kNF4, grouped(64)),
     coded("qwen3_moe-bnb-nf4-bf16-storage", DType::kNF4, grouped(32)),
+    coded("qwen3_moe-bnb-nf4-router", DType::kNF4, grouped(8)),
     coded("qwen3_moe-bnb-nf4-straddling", DType::kNF4, grouped(8)),
     {"qwen3_moe-compressed-block", {.weights = kBlock, .activations = kGroup}, "per_expert"},
     in_squares("qwen3_moe-compressed-block64", 64),
@@ -282,6 +287,21 @@ class Quantised : public ::testing::TestWithParam<Expected> {
   Tensor hidden_, ids_, weights_;
   std::vector<double> expected_;
 };
+
+// Some files have the router in codes too, of a width of its own, and a layer its values.
+TEST_P(Quantised, RouterInCodes_HasItsValues) {
+  if (file_.find("router") == nullptr) GTEST_SKIP() << "the router is stored as values";
+  const std::vector<double> expected = as_doubles(file_.load("router"));
+  const auto source = checkpoint_.layer_source(layer().index);
+  const WeightInfo info = source->describe(weights::kRouter);
+  Tensor router(info.dtype, {layer().spec.num_experts, layer().spec.hidden_size});
+  source->read(weights::kRouter, 0, {0, info.rows, 0, info.cols},
+               {router.as<std::byte>(), router.size_bytes()});
+  const std::vector<double> found = as_doubles(router);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 0x1p-22 * std::abs(expected[i])) << i;
+  }
+}
 
 TEST_P(Quantised, Spec_IsAsTheConfigurationSays) {
   const MoeSpec& spec = layer().spec;

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from quantised.bits import bytes_of
+from quantised.case import LAYER
 from quantised.packaged import Mixtral, Packaged
 
 
@@ -98,6 +99,36 @@ class Stored(Bnb4):
     storage = torch.bfloat16
 
 
+class WithRouter(Packaged):
+    """Every linear module is packed, the router too, as where nothing is to be skipped."""
+
+    @property
+    def config(self):
+        config = super().config
+        kept = {"llm_int8_skip_modules": ["lm_head"]}
+        return config | {"quantization_config": config["quantization_config"] | kept}
+
+    @property
+    def gate(self):
+        return (LAYER + self.router).removesuffix(".weight")
+
+    def plain(self):
+        weight = super().plain()[LAYER + self.router]
+        found = self.encoded(self.gate, weight.to(torch.float32).numpy())
+        return {f"{self.gate}.{name}": tensor for name, tensor in found.items()}
+
+    def golden(self, disk):
+        return super().golden(disk) | {"router": torch.from_numpy(self.read(disk, self.gate))}
+
+
+class RouterToo(WithRouter, Bnb4):
+    hidden, inner, experts = 72, 64, 6
+
+
+class NestedRouterToo(WithRouter, Mixtral, Bnb4):
+    hidden, inner, experts, values, nested = 96, 32, 5, "fp4", True
+
+
 class BnbInt8(Packaged):
     """Rows in codes, each with its largest value."""
 
@@ -136,6 +167,10 @@ class MixtralBnbInt8(Mixtral, BnbInt8):
     hidden, inner, experts = 96, 64, 3
 
 
+class Int8RouterToo(WithRouter, BnbInt8):
+    hidden, inner, experts = 40, 72, 5
+
+
 CASES = {
     "qwen3_moe-bnb-nf4": Bnb4,
     "mixtral-bnb-fp4": Fp4,
@@ -145,4 +180,7 @@ CASES = {
     "qwen3_moe-bnb-nf4-bf16-storage": Stored,
     "qwen3_moe-bnb-int8": BnbInt8,
     "mixtral-bnb-int8": MixtralBnbInt8,
+    "qwen3_moe-bnb-nf4-router": RouterToo,
+    "mixtral-bnb-fp4-nested-router": NestedRouterToo,
+    "qwen3_moe-bnb-int8-router": Int8RouterToo,
 }

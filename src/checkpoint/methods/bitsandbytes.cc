@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -32,6 +33,13 @@ constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max
                                         .found = std::move(found)});
 }
 
+// A vector may be stored as a matrix of one row.
+StoredShapes matrix_shapes(const MatrixForm& form) {
+  StoredShapes shapes = codes_as_read(form);
+  if (form.cols == 1) shapes.push_back({1, form.rows});
+  return shapes;
+}
+
 // The package keeps this of a matrix, as JSON in a tensor of bytes.
 struct State {
   int64_t block = kBlock;
@@ -45,7 +53,7 @@ State read_state(const MatrixForm& form, const PlaneInput& input, bool is_nested
   const io::JsonValue root = document.root();
   std::vector<int64_t> shape;
   for (const io::JsonValue& size : root.at("shape").items()) shape.push_back(size.as_int64());
-  if (shape != std::vector<int64_t>{form.rows, form.cols}) {
+  if (const auto known = matrix_shapes(form); std::ranges::find(known, shape) == known.end()) {
     root.at("shape").reject(ErrorCode::kTensorShape, "codes of a matrix of another shape",
                             fmt::format("[{}, {}]", form.rows, form.cols));
   }
@@ -66,6 +74,8 @@ int64_t code_count(const MatrixForm& form) { return form.rows * form.cols; }
 
 constexpr std::array kStorageTypes = {DType::kU8,   DType::kI8,  DType::kF16,
                                       DType::kBF16, DType::kF32, DType::kF8E4M3};
+
+constexpr std::array kFlatFloats = {DType::kF32};
 
 // Any type may hold the bytes; they stand in one column, as no matrix does.
 bool has_one_column(const TensorInfo& tensor) {
@@ -106,8 +116,8 @@ float scale_of(std::span<const PlaneInput> inputs, const State& state, int64_t b
   return value * float_at(inputs[3], block / state.nested_block) + state.nested_offset;
 }
 
-void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
-                   std::span<std::byte> plane) {
+// Scales, their state and table, and where they are codes, their own scales and table.
+State check_scales(const MatrixForm& form, std::span<const PlaneInput> inputs) {
   const State state = read_state(form, inputs[1], inputs.size() > 3);
   check_input(inputs[2], kFloatTypes, {{16}});
   check_table(form, inputs[2]);
@@ -116,6 +126,12 @@ void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
     check_input(inputs[3], kFloatTypes, {{ceil_div(blocks, state.nested_block)}});
     check_input(inputs[4], kFloatTypes, {{256}});
   }
+  return state;
+}
+
+void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                   std::span<std::byte> plane) {
+  const State state = check_scales(form, inputs);
   for (int64_t row = 0; row < form.rows; ++row) {
     for (int64_t group = 0; group < form.groups; ++group) {
       const int64_t first = row * form.cols + group * form.group_cols;
@@ -124,6 +140,28 @@ void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
   }
 }
 
+// The package packs every linear module that it is not told to skip, routers too.
+void decode_flat_values(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                        std::span<std::byte> values) {
+  const int64_t bytes = ceil_div(code_count(form), 2);
+  if (std::ssize(inputs[0].bytes) < bytes) {
+    reject(inputs[0], "too few codes for the matrix", fmt::format("{} bytes", bytes),
+           fmt::format("{} bytes", inputs[0].bytes.size()));
+  }
+  const std::span<const PlaneInput> scales = inputs.subspan(1);
+  const bool is_nested = scales.size() > 3;
+  check_input(scales[0], is_nested ? std::span<const DType>(kByteTypes) : kFlatFloats,
+              flat_shapes(form));
+  const State state = check_scales(form, scales);
+  const quant::WeightFormat& format = quant::format_of(form.quant->element);
+  for (int64_t i = 0; i < code_count(form); ++i) {
+    const auto pair = value_at<uint8_t>(inputs[0].bytes, i / 2);
+    const auto code = static_cast<uint8_t>(i % 2 == 0 ? pair >> 4 : pair & 0xfU);
+    set_float(values, i, format.codes->decode(code) * scale_of(scales, state, i / kBlock));
+  }
+}
+
+constexpr std::string_view kScales = ".absmax";
 constexpr std::string_view kTable = ".quant_map";
 constexpr std::string_view kNestedScales = ".nested_absmax";
 constexpr std::string_view kNestedTable = ".nested_quant_map";
@@ -132,14 +170,15 @@ constexpr StoredPlane input(std::string_view suffix) {
   return {.suffix = suffix, .ending = "", .use = StoredPlane::Use::kInput};
 }
 
-constexpr std::array kFlatFloats = {DType::kF32};
 constexpr std::string_view kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr std::string_view kFp4State = ".quant_state.bitsandbytes__fp4";
+// What values take; scales take all but the first.
 template <bool kIsNf4>
-constexpr std::array kPlainInputs = {kIsNf4 ? kNf4State : kFp4State, kTable};
-template <bool kIsNf4>
-constexpr std::array kNestedInputs = {kIsNf4 ? kNf4State : kFp4State, kTable, kNestedScales,
-                                      kNestedTable};
+constexpr std::array kInputs = {kScales, kIsNf4 ? kNf4State : kFp4State, kTable, kNestedScales,
+                                kNestedTable};
+template <bool kIsNf4, bool kIsNested>
+constexpr std::span<const std::string_view> kValueInputs =
+    std::span(kInputs<kIsNf4>).first(kIsNested ? 5 : 3);
 
 template <bool kIsNf4, bool kIsNested>
 constexpr std::array kPlanes = {
@@ -148,16 +187,18 @@ constexpr std::array kPlanes = {
                 .types = kStorageTypes,
                 .shapes = code_shapes,
                 .has_codes = has_one_column,
-                .convert = swap_halves},
-    StoredPlane{.suffix = ".absmax",
+                .convert = swap_halves,
+                .value_shapes = code_shapes,
+                .decode_values = decode_flat_values,
+                .value_inputs = kValueInputs<kIsNf4, kIsNested>},
+    StoredPlane{.suffix = kScales,
                 .ending = "",
                 .plane = WeightPlane::kScale,
                 .types = kIsNested ? std::span<const DType>(kByteTypes) : kFlatFloats,
                 .shapes = flat_shapes,
                 .type = DType::kF32,
                 .decode = decode_scales,
-                .inputs = kIsNested ? std::span<const std::string_view>(kNestedInputs<kIsNf4>)
-                                    : kPlainInputs<kIsNf4>},
+                .inputs = kValueInputs<kIsNf4, kIsNested>.subspan(1)},
     input(kIsNf4 ? kNf4State : kFp4State),
     input(kTable),
     input(kNestedScales),
@@ -203,8 +244,31 @@ void decode_row_scales(const MatrixForm& form, std::span<const PlaneInput> input
   }
 }
 
+void decode_row_values(const MatrixForm& form, std::span<const PlaneInput> inputs,
+                       std::span<std::byte> values) {
+  const int64_t rows = inputs[0].info->shape.front();
+  check_input(inputs[1], kFloatTypes, {{rows}, {rows, 1}});
+  const int64_t cols = code_count(form) / rows;
+  for (int64_t i = 0; i < code_count(form); ++i) {
+    const auto code = static_cast<float>(value_at<int8_t>(inputs[0].bytes, i));
+    set_float(values, i, code * (float_at(inputs[1], i / cols) / 127));
+  }
+}
+
+bool has_integers(const TensorInfo& tensor) { return tensor.dtype == DType::kI8; }
+
+constexpr std::array kIntegerTypes = {DType::kI8};
+constexpr std::string_view kLargest = ".SCB";
+constexpr std::array kLargestOnly = {kLargest};
 constexpr std::array kInt8Planes = {
-    StoredPlane{.suffix = ".SCB",
+    StoredPlane{.suffix = ".weight",
+                .types = kIntegerTypes,
+                .shapes = codes_as_read,
+                .has_codes = has_integers,
+                .value_shapes = matrix_shapes,
+                .decode_values = decode_row_values,
+                .value_inputs = kLargestOnly},
+    StoredPlane{.suffix = kLargest,
                 .plane = WeightPlane::kScale,
                 .types = kFloatTypes,
                 .shapes = row_shapes,
