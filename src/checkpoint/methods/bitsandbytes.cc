@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "core/code_bits.h"
 #include "core/shared_facts.h"
+#include "core/weight_types.h"
 #include "io/text.h"
 #include "quant/weight_format.h"
 
@@ -255,7 +256,7 @@ void decode_row_values(const MatrixForm& form, std::span<const PlaneInput> input
   }
 }
 
-bool has_integers(const TensorInfo& tensor) { return tensor.dtype == DType::kI8; }
+bool has_integers(const TensorInfo& tensor) { return !is_plain(tensor.dtype); }
 
 constexpr std::array kIntegerTypes = {DType::kI8};
 constexpr std::string_view kLargest = ".SCB";
