@@ -42,7 +42,7 @@ struct FuzzTensor {
 };
 
 FuzzTensor plain_tensor(const Matrix& matrix) {
-  FuzzTensor tensor{.info = {.name = matrix.name, .dtype = DType::kBF16}};
+  FuzzTensor tensor{.info = {.name = matrix.name, .dtype = DType::kBF16, .shape = {}}};
   if (matrix.is_stack) tensor.info.shape.push_back(kExperts);
   if (matrix.rows > 0) tensor.info.shape.push_back(matrix.rows);
   tensor.info.shape.push_back(matrix.cols);
@@ -196,8 +196,10 @@ class PoolData final : public checkpoint::TensorData {
 };
 
 checkpoint::TensorTable table_of(const std::vector<FuzzTensor>& tensors) {
-  checkpoint::TensorTable table{
-      .names = {"fuzz.safetensors"}, .paths = {"fuzz.safetensors"}, .listing = "fuzz.safetensors"};
+  checkpoint::TensorTable table{.names = {"fuzz.safetensors"},
+                                .paths = {"fuzz.safetensors"},
+                                .tensors = {},
+                                .listing = "fuzz.safetensors"};
   for (const FuzzTensor& tensor : tensors) table.tensors.push_back({.info = &tensor.info});
   return table;
 }

@@ -174,7 +174,7 @@ class LayersPlanner {
   // A form of a directory may stack experts, which have biases in stacks of another order then.
   void check_place(const LayerTensor& tensor, const ConvertedModule& module) const {
     const StoredMatrix matrix{
-        .id = tensor.id, .expert = tensor.first_expert, .module = module.name};
+        .id = tensor.id, .expert = tensor.first_expert, .tensors = {}, .module = module.name};
     const CheckpointLayer& layer = source_.checkpoint().layer(tensor.layer);
     if (module.form->place(layer, matrix).module == module.name) return;
     refuse_module(module, "a GGUF file's experts get tensors of their own", module.form->name(),
