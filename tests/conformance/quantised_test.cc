@@ -165,6 +165,9 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-quark-fp4", DType::kF4, grouped(32)),
     coded("mixtral-quark-fp6-e3m2", DType::kF8E4M3, grouped(32)),
     coded("mixtral-quark-uint4", DType::kI4, grouped(128, kPoint)),
+    coded("qwen2_moe-bnb-int8-shared", DType::kI8, by_row(), kOneRounding),
+    // The gate is decoded to float32.
+    coded("qwen2_moe-bnb-nf4-shared", DType::kNF4, grouped(32), kOneRounding),
     {"qwen2_moe-compressed-int4-shared-bf16",
      {.weights = kBlock, .block_rows = 1, .block_cols = 32},
      "per_expert",
@@ -238,6 +241,7 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-gptq-v2-int4-order", DType::kI4, in_order(grouped(32, kPoint))),
     coded("qwen3_moe-mixed-experts", DType::kF32, {}, kOneRounding),
     coded("qwen3_moe-mixed-int4-int8-down", DType::kI8, grouped(32)),
+    mlx("qwen2_moe-mlx-4bit-shared", DType::kI4, 64),
     mlx("qwen3_moe-mlx-2bit", DType::kI4, 128),
     mlx("qwen3_moe-mlx-3bit", DType::kI4, 64),
     mlx("qwen3_moe-mlx-4bit", DType::kI4, 64),

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from quantised.bits import bytes_of
-from quantised.case import LAYER
+from quantised.case import LAYER, draw
 from quantised.packaged import Mixtral, Packaged
 
 
@@ -129,6 +129,29 @@ class NestedRouterToo(WithRouter, Mixtral, Bnb4):
     hidden, inner, experts, values, nested = 96, 32, 5, "fp4", True
 
 
+class WithSharedGate(WithRouter):
+    """Qwen2-MoE: the gate of the shared expert is a module of one row."""
+
+    shared = "mlp.shared_expert"
+    shared_gate = LAYER + "mlp.shared_expert_gate"
+
+    @property
+    def config(self):
+        return super().config | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": self.shared_inner}
+
+    def plain(self):
+        weight = (draw("shared gate", 1, self.hidden) / 10).astype(np.float32)
+        found = self.encoded(self.shared_gate, weight)
+        return super().plain() | {f"{self.shared_gate}.{name}": tensor for name, tensor in found.items()}
+
+    def shared_factor(self, disk, x):
+        return 1 / (1 + np.exp(-x @ self.read(disk, self.shared_gate).T))
+
+
+class SharedGateToo(WithSharedGate, Bnb4):
+    hidden, inner, experts, shared_inner = 96, 32, 4, 64
+
+
 class BnbInt8(Packaged):
     """Rows in codes, each with its largest value."""
 
@@ -171,6 +194,10 @@ class Int8RouterToo(WithRouter, BnbInt8):
     hidden, inner, experts = 40, 72, 5
 
 
+class Int8SharedGateToo(WithSharedGate, BnbInt8):
+    hidden, inner, experts, shared_inner = 56, 40, 3, 48
+
+
 CASES = {
     "qwen3_moe-bnb-nf4": Bnb4,
     "mixtral-bnb-fp4": Fp4,
@@ -181,6 +208,8 @@ CASES = {
     "qwen3_moe-bnb-int8": BnbInt8,
     "mixtral-bnb-int8": MixtralBnbInt8,
     "qwen3_moe-bnb-nf4-router": RouterToo,
+    "qwen2_moe-bnb-nf4-shared": SharedGateToo,
     "mixtral-bnb-fp4-nested-router": NestedRouterToo,
     "qwen3_moe-bnb-int8-router": Int8RouterToo,
+    "qwen2_moe-bnb-int8-shared": Int8SharedGateToo,
 }

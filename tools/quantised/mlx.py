@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from quantised.bits import codes_of, spread
-from quantised.case import LAYER, qwen3
+from quantised.case import LAYER, draw, qwen3
 from quantised.packaged import Packaged
 
 
@@ -128,12 +128,49 @@ class Mlx2(Mlx):
     bits, group, experts = 2, 128, 3
 
 
+class MlxShared(Mlx):
+    """Qwen2-MoE as mlx-lm stores it: router and gate of the shared expert in 8 bits, all else in 4."""
+
+    hidden, inner = 128, 64
+    router_bits = 8
+    shared, shared_inner = "mlp.shared_expert", 192
+    gate = LAYER + "mlp.shared_expert_gate"
+
+    @property
+    def config(self):
+        config = super().config
+        for key in ("quantization", "quantization_config"):
+            config[key] = config[key] | {self.gate: {"group_size": self.group, "bits": self.router_bits}}
+        return config | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": self.shared_inner}
+
+    def plain(self):
+        gate = torch.from_numpy(draw("shared gate", 1, self.hidden) / 10)
+        return super().plain() | self.quantised(self.gate, gate, self.router_bits)
+
+    def tensors(self):
+        written = super().tensors()
+        for module, weight in self.matrices().items():
+            if LAYER + self.shared in module:
+                written |= self.quantised(module, torch.from_numpy(weight), self.bits)
+        return written
+
+    def of_module(self, disk: dict, module: str, bits: int) -> np.ndarray:
+        return self.decoded(*(disk[f"{module}.{plane}"] for plane in ("weight", "scales", "biases")), bits=bits)
+
+    def read(self, disk, module):
+        return self.of_module(disk, module, self.bits)
+
+    def shared_factor(self, disk, x):
+        return 1 / (1 + np.exp(-x @ self.of_module(disk, self.gate, self.router_bits).T))
+
+
 CASES = {
     "qwen3_moe-mlx-8bit": Mlx8,
     "qwen3_moe-mlx-6bit-router": Mlx6,
     "qwen3_moe-mlx-5bit": Mlx5,
     "qwen3_moe-mlx-4bit": Mlx,
     "qwen3_moe-mlx-4bit-router8": Mlx4Group32,
+    "qwen2_moe-mlx-4bit-shared": MlxShared,
     "qwen3_moe-mlx-3bit": Mlx3,
     "qwen3_moe-mlx-2bit": Mlx2,
 }

@@ -15,7 +15,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -34,13 +33,6 @@ constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max
                                         .found = std::move(found)});
 }
 
-// A vector may be stored as a matrix of one row.
-StoredShapes matrix_shapes(const MatrixForm& form) {
-  StoredShapes shapes = codes_as_read(form);
-  if (form.cols == 1) shapes.push_back({1, form.rows});
-  return shapes;
-}
-
 // The package keeps this of a matrix, as JSON in a tensor of bytes.
 struct State {
   int64_t block = kBlock;
@@ -54,7 +46,7 @@ State read_state(const MatrixForm& form, const PlaneInput& input, bool is_nested
   const io::JsonValue root = document.root();
   std::vector<int64_t> shape;
   for (const io::JsonValue& size : root.at("shape").items()) shape.push_back(size.as_int64());
-  if (const auto known = matrix_shapes(form); std::ranges::find(known, shape) == known.end()) {
+  if (shape != std::vector<int64_t>{form.rows, form.cols}) {
     root.at("shape").reject(ErrorCode::kTensorShape, "codes of a matrix of another shape",
                             fmt::format("[{}, {}]", form.rows, form.cols));
   }
@@ -247,12 +239,10 @@ void decode_row_scales(const MatrixForm& form, std::span<const PlaneInput> input
 
 void decode_row_values(const MatrixForm& form, std::span<const PlaneInput> inputs,
                        std::span<std::byte> values) {
-  const int64_t rows = inputs[0].info->shape.front();
-  check_input(inputs[1], kFloatTypes, {{rows}, {rows, 1}});
-  const int64_t cols = code_count(form) / rows;
+  check_input(inputs[1], kFloatTypes, row_shapes(form));
   for (int64_t i = 0; i < code_count(form); ++i) {
     const auto code = static_cast<float>(value_at<int8_t>(inputs[0].bytes, i));
-    set_float(values, i, code * (float_at(inputs[1], i / cols) / 127));
+    set_float(values, i, code * (float_at(inputs[1], i / form.cols) / 127));
   }
 }
 
@@ -266,7 +256,7 @@ constexpr std::array kInt8Planes = {
                 .types = kIntegerTypes,
                 .shapes = codes_as_read,
                 .has_codes = has_integers,
-                .value_shapes = matrix_shapes,
+                .value_shapes = codes_as_read,
                 .decode_values = decode_row_values,
                 .value_inputs = kLargestOnly},
     StoredPlane{.suffix = kLargest,
