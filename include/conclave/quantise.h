@@ -112,7 +112,8 @@ class CONCLAVE_API BlockQuantiser {
 
 // The values of a block of a matrix as float32, [rows, cols]: stored values, or codes with the
 // scales, zeros, orders and factors of their planes, rounded once. Throws Error(kTensorValue) for
-// planes that mean nothing, and as WeightSource::read.
+// planes that mean nothing, Error(kTensorDType) for a type that no weights have, and as
+// WeightSource::read.
 CONCLAVE_API void read_values(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
                               int64_t expert, const WeightBlock& block, std::span<float> values);
 

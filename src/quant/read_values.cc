@@ -3,8 +3,10 @@
 #include "quant/planes.h"
 #include "quant/weight_format.h"
 
+#include "conclave/error.h"
 #include "conclave/quantise.h"
 
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -30,14 +32,20 @@ std::vector<int64_t> groups_of(const QuantSpec& quant, const WeightInfo& info,
 void read_values(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
                  int64_t expert, const WeightBlock& block, std::span<float> values) {
   const WeightInfo info = source.describe(matrix);
-  const quant::WeightFormat& format = quant::format_of(info.dtype);
+  const quant::WeightFormat* const format = quant::find_format(info.dtype);
+  if (format == nullptr) {
+    throw Error(ErrorCode::kTensorDType, {.what = "a type that is no form of weights",
+                                          .tensor = source.locate(matrix, expert),
+                                          .expected = quant::known_formats(true),
+                                          .found = std::string(to_string(info.dtype))});
+  }
   const int64_t rows = block.row_end - block.row_begin;
   const int64_t cols = block.col_end - block.col_begin;
   const int64_t row_bytes = packed_bytes(info.dtype, cols);
   std::vector<std::byte> stored(static_cast<size_t>(rows * row_bytes));
   source.read(matrix, expert, block, stored);
   for (int64_t row = 0; row < rows; ++row) {
-    format.decode(stored.data() + row * row_bytes, 0, cols, values.data() + row * cols);
+    format->decode(stored.data() + row * row_bytes, 0, cols, values.data() + row * cols);
   }
   if (is_plain(info.dtype)) return;
 

@@ -367,5 +367,23 @@ TEST(MixedForms, MatricesNameTheirTensors) {
   }
 }
 
+// A file may hold anything under an expert's name.
+class WordsSource final : public WeightSource {
+ public:
+  WeightInfo describe(WeightId) const override {
+    return {.count = 1, .rows = 2, .cols = 4, .dtype = DType::kI32};
+  }
+  void read(WeightId, int64_t, const WeightBlock&, std::span<std::byte> to) const override {
+    std::ranges::fill(to, std::byte{0});
+  }
+};
+
+TEST(ReadValues, TypeThatNoWeightsHave_IsNamed) {
+  const auto error = error_of([] { values_of({}, WordsSource(), weights::kUp, 0); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kTensorDType) << error->what();
+  EXPECT_EQ(error->detail().found, "I32") << error->what();
+}
+
 }  // namespace
 }  // namespace conclave::testing
