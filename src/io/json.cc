@@ -361,9 +361,8 @@ std::string JsonValue::path() const {
     const uint32_t parent = data_->nodes[node].parent;
     if (data_->nodes[parent].type == JsonType::kObject) {
       const std::string_view key = data_->key(node);
-      const bool plain = key.find_first_of(".[]\" ") == std::string_view::npos && !key.empty() &&
-                         show_text(key).size() == key.size() + 2;
-      steps.push_back(plain ? std::string(key) : show_text(key));
+      const bool is_step = !key.empty() && key.find_first_of(".[]\"\\ ") == std::string_view::npos;
+      steps.push_back(is_step ? show_name(key) : show_text(key));
     } else {
       size_t index = 0;
       for (uint32_t i = data_->nodes[parent].children.first; i != node; i = data_->nodes[i].next) {

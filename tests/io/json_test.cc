@@ -1,6 +1,7 @@
 #include "io/json.h"
 
 #include "io/io_test_support.h"
+#include "io/text.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -136,6 +137,24 @@ TEST(Json, WrongType_NamesFilePathAndBoth) {
   message([&] { root.at("a.b").size(); });
   message([&] { root.at("a.b").as_bool(); });
   message([&] { root.at("rope").as_double(); });
+}
+
+TEST(Json, KeyThatIsLongOrUnfitToShow_IsEscapedInItsPath) {
+  const auto path_of = [](const std::string& key) {
+    const JsonDocument document = parse("{\"" + key + "\":1}");
+    for (const JsonMember& member : document.root().members()) return member.value.path();
+    return std::string();
+  };
+  EXPECT_EQ(path_of("kept_as-it'is"), "kept_as-it'is");
+  EXPECT_EQ(path_of(R"(tab\tand \\ and \u007f)"), R"("tab\x09and \\ and \x7f")");
+  // At one of these lengths what is cut and what the escapes add come to the same.
+  for (size_t length = 1; length < 300; ++length) {
+    for (const char* start : {R"(\n)", R"(\n\\\\)"}) {
+      const std::string path = path_of(start + std::string(length, 'x'));
+      EXPECT_TRUE(io::is_plain_text(path)) << length;
+      EXPECT_LE(path.size(), 200U);
+    }
+  }
 }
 
 TEST(Json, MissingKey_NamesItsPath) {
