@@ -166,8 +166,12 @@ DType plain_type(const PartLayer& part, WeightMlp mlp) {
   return DType::kF32;
 }
 
+// Without a scheme only values have a meaning.
 MatrixMeaning meaning_of(const PartLayer& part, WeightMlp mlp) {
-  return part.quant() != nullptr ? part.meaning() : MatrixMeaning{.element = plain_type(part, mlp)};
+  if (part.quant() != nullptr) return part.meaning();
+  const DType type = plain_type(part, mlp);
+  if (!is_plain(type)) throw NotRead{fmt::format("experts stored as {}", to_string(type))};
+  return {.element = type};
 }
 
 CommonForm form_of(const std::vector<const PartLayer*>& parts, WeightMlp mlp) {

@@ -187,6 +187,27 @@ TinyModel mixed_experts() {
   return model;
 }
 
+TEST(MixedForms, MatricesOutsideAnySchemeThatAreNoValues_AreUnsupportedWithReason) {
+  TinyModel model = golden_folder("qwen3_moe-mixed-int4-int8-down");
+  model.config["quantization_config"]["config_groups"].erase("group_1");
+  for (const TinyTensor& tensor : std::vector<TinyTensor>(model.tensors)) {
+    if (tensor.name.find("down_proj") == std::string::npos) continue;
+    model.drop(tensor.name);
+    if (!tensor.name.ends_with("_scale")) continue;
+    const std::string name = tensor.name.substr(0, tensor.name.size() - 6);
+    model.add(name, DType::kI32, {tensor.shape[0], 64});
+  }
+  const TempDir directory;
+  write_single(model, directory.path());
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  EXPECT_FALSE(checkpoint.layer(0).support);
+  EXPECT_NE(checkpoint.layer(0).support.reason().find("stored as I32"), std::string::npos)
+      << checkpoint.layer(0).support.reason();
+  const auto error = error_of([&] { static_cast<void>(checkpoint.layer_source(0)); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization);
+}
+
 TEST(MixedForms, ExpertsOfTheirOwn_HaveTheirValues) {
   const TempDir directory;
   write_single(mixed_experts(), directory.path());

@@ -109,7 +109,8 @@ float scale_of(std::span<const PlaneInput> inputs, const State& state, int64_t b
   return value * float_at(inputs[3], block / state.nested_block) + state.nested_offset;
 }
 
-// Scales, their state and table, and where they are codes, their own scales and table.
+// The inputs are scales, their state and table, and where scales are codes, their own scales and
+// table.
 State check_scales(const MatrixForm& form, std::span<const PlaneInput> inputs) {
   const State state = read_state(form, inputs[1], inputs.size() > 3);
   check_input(inputs[2], kFloatTypes, {{16}});
@@ -165,7 +166,7 @@ constexpr StoredPlane input(std::string_view suffix) {
 
 constexpr std::string_view kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr std::string_view kFp4State = ".quant_state.bitsandbytes__fp4";
-// What values take; scales take all but the first.
+// Values take all of these, scales all but the first.
 template <bool kIsNf4>
 constexpr std::array kInputs = {kScales, kIsNf4 ? kNf4State : kFp4State, kTable, kNestedScales,
                                 kNestedTable};
