@@ -38,8 +38,8 @@ class Run:
     command: tuple[str, ...]
 
     @property
-    def is_ours(self) -> bool:
-        return self.program == "conclave"
+    def key(self) -> tuple[str, str, str]:
+        return self.type, self.program, self.variant
 
 
 def json_lines(command: tuple[str, ...]) -> list[dict]:
@@ -86,15 +86,11 @@ def measured(options: argparse.Namespace) -> list[dict]:
             print(f"\rround {number + 1} of {options.rounds}, run {at + 1} of {len(runs)} ", end="", file=sys.stderr)
             lines = json_lines(run.command)
             if not lines and number == 0:
-                without |= {other for other in runs_of(options, False) if key_of(other) == key_of(run)}
+                without |= {other for other in runs_of(options, False) if other.key == run.key}
             ran = {"round": number, "type": run.type, "program": run.program, "variant": run.variant}
             rows += [line | ran for line in lines]
     print(file=sys.stderr)
     return rows
-
-
-def key_of(run: Run) -> tuple[str, str, str]:
-    return run.type, run.program, run.variant
 
 
 def times_of(rows: list[dict]) -> dict[tuple, float]:
