@@ -52,6 +52,20 @@ std::string activation_scale_words(const QuantSpec& quant) {
 }
 
 // Says what scales of rows are, but for quotients.
+std::string_view scale_values_words(ScaleValues values) {
+  switch (values) {
+    case ScaleValues::kFloat:
+      return "";
+    case ScaleValues::kF16:
+      return " of F16";
+    case ScaleValues::kPowerOfTwo:
+      return " of F8_E8M0";
+    case ScaleValues::kSteps:
+      return " in steps";
+  }
+  return "";
+}
+
 std::string_view scale_rule_words(RowScaleRule rule) {
   switch (rule) {
     case RowScaleRule::kQuotient:
@@ -161,6 +175,7 @@ std::string weights_text(const MoeSpec& spec) {
   if (quant.weights == WeightScale::kBlock) {
     text += fmt::format(" {}x{}", quant.block_rows, quant.block_cols);
   }
+  text += scale_values_words(quant.scale_values);
   text += std::string(weight_zero_words(quant.zeros));
   if (quant.has_global_scale) text += ", global scale";
   if (quant.has_column_order) text += ", column order";

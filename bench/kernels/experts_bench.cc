@@ -148,7 +148,8 @@ class Bench {
     const int64_t slots = num_tokens * options_.top_k;
     cpu::Buffer rows(context_.host_allocator(), static_cast<size_t>(num_tokens * needs.row_bytes));
     fill_weights(rows.span(), needs.row_dtype, 3);
-    cpu::Buffer workspace(context_.host_allocator(), kernel_->workspace_bytes(slots));
+    cpu::Buffer workspace(context_.host_allocator(),
+                          kernel_->workspace_bytes(slots, context_.executor().concurrency()));
     cpu::Buffer out(context_.host_allocator(),
                     static_cast<size_t>(slots * options_.hidden_size) * sizeof(float));
     Router router(options_.num_experts, options_.top_k);

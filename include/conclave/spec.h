@@ -201,6 +201,14 @@ enum class WeightZero : uint8_t {
   kPoint,   // zero points: w = (code - zero) * scale
   kOffset,  // w = code * scale - zero, as in GGUF and MLX files
 };
+// What numbers of WeightPlane::kScale, or of WeightPlane::kZero, are for sure. Kernels may hold
+// such numbers in fewer bytes; a layer refuses weights that have others.
+enum class ScaleValues : uint8_t {
+  kFloat,       // any float32
+  kF16,         // float16 numbers
+  kPowerOfTwo,  // 2^-127 to 2^127, as e8m0 has them
+  kSteps,  // q t for q of -128 to 127, and a t for each 256 columns of a row, as in GGUF's K types
+};
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {
   kNone,          // unchanged: only the weights are quantised
@@ -237,7 +245,9 @@ struct QuantSpec {
   RowScaleRule activation_scale_rule = RowScaleRule::kQuotient;
   bool power_of_two_scales = false;  // dynamic scales rounded up to a power of two ("ue8m0")
   bool signed_scales = false;        // scales of weights may be negative, as in GGUF files
+  ScaleValues scale_values = ScaleValues::kFloat;
   WeightZero zeros = WeightZero::kNone;
+  ScaleValues zero_values = ScaleValues::kFloat;  // for WeightZero::kOffset
   bool has_global_scale = false;  // every scale is multiplied with WeightPlane::kGlobalScale
   // Column c of a matrix belongs to the group WeightPlane::kColumnOrder[c] of columns, for
   // WeightScale::kBlock with block_rows 1 and rows that stay unchanged ("act-order").

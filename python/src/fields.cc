@@ -107,7 +107,9 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("activation_scale_rule", value.activation_scale_rule);
   fields("power_of_two_scales", value.power_of_two_scales);
   fields("signed_scales", value.signed_scales);
+  fields("scale_values", value.scale_values);
   fields("zeros", value.zeros);
+  fields("zero_values", value.zero_values);
   fields("has_global_scale", value.has_global_scale);
   fields("has_column_order", value.has_column_order);
   fields("has_column_factors", value.has_column_factors);

@@ -50,6 +50,10 @@ constexpr Word<ActivationScale> kActivationScales[] = {
     CONCLAVE_WORD("tensor_static", ActivationScale, kTensorStatic),
     CONCLAVE_WORD("token", ActivationScale, kToken),
     CONCLAVE_WORD("group", ActivationScale, kGroup)};
+constexpr Word<ScaleValues> kScaleValues[] = {
+    CONCLAVE_WORD("float", ScaleValues, kFloat), CONCLAVE_WORD("float16", ScaleValues, kF16),
+    CONCLAVE_WORD("power_of_two", ScaleValues, kPowerOfTwo),
+    CONCLAVE_WORD("steps", ScaleValues, kSteps)};
 constexpr Word<RowScaleRule> kRowScaleRules[] = {
     CONCLAVE_WORD("quotient", RowScaleRule, kQuotient),
     CONCLAVE_WORD("floor_power", RowScaleRule, kFloorPower),
@@ -115,6 +119,7 @@ std::span<const Word<SharedMode>> words(SharedMode) { return kSharedModes; }
 std::span<const Word<WeightScale>> words(WeightScale) { return kWeightScales; }
 std::span<const Word<WeightZero>> words(WeightZero) { return kWeightZeros; }
 std::span<const Word<ActivationScale>> words(ActivationScale) { return kActivationScales; }
+std::span<const Word<ScaleValues>> words(ScaleValues) { return kScaleValues; }
 std::span<const Word<RowScaleRule>> words(RowScaleRule) { return kRowScaleRules; }
 std::span<const Word<WeightOn>> words(WeightOn) { return kWeightOns; }
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy) { return kPlacements; }

@@ -32,6 +32,7 @@ std::span<const Word<SharedMode>> words(SharedMode of);
 std::span<const Word<WeightScale>> words(WeightScale of);
 std::span<const Word<WeightZero>> words(WeightZero of);
 std::span<const Word<ActivationScale>> words(ActivationScale of);
+std::span<const Word<ScaleValues>> words(ScaleValues of);
 std::span<const Word<RowScaleRule>> words(RowScaleRule of);
 std::span<const Word<WeightOn>> words(WeightOn of);
 std::span<const Word<PlacementStrategy>> words(PlacementStrategy of);

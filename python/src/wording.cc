@@ -30,6 +30,7 @@ Wording make_wording() {
   add_words<SimulatedDistribution>("distribution", wording);
   add_words<SharedMode>("mode", wording);
   add_words<WeightScale>("weights", wording);
+  add_words<ScaleValues>("scale_values", wording);
   add_words<WeightZero>("zeros", wording);
   add_words<ActivationScale>("activations", wording);
   add_words<RowScaleRule>("activation_scale_rule", wording);

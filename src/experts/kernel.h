@@ -78,15 +78,17 @@ class ExpertsKernel {
   // Slabs are 64-byte aligned; every byte of the panels that the given rows fill is written. To
   // pack part of an expert, the caller passes its rows from a granule's boundary on, and slabs
   // advanced to its panels; empty matrices are skipped. Orders and factors of columns belong to
-  // a slab as a whole: they come with its first rows, and only with these.
+  // a slab as a whole: they come with its first rows, and only with these. Throws
+  // Error(kTensorValue), without a tensor's name, for a scale or offset that QuantSpec rules out.
   virtual void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                     std::byte* down_slab) const = 0;
-  // Bytes for at most `max_slots` occupied slots, however the experts share them.
-  virtual size_t workspace_bytes(int64_t max_slots) const = 0;
+  // Bytes for at most `max_slots` occupied slots, however the experts share them, and an executor
+  // of `workers`.
+  virtual size_t workspace_bytes(int64_t max_slots, int32_t workers) const = 0;
   // Writes output row s for each occupied slot s of the batch, and no other. Each row depends only
   // on its own input row and its expert's weights: bit-identical in every batch (D2).
   // Runs two to four parallel regions and allocates nothing. `workspace` has
-  // workspace_bytes(max_slots).
+  // workspace_bytes(max_slots, executor.concurrency()).
   virtual void run(const ExpertBatch& batch, const PackedExperts& weights,
                    const ExpertOutput& output, std::span<std::byte> workspace,
                    Executor& executor) const = 0;

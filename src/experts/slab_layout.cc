@@ -3,9 +3,16 @@
 #include "core/float_convert.h"
 #include "core/weight_types.h"
 
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -22,8 +29,8 @@ using PanelBiases = std::array<float, gemm::kPanelColumns>;
 
 struct PanelSources {
   gemm::PanelColumns columns{};
-  gemm::PanelScales scales{};
-  gemm::PanelScales offsets{};
+  gemm::PanelNumbers scales{};
+  gemm::PanelNumbers offsets{};
   PanelBiases biases{};
 };
 
@@ -77,6 +84,29 @@ size_t order_bytes(const gemm::PanelLayout& panel) {
   return panel.ordered_groups == 0 ? 0 : static_cast<size_t>(panel.k) * sizeof(int32_t);
 }
 
+[[noreturn]] void refuse(const gemm::PanelLayout& layout, const gemm::UnfitNumber& unfit) {
+  const auto kind = [](ScaleValues values) -> std::string_view {
+    switch (values) {
+      case ScaleValues::kF16:
+        return "float16 numbers";
+      case ScaleValues::kPowerOfTwo:
+        return "powers of two from 2^-127 to 2^127";
+      case ScaleValues::kSteps:
+        return "whole multiples, from -128 to 127, of one number for 256 columns";
+      case ScaleValues::kFloat:
+        break;
+    }
+    return "float32 numbers";
+  };
+  std::string expected(kind(layout.scale_values));
+  if (layout.has_offsets) expected += fmt::format(", and zeros: {}", kind(layout.offset_values));
+  throw Error(ErrorCode::kTensorValue,
+              {.what = "a scale or zero is none that the layer's QuantSpec allows",
+               .expected = std::move(expected),
+               .found = fmt::format("{}", unfit.value),
+               .hint = "ScaleValues::kFloat allows any"});
+}
+
 // Writes an order or factors. A slab that gets no table may be absent.
 void write_table(const ConstTensorView& table, std::byte* slab, size_t offset) {
   static_assert(sizeof(int32_t) == sizeof(float));
@@ -96,20 +126,23 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
               .k = problem.hidden_size,
               .scale_width = scale_width(problem.quant, problem.hidden_size),
               .has_offsets = problem.quant.zeros != WeightZero::kNone,
-              .ordered_groups = ordered_groups(problem.quant, problem.hidden_size)},
+              .ordered_groups = ordered_groups(problem.quant, problem.hidden_size),
+              .scale_values = problem.quant.scale_values,
+              .offset_values = problem.quant.zero_values},
       down{.dtype = problem.weight_dtype,
            .k = problem.intermediate_size,
            .scale_width = scale_width(problem.quant, problem.intermediate_size),
            .scale_skip = problem.skipped_columns,
            .has_offsets = problem.quant.zeros != WeightZero::kNone,
-           .ordered_groups = ordered_groups(problem.quant, std::max(problem.whole_intermediate_size,
-                                                                    problem.intermediate_size))} {}
+           .ordered_groups = ordered_groups(
+               problem.quant, std::max(problem.whole_intermediate_size, problem.intermediate_size)),
+           .scale_values = problem.quant.scale_values,
+           .offset_values = problem.quant.zero_values} {}
 
 SlabPlaces SlabLayout::places(const gemm::PanelLayout& panel, int64_t num_panels,
                               size_t num_orders) const {
   constexpr int64_t kAlignment = 64;
-  SlabPlaces places{.stride = stride(panel), .scales = panel.weight_bytes()};
-  if (panel.has_offsets) places.offsets = panel.weight_bytes() + panel.scale_bytes();
+  SlabPlaces places{.stride = stride(panel)};
   if (has_bias) places.biases = panel.panel_bytes();
   size_t end = static_cast<size_t>(num_panels) * places.stride;
   if (panel.ordered_groups != 0) {
@@ -135,7 +168,9 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
                       std::byte* down_slab) const {
   const auto write = [&](const gemm::PanelLayout& layout, const PanelSources& sources,
                          std::byte* panel) {
-    gemm::pack_panel(layout, sources.columns, panel, sources.scales, sources.offsets);
+    const gemm::UnfitNumber unfit =
+        gemm::pack_panel(layout, sources.columns, panel, sources.scales, sources.offsets);
+    if (unfit.column >= 0) refuse(layout, unfit);
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
   const int64_t width = gate_up_columns();

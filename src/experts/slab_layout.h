@@ -21,11 +21,8 @@ struct SlabPlaces {
   static constexpr size_t kNone = SIZE_MAX;
 
   size_t slab_bytes = 0;
-  size_t stride = 0;  // bytes from one panel to the next
-  // From a panel's first byte.
-  size_t scales = 0;
-  size_t offsets = kNone;
-  size_t biases = kNone;
+  size_t stride = 0;      // bytes from one panel to the next
+  size_t biases = kNone;  // from a panel's first byte
   // From the slab's.
   size_t lower_order = kNone;
   size_t upper_order = kNone;

@@ -84,15 +84,18 @@ T load(const std::byte* element) {
   return value;
 }
 
-void pack_scales(const PanelLayout& layout, const PanelScales& columns, std::byte* target) {
-  const auto groups = static_cast<size_t>(layout.num_groups());
-  for (size_t group = 0; group < groups; ++group) {
-    for (const float* scales : columns) {
-      const float value = scales != nullptr ? scales[group] : 0.0F;
-      std::memcpy(target, &value, sizeof(value));
-      target += sizeof(value);
-    }
+std::string_view name_of(ScaleValues values) {
+  switch (values) {
+    case ScaleValues::kF16:
+      return ".f16";
+    case ScaleValues::kPowerOfTwo:
+      return ".e8m0";
+    case ScaleValues::kSteps:
+      return ".steps";
+    case ScaleValues::kFloat:
+      break;
   }
+  return "";
 }
 
 void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
@@ -120,18 +123,20 @@ void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::b
 std::string layout_name(const PanelLayout& layout, const std::string& variant) {
   std::string codes;
   if (layout.scale_width != 0) codes = "." + std::string(to_string(layout.dtype));
+  codes += name_of(layout.scale_values);
   if (layout.has_offsets) codes += ".zeros";
+  codes += name_of(layout.offset_values);
   if (layout.ordered_groups != 0) codes += ".order";
   return "panel64.k" + std::to_string(layout.group()) + codes + variant + ".v1";
 }
 
-void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
-                const PanelScales& scales, const PanelScales& offsets) {
-  if (layout.k == 0) return;  // no bytes, and perhaps no memory
+UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
+                       const PanelNumbers& scales, const PanelNumbers& offsets) {
+  if (layout.k == 0) return {};  // no bytes, and perhaps no memory
   pack_weights(layout, columns, panel);
-  std::byte* const after_weights = panel + layout.weight_bytes();
-  pack_scales(layout, scales, after_weights);
-  if (layout.has_offsets) pack_scales(layout, offsets, after_weights + layout.scale_bytes());
+  const UnfitNumber unfit = pack_numbers(layout.scale_plane(), scales, panel + layout.scales_at());
+  if (unfit.column >= 0) return unfit;
+  return pack_numbers(layout.offset_plane(), offsets, panel + layout.offsets_at());
 }
 
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,

@@ -4,14 +4,17 @@
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
 // one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
 // Codes of half a byte share a byte with the code 32 columns on, which has the upper half. Weights
-// that are codes are followed by their scales, 64 float32 for each group of k, and some by as many
-// offsets: a weight is code * scale - offset.
+// that are codes are followed by their scales, 64 for each group of k, and some by as many offsets:
+// a weight is code * scale - offset. How these numbers lie: gemm/panel_scales.h.
 #pragma once
 
 #include "core/checked.h"
+#include "core/quant_spec.h"
+#include "gemm/panel_scales.h"
 #include "gemm/row_scales.h"
 
 #include "conclave/dtype.h"
+#include "conclave/spec.h"
 
 #include <array>
 #include <cstddef>
@@ -19,8 +22,6 @@
 #include <string>
 
 namespace conclave::inline v0::gemm {
-
-inline constexpr int64_t kPanelColumns = 64;
 
 struct PanelLayout {
   DType dtype = DType::kBF16;
@@ -32,6 +33,8 @@ struct PanelLayout {
   // The number of groups where a table says which one a k belongs to (PanelOrder); 0: groups are
   // neighbouring k.
   int64_t ordered_groups = 0;
+  ScaleValues scale_values = ScaleValues::kFloat;
+  ScaleValues offset_values = ScaleValues::kFloat;
 
   // Elements of k side by side in a panel row.
   int64_t group() const noexcept { return dtype == DType::kBF16 ? 2 : 1; }
@@ -51,38 +54,54 @@ struct PanelLayout {
     return {.k = k, .width = scale_width, .skip = scale_skip};
   }
   int64_t group_of(int64_t of_k) const noexcept { return (scale_skip + of_k) / scale_width; }
-  size_t scale_bytes() const noexcept {
-    return static_cast<size_t>(num_groups() * kPanelColumns) * sizeof(float);
+  NumberPlane scale_plane() const noexcept { return plane_of(scale_values, num_groups()); }
+  NumberPlane offset_plane() const noexcept {
+    return plane_of(offset_values, has_offsets ? num_groups() : 0);
   }
-  size_t panel_bytes() const noexcept {
-    return weight_bytes() + (has_offsets ? 2 : 1) * scale_bytes();
+  size_t scales_at() const noexcept { return weight_bytes(); }
+  size_t offsets_at() const noexcept { return scales_at() + scale_plane().bytes(); }
+  size_t panel_bytes() const noexcept { return offsets_at() + offset_plane().bytes(); }
+  // One of the panel's scales, or offsets.
+  float scale(const std::byte* panel, int64_t of_group, int64_t column) const noexcept {
+    return number_at(scale_plane(), panel + scales_at(), of_group, column);
   }
-  // The panel's scales, [num_groups, 64].
+  float offset(const std::byte* panel, int64_t of_group, int64_t column) const noexcept {
+    return number_at(offset_plane(), panel + offsets_at(), of_group, column);
+  }
+  // All of them, [num_groups, 64], where they lie as float32; null if there are none.
   const float* scales(const std::byte* panel) const noexcept {
-    return static_cast<const float*>(static_cast<const void*>(panel + weight_bytes()));
+    return num_groups() != 0 ? floats(panel + scales_at()) : nullptr;
   }
-  // Its offsets, [num_groups, 64]; null if there are none.
   const float* offsets(const std::byte* panel) const noexcept {
-    return has_offsets ? scales(panel) + num_groups() * kPanelColumns : nullptr;
+    return has_offsets ? floats(panel + offsets_at()) : nullptr;
+  }
+
+ private:
+  static const float* floats(const std::byte* first) noexcept {
+    return static_cast<const float*>(static_cast<const void*>(first));
+  }
+  NumberPlane plane_of(ScaleValues values, int64_t groups) const noexcept {
+    const bool in_steps = values == ScaleValues::kSteps;
+    return {.values = values,
+            .groups = groups,
+            .unit_groups = in_steps ? kStepColumns / scale_width : 1};
   }
 };
 
 // "panel64.k2.v1"; the number after k is PanelLayout::group. Codes are named:
 // "panel64.k1.F8_E4M3.v1", and so are offsets and groups with a table: "panel64.k1.I4.zeros.v1",
-// "panel64.k1.I4.order.v1". `variant` says, before the version, what the owner of the panels adds
-// to them.
+// "panel64.k1.I4.order.v1". Scales and offsets that are not float32 say what they are:
+// "panel64.k1.I4.f16.zeros.steps.v1". `variant` says, before the version, what the owner of the
+// panels adds to them.
 std::string layout_name(const PanelLayout& layout, const std::string& variant = {});
 
 // Source of each panel column: `k` dense elements of the layout's dtype, from any byte on. Null
 // stands for a column of zeros.
 using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 
-// The num_groups() scales, or offsets, of each panel column. Null stands for zeros.
-using PanelScales = std::array<const float*, kPanelColumns>;
-
-// Writes every byte of one panel.
-void pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
-                const PanelScales& scales = {}, const PanelScales& offsets = {});
+// Writes every byte of one panel, unless a scale or offset does not fit the layout: it returns one.
+UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
+                       const PanelNumbers& scales = {}, const PanelNumbers& offsets = {});
 
 // One weight, widened to float32, or the value of its code; for the scalar path and tests.
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,

@@ -10,24 +10,24 @@ namespace {
 
 using Sums = std::array<float, static_cast<size_t>(kPanelColumns)>;
 
-// The place of the scale of a k and column among those of the panel.
-size_t scale_index(const PanelLayout& layout, const PanelOrder& order, int64_t k, size_t column) {
+// The group of a k and column.
+int64_t group_of(const PanelLayout& layout, const PanelOrder& order, int64_t k, int64_t column) {
   const int32_t* table = column < kPanelColumns / 2 ? order.lower : order.upper;
-  const int64_t group = table != nullptr ? table[k] : layout.group_of(k);
-  return static_cast<size_t>(group * kPanelColumns) + column;
+  return table != nullptr ? table[k] : layout.group_of(k);
 }
 
 void add_plain(const PanelLayout& layout, const std::byte* panel, const float* x,
                const PanelOrder& order, Sums& sums) {
-  const float* scales = layout.scales(panel);
-  const float* offsets = layout.offsets(panel);
   for (int64_t k = 0; k < layout.k; ++k) {
-    for (size_t c = 0; c < sums.size(); ++c) {
-      const size_t at = scale_index(layout, order, k, c);
-      const float code = panel_value(layout, panel, k, static_cast<int64_t>(c));
-      const float weight =
-          offsets != nullptr ? std::fma(code, scales[at], -offsets[at]) : code * scales[at];
-      sums[c] = std::fma(x[k], weight, sums[c]);
+    for (int64_t c = 0; c < kPanelColumns; ++c) {
+      const int64_t group = group_of(layout, order, k, c);
+      const float code = panel_value(layout, panel, k, c);
+      const float scale = layout.scale(panel, group, c);
+      const float weight = layout.has_offsets
+                               ? std::fma(code, scale, -layout.offset(panel, group, c))
+                               : code * scale;
+      float& sum = sums[static_cast<size_t>(c)];
+      sum = std::fma(x[k], weight, sum);
     }
   }
 }
@@ -45,16 +45,17 @@ void add_coded(const PanelLayout& layout, const std::byte* panel, const float* x
         partial[c] = std::fma(x[k], code, partial[c]);
       }
     }
-    const float* scales = layout.scales(panel) + layout.group_of(begin) * kPanelColumns;
+    const int64_t group = layout.group_of(begin);
     for (size_t c = 0; c < sums.size(); ++c) {
-      sums[c] += partial[c] * row_scale[begin / row_scales.width] * scales[c];
+      sums[c] += partial[c] * row_scale[begin / row_scales.width] *
+                 layout.scale(panel, group, static_cast<int64_t>(c));
     }
     begin = end;
   }
 }
 
 // Takes what offsets take from the products of a row of codes.
-void take_offsets(const PanelLayout& layout, const float* offsets, const float* x,
+void take_offsets(const PanelLayout& layout, const std::byte* panel, const float* x,
                   const RowScales& row_scales, Sums& sums) {
   const float* row_scale = row_scales.of_row(0, 0);
   const WeightGroups groups = layout.groups();
@@ -62,8 +63,11 @@ void take_offsets(const PanelLayout& layout, const float* offsets, const float* 
     const int64_t end = segment_end(groups, row_scales, begin);
     const float shift =
         row_scale[begin / row_scales.width] * std::accumulate(x + begin, x + end, 0.0F);
-    const float* of_group = offsets + layout.group_of(begin) * kPanelColumns;
-    for (size_t c = 0; c < sums.size(); ++c) sums[c] = std::fma(-shift, of_group[c], sums[c]);
+    const int64_t group = layout.group_of(begin);
+    for (size_t c = 0; c < sums.size(); ++c) {
+      const float offset = layout.offset(panel, group, static_cast<int64_t>(c));
+      sums[c] = std::fma(-shift, offset, sums[c]);
+    }
     begin = end;
   }
 }
@@ -90,8 +94,7 @@ void reference_coded_product(const PanelLayout& layout, const std::byte* panel, 
     add_plain(layout, panel, x, order, sums);
   } else {
     add_coded(layout, panel, x, row_scales, sums);
-    const float* const offsets = layout.offsets(panel);
-    if (offsets != nullptr) take_offsets(layout, offsets, x, row_scales, sums);
+    if (layout.has_offsets) take_offsets(layout, panel, x, row_scales, sums);
   }
   std::copy(sums.begin(), sums.end(), out);
 }

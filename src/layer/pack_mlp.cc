@@ -6,9 +6,12 @@
 #include "quant/planes.h"
 #include "quant/weight_block.h"
 
+#include "conclave/error.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -134,9 +137,18 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
   const experts::PackGranule granule = mlp.kernel.pack_granule();
   const auto gate_up_panel = static_cast<size_t>(part.inner_begin / granule.inner_rows);
   const auto down_panel = static_cast<size_t>(part.hidden_begin / granule.hidden_rows);
-  mlp.kernel.pack({.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
-                  mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
-                  mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
+  try {
+    mlp.kernel.pack(
+        {.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
+        mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
+        mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
+  } catch (const Error& error) {
+    // Parts have rows of gate and up, or of down.
+    ErrorDetail detail = error.detail();
+    const WeightId id = requests[has_inner ? 1 : 2].id;
+    detail.tensor = source.locate(id.with(WeightPlane::kScale), source_expert);
+    throw Error(error.code(), std::move(detail));
+  }
 }
 
 }  // namespace

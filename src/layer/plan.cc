@@ -192,7 +192,8 @@ void fill_plan(LayerPlan& plan, const Context& context) {
   plan.summary.max_tokens = options.max_tokens;
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.router = make_router(context, spec, plan.summary.rows);
-  plan.router_scratch_bytes = plan.router->scratch_bytes(context.executor().concurrency());
+  plan.workers = context.executor().concurrency();
+  plan.router_scratch_bytes = plan.router->scratch_bytes(plan.workers);
   plan.router_traits = routing::router_traits(spec);
 
   plan.part = plan_rank_part(spec, parallel);

@@ -58,6 +58,7 @@ struct LayerPlan : PlanBase {
 
   StageFacts facts;
   HostStages stages;
+  int32_t workers = 1;  // the executor has them
   size_t router_scratch_bytes = 0;
   HostSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;

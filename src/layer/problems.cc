@@ -1,6 +1,7 @@
 #include "layer/problems.h"
 
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 
@@ -27,6 +28,17 @@ int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
 }
 
+// Numbers in steps share columns of the whole matrix, which a slice that begins among them has a
+// part of: it holds them as float32.
+QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
+  const bool in_steps =
+      quant.scale_values == ScaleValues::kSteps || quant.zero_values == ScaleValues::kSteps;
+  if (!in_steps || inner.begin % kStepColumns < quant.block_cols) return quant;
+  quant.scale_values = ScaleValues::kFloat;
+  quant.zero_values = ScaleValues::kFloat;
+  return quant;
+}
+
 ExpertsProblem routed_problem(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
   return {.num_local_experts = static_cast<int64_t>(request.part.local_experts.size()),
@@ -35,7 +47,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .top_k = spec.top_k,
           .max_tokens = request.max_tokens,
           .weight_dtype = spec.weight_dtype,
-          .quant = spec.quant,
+          .quant = quant_of_slice(spec.quant, request.part.inner),
           .skipped_columns = skipped_columns(spec.quant, request.part.inner),
           .whole_intermediate_size = spec.intermediate_size,
           .activation = activation::parse_activation(spec.activation),
@@ -52,7 +64,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .top_k = spec.shared.count,
           .max_tokens = request.max_tokens,
           .weight_dtype = dtype,
-          .quant = quant_for(spec, dtype),
+          .quant = quant_of_slice(quant_for(spec, dtype), request.part.shared_inner),
           .skipped_columns = skipped_columns(quant_for(spec, dtype), request.part.shared_inner),
           .whole_intermediate_size = spec.shared.intermediate_size,
           .activation =

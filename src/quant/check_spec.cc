@@ -1,12 +1,15 @@
 #include "quant/check_spec.h"
 
 #include "core/part_spec.h"
+#include "core/quant_spec.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
+
+#include <fmt/format.h>
 
 #include <string>
 #include <utility>
@@ -126,7 +129,9 @@ void check_quant(const MoeSpec& spec) {
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
   check_choice("quant.activation_scale_rule", quant.activation_scale_rule, RowScaleRule::kTwoLevel);
+  check_choice("quant.scale_values", quant.scale_values, ScaleValues::kSteps);
   check_choice("quant.zeros", quant.zeros, WeightZero::kOffset);
+  check_choice("quant.zero_values", quant.zero_values, ScaleValues::kSteps);
   const bool quantised = !is_plain(spec.weight_dtype);
   const std::string type(to_string(spec.weight_dtype));
   if (quantised != (quant.weights != WeightScale::kNone)) {
@@ -157,6 +162,7 @@ void check_quant(const MoeSpec& spec) {
     if (given && !quantised) refuse(field, "given", "absent for weights of " + type);
   };
   refuse_plain("quant.signed_scales", quant.signed_scales);
+  refuse_plain("quant.scale_values", quant.scale_values != ScaleValues::kFloat);
   refuse_plain("quant.zeros", quant.zeros != WeightZero::kNone);
   refuse_plain("quant.has_global_scale", quant.has_global_scale);
   refuse_plain("quant.has_column_order", quant.has_column_order);
@@ -165,6 +171,17 @@ void check_quant(const MoeSpec& spec) {
   if (quant.has_column_order && !(in_blocks && quant.block_rows == 1 && plain_rows)) {
     refuse("quant.has_column_order", "true",
            "false but for WeightScale::kBlock with block_rows 1 and ActivationScale::kNone");
+  }
+  if (quant.zero_values != ScaleValues::kFloat && quant.zeros != WeightZero::kOffset) {
+    refuse("quant.zero_values", "given", "ScaleValues::kFloat but for WeightZero::kOffset");
+  }
+  // The columns of one step are those of whole scales.
+  const bool in_steps =
+      quant.scale_values == ScaleValues::kSteps || quant.zero_values == ScaleValues::kSteps;
+  if (in_steps && !(in_blocks && kStepColumns % quant.block_cols == 0)) {
+    refuse("quant.scale_values", "ScaleValues::kSteps",
+           fmt::format("another but for WeightScale::kBlock with block_cols that divide {}",
+                       kStepColumns));
   }
   // Offsets are multiplied with sums of rows' codes, which are exact for whole numbers only.
   if (quant.zeros != WeightZero::kNone && !plain_rows &&

@@ -1,5 +1,7 @@
 // Rows of GGUF blocks as codes with scales and offsets, against the values that gguf-py gives them.
 #include "checkpoint/gguf/row_reader.h"
+#include "core/quant_spec.h"
+#include "gemm/panel_scales.h"
 #include "io/gguf/types.h"
 #include "quant/gguf/block_type.h"
 #include "quant/weight_format.h"
@@ -10,8 +12,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -122,6 +127,57 @@ TEST(GgufRowTypes, LayersOfOneType_HaveItsOwnCodes) {
   EXPECT_EQ(dtype_of("NVFP4"), DType::kF4);
   EXPECT_EQ(dtype_of("Q4_K"), DType::kI4);
   EXPECT_EQ(dtype_of("Q6_K"), DType::kI8);
+}
+
+// Rows of random blocks, with no number that is not finite, of 1024 elements.
+std::vector<std::byte> random_rows(const quant::BlockType& type, int64_t rows,
+                                   std::mt19937& random) {
+  std::vector<std::byte> bytes;
+  std::vector<std::byte> block(static_cast<size_t>(type.bytes));
+  quant::BlockParts parts;
+  const auto is_finite = [&] {
+    type.take_apart(block.data(), parts);
+    return std::ranges::all_of(std::span(parts.scales).first(static_cast<size_t>(type.groups())),
+                               [](float scale) { return std::isfinite(2 * scale); }) &&
+           (!type.has_offset ||
+            std::ranges::all_of(std::span(parts.offsets).first(static_cast<size_t>(type.groups())),
+                                [](float offset) { return std::isfinite(offset); }));
+  };
+  for (int64_t i = 0; i < rows * 1024 / type.elements; ++i) {
+    do {
+      for (std::byte& byte : block) byte = static_cast<std::byte>(random() & 0xff);
+    } while (!is_finite());
+    bytes.insert(bytes.end(), block.begin(), block.end());
+  }
+  return bytes;
+}
+
+TEST(GgufRowTypes, ScalesAndOffsets_AreWhatTheirFormsSay) {
+  std::mt19937 random(7);
+  for (const WeightForm& form : gguf_block_forms()) {
+    const quant::BlockType& type = *quant::find_block_type(form.name);
+    const auto blocks = random_rows(type, gemm::kPanelColumns, random);
+    const int64_t groups = 1024 / form.quant.block_cols;
+    const auto expect_packed = [&](ScaleValues values, const auto& make_rows) {
+      std::vector<std::vector<float>> numbers;
+      gemm::PanelNumbers columns{};
+      for (int64_t row = 0; row < gemm::kPanelColumns; ++row) {
+        const std::byte* const stored = blocks.data() + row * 1024 / type.elements * type.bytes;
+        numbers.push_back(floats_of(*make_rows(), stored, groups));
+        columns[static_cast<size_t>(row)] = numbers.back().data();
+      }
+      const gemm::NumberPlane plane{
+          .values = values, .groups = groups, .unit_groups = kStepColumns / form.quant.block_cols};
+      std::vector<std::byte> packed(plane.bytes());
+      EXPECT_EQ(gemm::pack_numbers(plane, columns, packed.data()).column, -1) << form.name;
+    };
+    EXPECT_NE(form.quant.scale_values, ScaleValues::kFloat) << form.name;
+    expect_packed(form.quant.scale_values,
+                  [&] { return scale_rows(type, form.dtype, form.quant.block_cols, 1); });
+    if (form.quant.zeros == WeightZero::kNone) continue;
+    expect_packed(form.quant.zero_values,
+                  [&] { return offset_rows(type, form.dtype, form.quant.block_cols, 1); });
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "activation/scalar.h"
+#include "core/float8.h"
 #include "core/float_convert.h"
 #include "experts/emulated_tiles.h"
 
@@ -59,6 +60,21 @@ struct Vec {
     Vec result;
     std::memcpy(result.value, p, sizeof(result.value));
     return result;
+  }
+  static Vec load_f16(const void* p) {
+    uint16_t bits[kLanes];
+    std::memcpy(bits, p, sizeof(bits));
+    return each([&](int i) { return f16_to_float(bits[i]); });
+  }
+  static Vec load_power_of_two(const void* p) {
+    uint8_t codes[kLanes];
+    std::memcpy(codes, p, sizeof(codes));
+    return each([&](int i) { return e8m0_to_float(codes[i]); });
+  }
+  static Vec load_signed_bytes(const void* p) {
+    int8_t bytes[kLanes];
+    std::memcpy(bytes, p, sizeof(bytes));
+    return each([&](int i) { return static_cast<float>(bytes[i]); });
   }
   static Vec add(Vec a, Vec b) {
     return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::add(x, y); });

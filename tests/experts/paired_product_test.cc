@@ -111,8 +111,8 @@ class PairedProduct : public ::testing::TestWithParam<Case> {
              .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
              .out_row_bytes = gemm::kPanelColumns * int64_t{sizeof(float)},
              .valid_columns = gemm::kPanelColumns,
-             .scales = problem.layout.scales(problem.bytes()),
-             .offsets = problem.layout.offsets(problem.bytes()),
+             .scales = {.floats = problem.layout.scales(problem.bytes())},
+             .offsets = {.floats = problem.layout.offsets(problem.bytes())},
              .scale_width = problem.layout.scale_width,
              .scale_skip = problem.layout.scale_skip});
     return out;
@@ -271,7 +271,7 @@ std::vector<float> multiply(const Case& what, Problem& problem, RowsOfCodes& row
                 .out = static_cast<std::byte*>(static_cast<void*>(out.data())),
                 .out_row_bytes = gemm::kPanelColumns * int64_t{sizeof(float)},
                 .valid_columns = gemm::kPanelColumns,
-                .scales = problem.layout.scales(problem.bytes()),
+                .scales = {.floats = problem.layout.scales(problem.bytes())},
                 .scale_width = problem.layout.scale_width,
                 .scale_skip = problem.layout.scale_skip,
                 .row_scales = rows.form});

@@ -111,15 +111,15 @@ TEST(PackPanelOfCodes, ScalesAndOffsets_ReadBackWithZerosAround) {
   const std::vector<float> scales = {1, 2, 3};
   const std::vector<float> offsets = {-4, -5, -6};
   PanelColumns columns{};
-  gemm::PanelScales of_scales{};
-  gemm::PanelScales of_offsets{};
+  gemm::PanelNumbers of_scales{};
+  gemm::PanelNumbers of_offsets{};
   for (const size_t column : {0U, 40U, 63U}) {
     columns[column] = codes.data();
     of_scales[column] = scales.data();
     of_offsets[column] = offsets.data();
   }
   const GuardedBuffer panel(layout.panel_bytes(), GuardSide::kEnd, 0xff);
-  gemm::pack_panel(layout, columns, panel.data(), of_scales, of_offsets);
+  EXPECT_EQ(gemm::pack_panel(layout, columns, panel.data(), of_scales, of_offsets).column, -1);
   for (int64_t group = 0; group < 3; ++group) {
     for (int64_t c = 0; c < kPanelColumns; ++c) {
       const bool exists = c == 0 || c == 40 || c == 63;

@@ -272,14 +272,16 @@ struct PackedDown {
   float code(int64_t row, int64_t k) {
     return panel_value(layout.down, panel(row / 64), k, row % 64);
   }
-  int64_t place(int64_t row, int64_t k) {
+  int64_t group(int64_t k) {
     const int32_t* const table = layout.down_places().order(bytes()).lower;
-    return (table != nullptr ? table[k] : layout.down.group_of(k)) * 64 + row % 64;
+    return table != nullptr ? table[k] : layout.down.group_of(k);
   }
-  float scale(int64_t row, int64_t k) { return layout.down.scales(panel(row / 64))[place(row, k)]; }
+  float scale(int64_t row, int64_t k) {
+    return layout.down.scale(panel(row / 64), group(k), row % 64);
+  }
   float offset(int64_t row, int64_t k) {
-    const float* const offsets = layout.down.offsets(panel(row / 64));
-    return offsets != nullptr ? offsets[place(row, k)] : 0.0F;
+    if (!layout.down.has_offsets) return 0.0F;
+    return layout.down.offset(panel(row / 64), group(k), row % 64);
   }
 
   experts::SlabLayout layout;

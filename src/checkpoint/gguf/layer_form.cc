@@ -24,10 +24,15 @@ struct TypesOfMlp {
   bool has_offsets = false;
   int64_t group = quant::kMaxBlockElements;  // the smallest of any
   bool fits_4_bits = true;
-  std::optional<DType> element;  // if all have it
+  bool lowers_codes = false;          // any of them, where they become codes of 4 bits
+  std::optional<DType> element;       // if all have it
+  std::optional<ScaleValues> values;  // likewise
 };
 
 void add(const quant::BlockType& block, bool is_first, TypesOfMlp& types) {
+  types.lowers_codes |= lowers_codes(block);
+  types.values = is_first || types.values == block.scale_values ? std::optional(block.scale_values)
+                                                                : std::nullopt;
   types.has_offsets |= block.has_offset;
   types.group = std::min(types.group, block.group);
   types.fits_4_bits &= fits_4_bits(block);
@@ -47,7 +52,9 @@ TypesOfMlp both(TypesOfMlp types, const TypesOfMlp& others) {
   types.has_offsets |= others.has_offsets;
   types.group = std::min(types.group, others.group);
   types.fits_4_bits &= others.fits_4_bits;
+  types.lowers_codes |= others.lowers_codes;
   if (types.element != others.element) types.element.reset();
+  if (types.values != others.values) types.values.reset();
   return types;
 }
 
@@ -56,11 +63,16 @@ DType codes_of(const TypesOfMlp& types) {
 }
 
 QuantSpec scales_of(const TypesOfMlp& types) {
+  const ScaleValues values = types.values.value_or(ScaleValues::kFloat);
+  // What is taken off codes goes into offsets, as a product with the scale.
+  const bool offsets_have_others = types.fits_4_bits && types.lowers_codes;
   return {.weights = WeightScale::kBlock,
           .block_rows = 1,
           .block_cols = types.group,
           .signed_scales = true,
-          .zeros = types.has_offsets ? WeightZero::kOffset : WeightZero::kNone};
+          .scale_values = values,
+          .zeros = types.has_offsets ? WeightZero::kOffset : WeightZero::kNone,
+          .zero_values = types.has_offsets && !offsets_have_others ? values : ScaleValues::kFloat};
 }
 
 TypesOfMlp types_of(const GgufLayer& layer, WeightMlp mlp) {
@@ -98,6 +110,10 @@ GgufForm form_of(const GgufLayer& layer) {
   form.routed = codes_of(coded);
   if (share_codes) form.shared = form.routed;
   form.quant = scales_of(coded);
+  if (has_factors(layer)) {
+    form.quant.scale_values = ScaleValues::kFloat;
+    form.quant.zero_values = ScaleValues::kFloat;
+  }
   return form;
 }
 

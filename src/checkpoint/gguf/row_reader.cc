@@ -59,7 +59,7 @@ class FloatRows final : public RowReader {
 // Codes of blocks become less by this number, to be codes of a layer.
 int8_t shift_of(const quant::BlockType& type, DType codes) {
   const bool counts = codes != type.element && bit_size(codes) < 8;
-  return counts && type.largest > 7 ? 8 : 0;
+  return counts && lowers_codes(type) ? 8 : 0;
 }
 
 // A layer's codes stand for the codes of blocks over this number, which makes their scales greater.
@@ -179,6 +179,8 @@ bool fits_4_bits(const quant::BlockType& type) {
   const bool from_0 = type.has_offset && type.least >= 0 && type.largest <= 15;
   return from_0 || (type.least >= -8 && type.largest <= 7);
 }
+
+bool lowers_codes(const quant::BlockType& type) { return fits_4_bits(type) && type.largest > 7; }
 
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype) {
   return std::make_unique<CodeRows>(type, dtype);

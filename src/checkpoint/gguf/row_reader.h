@@ -31,6 +31,7 @@ std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
 // Whether codes of these blocks can be kI4. Codes 0 to 15 are lowered by 8 and offsets by 8 scales
 // to match.
 bool fits_4_bits(const quant::BlockType& type);
+bool lowers_codes(const quant::BlockType& type);
 // Blocks become codes: kI8, kI4, or the element of their type.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
 // Blocks become scales, one for each `group` columns, times a factor.

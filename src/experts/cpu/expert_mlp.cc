@@ -5,6 +5,7 @@
 #include "experts/coded_rows.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
+#include "gemm/cpu/widen_numbers.h"
 
 #include <algorithm>
 #include <atomic>
@@ -26,6 +27,70 @@ struct Call {
   std::byte* prepared;      // the batch's rows, grouped or prepared; unused if read in place
   bool shares_rows;         // rows are prepared where the batch has them, not once for each expert
   std::byte* intermediate;  // activated rows, grouped or prepared in the same way
+  float* widened;  // each worker's scales and offsets of a panel; unused if none are narrow
+};
+
+// Gives tasks the scales and offsets of their panels. Many rows take them from float32, to which
+// narrow ones are widened first; few rows take them as they lie.
+class PanelMeaning {
+ public:
+  PanelMeaning(const gemm::PanelLayout& panel, gemm::WidenFunction widen)
+      : scales_(panel.scale_plane()),
+        offsets_(panel.offset_plane()),
+        scales_at_(panel.scales_at()),
+        offsets_at_(panel.offsets_at()),
+        widen_(widen) {}
+
+  // Float32 numbers that a worker needs room for.
+  int64_t room() const { return room_of(scales_) + room_of(offsets_); }
+
+  // Sets those of a task; `room` is the worker's.
+  void set(gemm::PanelTask& task, float* room) const {
+    const bool widens = task.num_rows > gemm::kMostNarrowRows || task.order.lower != nullptr;
+    task.scales = numbers(scales_, task.panel + scales_at_, widens, room);
+    task.offsets = numbers(offsets_, task.panel + offsets_at_, widens, room + room_of(scales_));
+  }
+
+  // Fetches where the next panel's codes, scales and offsets begin, for a task of few rows: it
+  // would wait for each of these, while it fetches ahead what follows them.
+  void fetch_begin(const std::byte* panel) const {
+    if (panel == nullptr || scales_.groups == 0) return;
+    fetch(panel, kBeginBytes);
+    fetch_begin(scales_, panel + scales_at_);
+    fetch_begin(offsets_, panel + offsets_at_);
+  }
+
+ private:
+  static constexpr size_t kBeginBytes = 1024;
+
+  static void fetch(const std::byte* data, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(data + line, 0, 2);
+  }
+  static void fetch_begin(const gemm::NumberPlane& plane, const std::byte* packed) {
+    fetch(packed, std::min(plane.units_at(), kBeginBytes));
+    if (plane.num_units() != 0) fetch(packed + plane.units_at(), 256);
+  }
+  static bool is_narrow(const gemm::NumberPlane& plane) {
+    return plane.values != ScaleValues::kFloat;
+  }
+  static int64_t room_of(const gemm::NumberPlane& plane) {
+    return is_narrow(plane) ? plane.groups * gemm::kPanelColumns : 0;
+  }
+  gemm::GroupNumbers numbers(const gemm::NumberPlane& plane, const std::byte* packed, bool widens,
+                             float* room) const {
+    if (plane.groups == 0) return {};
+    if (!is_narrow(plane)) return {.floats = SlabPlaces::at<float>(packed, 0)};
+    const gemm::GroupNumbers narrow = gemm::packed_numbers(plane, packed);
+    if (!widens) return narrow;
+    widen_(narrow, plane.groups, room);
+    return {.floats = room};
+  }
+
+  gemm::NumberPlane scales_;
+  gemm::NumberPlane offsets_;
+  size_t scales_at_;
+  size_t offsets_at_;
+  gemm::WidenFunction widen_;
 };
 
 const float* floats(const std::byte* row) {
@@ -56,7 +121,7 @@ void run_stage(Executor& executor, const WorkList& work, const Stage& stage, con
   } state{{}, work.num_blocks() * stage.num_panels, &work, &stage, &body};
   if (state.num_items == 0) return;
   executor.run({.invoke =
-                    [](void* opaque, int32_t) noexcept {
+                    [](void* opaque, int32_t worker) noexcept {
                       auto& shared = *static_cast<State*>(opaque);
                       WorkList::Cursor cursor;
                       const auto take = [&](WorkItem& item) {
@@ -72,7 +137,7 @@ void run_stage(Executor& executor, const WorkList& work, const Stage& stage, con
                         taken = take(next);
                         const std::byte* panel = shared.stage->panel(item);
                         const std::byte* next_panel = taken ? shared.stage->panel(next) : nullptr;
-                        (*shared.body)(item, panel, next_panel);
+                        (*shared.body)(worker, item, panel, next_panel);
                         item = next;
                       }
                     },
@@ -87,6 +152,8 @@ class ExpertMlp final : public ExpertsKernel {
         gate_up_at_(layout_.gate_up_places()),
         down_at_(layout_.down_places()),
         config_(std::move(config)),
+        gate_up_meaning_(layout_.gate_up, gemm::widen_function(problem.cpu().isa)),
+        down_meaning_(layout_.down, gemm::widen_function(problem.cpu().isa)),
         input_({.rule = quant::activation_rule(problem.weight_dtype, problem.quant),
                 .has_factors = layout_.has_factors,
                 .value_bytes = config_.functions.code_row != nullptr
@@ -115,9 +182,9 @@ class ExpertMlp final : public ExpertsKernel {
             std::byte* down_slab) const override {
     layout_.pack(expert, gate_up_slab, down_slab);
   }
-  size_t workspace_bytes(int64_t max_slots) const override {
+  size_t workspace_bytes(int64_t max_slots, int32_t workers) const override {
     WorkspaceLayout workspace;
-    book(workspace, WorkList::max_rows(max_slots, num_local_experts_, config_.tiling));
+    book(workspace, WorkList::max_rows(max_slots, num_local_experts_, config_.tiling), workers);
     return workspace.total_bytes();
   }
 
@@ -128,7 +195,7 @@ class ExpertMlp final : public ExpertsKernel {
                         {slice_as<ActiveExpert>(workspace, book_work(work_booking)),
                          static_cast<size_t>(num_local_experts_)});
     WorkspaceLayout booking;
-    const Slices slices = book(booking, work.num_rows());
+    const Slices slices = book(booking, work.num_rows(), executor.concurrency());
     const Call call{.batch = batch,
                     .weights = weights,
                     .output = output,
@@ -136,7 +203,8 @@ class ExpertMlp final : public ExpertsKernel {
                     .prepared = slice_as<std::byte>(workspace, slices.prepared),
                     .shares_rows = input_.changes() && input_.are_shared() &&
                                    batch.bundle.num_rows <= work.num_rows(),
-                    .intermediate = slice_as<std::byte>(workspace, slices.intermediate)};
+                    .intermediate = slice_as<std::byte>(workspace, slices.intermediate),
+                    .widened = slice_as<float>(workspace, slices.widened)};
     if (grouped()) group_rows(call, executor);
     if (input_.changes()) prepare_input(call, executor);
     run_gate_up(call, executor);
@@ -148,6 +216,7 @@ class ExpertMlp final : public ExpertsKernel {
   struct Slices {
     WorkspaceSlice prepared;
     WorkspaceSlice intermediate;
+    WorkspaceSlice widened;
   };
 
   int64_t intermediate_row_bytes() const {
@@ -166,12 +235,18 @@ class ExpertMlp final : public ExpertsKernel {
   WorkspaceSlice book_work(WorkspaceLayout& workspace) const {
     return workspace.book<ActiveExpert>(num_local_experts_);
   }
-  Slices book(WorkspaceLayout& workspace, int64_t num_rows) const {
+  // Float32 numbers of room for the narrow ones of a panel.
+  int64_t worker_room() const { return std::max(gate_up_meaning_.room(), down_meaning_.room()); }
+  float* room_of(const Call& call, int32_t worker) const {
+    return call.widened + worker * worker_room();
+  }
+  Slices book(WorkspaceLayout& workspace, int64_t num_rows, int32_t workers) const {
     book_work(workspace);
     const auto prepared_bytes = static_cast<size_t>(prepared_row_bytes());
     const auto intermediate_bytes = static_cast<size_t>(intermediate_row_bytes());
     return {.prepared = workspace.book_bytes(num_rows, prepared_bytes),
-            .intermediate = workspace.book_bytes(num_rows, intermediate_bytes)};
+            .intermediate = workspace.book_bytes(num_rows, intermediate_bytes),
+            .widened = workspace.book<float>(workers * worker_room())};
   }
 
   // Calls body(item) once per block of rows; a worker takes `grain` blocks at once.
@@ -238,8 +313,12 @@ class ExpertMlp final : public ExpertsKernel {
                       .places = gate_up_at_,
                       .num_panels = layout_.gate_up_panels()};
     run_stage(executor, call.work, stage,
-              [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
-                config_.functions.product(gate_up_task(call, item, panel, next_panel));
+              [&](int32_t worker, const WorkItem& item, const std::byte* panel,
+                  const std::byte* next_panel) {
+                gemm::PanelTask task = gate_up_task(call, item, panel, next_panel);
+                gate_up_meaning_.set(task, room_of(call, worker));
+                if (task.next_panel == nullptr) gate_up_meaning_.fetch_begin(next_panel);
+                config_.functions.product(task);
               });
   }
 
@@ -268,8 +347,6 @@ class ExpertMlp final : public ExpertsKernel {
         .epilogue = config_.functions.activate,
         .epilogue_parameters = &parameters_,
         .out_block_bytes = kBlockColumns * column_bytes,
-        .scales = SlabPlaces::at<float>(panel, gate_up_at_.scales),
-        .offsets = SlabPlaces::at<float>(panel, gate_up_at_.offsets),
         .scale_width = layout_.gate_up.scale_width,
         .order = gate_up_at_.order(gate_up_at_.slab(call.weights.gate_up, item.expert)),
         .row_scales = input_.scales(rows)};
@@ -279,8 +356,12 @@ class ExpertMlp final : public ExpertsKernel {
     const Stage stage{
         .slabs = call.weights.down, .places = down_at_, .num_panels = layout_.down_panels()};
     run_stage(executor, call.work, stage,
-              [&](const WorkItem& item, const std::byte* panel, const std::byte* next_panel) {
-                config_.functions.product(down_task(call, item, panel, next_panel));
+              [&](int32_t worker, const WorkItem& item, const std::byte* panel,
+                  const std::byte* next_panel) {
+                gemm::PanelTask task = down_task(call, item, panel, next_panel);
+                down_meaning_.set(task, room_of(call, worker));
+                if (task.next_panel == nullptr) down_meaning_.fetch_begin(next_panel);
+                config_.functions.product(task);
               });
   }
 
@@ -299,8 +380,6 @@ class ExpertMlp final : public ExpertsKernel {
             .out = static_cast<std::byte*>(static_cast<void*>(out)),
             .out_row_bytes = call.output.row_stride * int64_t{sizeof(float)},
             .valid_columns = std::min(gemm::kPanelColumns, layout_.hidden_size - column),
-            .scales = SlabPlaces::at<float>(panel, down_at_.scales),
-            .offsets = SlabPlaces::at<float>(panel, down_at_.offsets),
             .scale_width = layout_.down.scale_width,
             .scale_skip = layout_.down.scale_skip,
             .order = down_at_.order(down_at_.slab(call.weights.down, item.expert)),
@@ -312,6 +391,8 @@ class ExpertMlp final : public ExpertsKernel {
   SlabPlaces gate_up_at_;
   SlabPlaces down_at_;
   ExpertMlpConfig config_;
+  PanelMeaning gate_up_meaning_;
+  PanelMeaning down_meaning_;
   CodedRows input_;
   CodedRows inner_;
   activation::FormulaParameters parameters_;

@@ -54,7 +54,7 @@ class ReferenceKernel final : public ExpertsKernel {
             std::byte* down_slab) const override {
     layout_.pack(expert, gate_up_slab, down_slab);
   }
-  size_t workspace_bytes(int64_t max_slots) const override {
+  size_t workspace_bytes(int64_t max_slots, int32_t) const override {
     WorkspaceLayout workspace;
     book(workspace, max_slots);
     return workspace.total_bytes();

@@ -7,6 +7,7 @@
 
 #include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/finish-inl.h"
+#include "gemm/cpu/group_numbers-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
 #include "gemm/cpu/segments-inl.h"
 #include "gemm/cpu/weights-inl.h"
@@ -17,7 +18,7 @@
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 // Rows that decode for themselves: more would not leave the registers that decoding takes.
-inline constexpr int kMaxDirectRows = 4;
+inline constexpr int kMaxDirectRows = kMostNarrowRows;
 template <int kRows>
 inline constexpr int kDirectVectors = Vec::kLanes == 16 ? 4
                                       : kRows <= 2      ? 4
@@ -81,9 +82,11 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const RowPointers
   constexpr int kVectors = kDirectVectors<kRows>;
   constexpr bool kPlain = kDecoded != Decoded::kCodes;
   using Codes = PanelCodes<Format>;
-  const float* scales = task.scales + scale_index(task, begin);
+  alignas(64) float room[2][64];
+  const int64_t group = scale_group(task, begin);
+  const float* scales = numbers_of(task.scales, group, room[0]);
   const float* offsets =
-      kDecoded == Decoded::kShifted ? task.offsets + scale_index(task, begin) : nullptr;
+      kDecoded == Decoded::kShifted ? numbers_of(task.offsets, group, room[1]) : nullptr;
   const std::byte* codes = task.panel + begin * Codes::kRowBytes;
   Tile<kRows, kVectors> tile;
   tile.clear();
@@ -174,7 +177,7 @@ struct WidenedCodes : F32Weights {
   static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, Ahead& ahead,
                                             Strip<WidenedCodes>& strip) {
     if (!with_scales(task)) return decode_rows<Decoded::kCodes>(task, ahead, strip);
-    if (task.offsets == nullptr) return decode_rows<Decoded::kScaled>(task, ahead, strip);
+    if (!task.offsets.exist()) return decode_rows<Decoded::kScaled>(task, ahead, strip);
     return decode_rows<Decoded::kShifted>(task, ahead, strip);
   }
 
@@ -199,9 +202,10 @@ struct WidenedCodes : F32Weights {
         const int c = column_of<kVectors>(0, j);
         const int64_t at = (j < kVectors / 2 ? lower : upper) + c;
         if constexpr (kDecoded == Decoded::kScaled) {
-          weight = Vec::mul(weight, Vec::load(task.scales + at));
+          weight = Vec::mul(weight, Vec::load(task.scales.floats + at));
         } else if constexpr (kDecoded == Decoded::kShifted) {
-          weight = Vec::fms(weight, Vec::load(task.scales + at), Vec::load(task.offsets + at));
+          weight = Vec::fms(weight, Vec::load(task.scales.floats + at),
+                            Vec::load(task.offsets.floats + at));
         }
         weight.store(strip.weights[k] + c);
       }
@@ -216,7 +220,7 @@ void add_strip_tile(const PanelTask& task, int64_t first_row, int64_t row, Strip
   constexpr int kPasses = 64 / (kVectors * Vec::kLanes);
   const RowPointers<kRows, typename Weights::Activation> rows(task, first_row);
   const bool plain = Weights::with_scales(task);
-  const float* scales = task.scales + (plain ? 0 : scale_index(task, strip.begin));
+  const float* scales = task.scales.floats + (plain ? 0 : scale_index(task, strip.begin));
   for (int pass = 0; pass < kPasses; ++pass) {
     Tile<kRows, kVectors> tile;
     tile.clear();
@@ -308,7 +312,7 @@ struct ComputeDirectTile {
   CONCLAVE_KERNEL_INLINE void call() const {
     if (task.row_scales.first != nullptr) {
       compute_direct_tile<Format, kRows, Decoded::kCodes>(task, ahead);
-    } else if (task.offsets == nullptr) {
+    } else if (!task.offsets.exist()) {
       compute_direct_tile<Format, kRows, Decoded::kScaled>(task, ahead);
     } else {
       compute_direct_tile<Format, kRows, Decoded::kShifted>(task, ahead);

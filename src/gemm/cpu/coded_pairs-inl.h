@@ -127,7 +127,7 @@ template <int kTerms, int kRows, class Weights>
 CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
                                       const Bf16Rows<kRows>& rows, const Weights& weights,
                                       const SumPointers& sums) {
-  if (task.offsets != nullptr && piece.begins) {
+  if (task.offsets.exist() && piece.begins) {
     for (int r = 0; r < kRows; ++r) {
       sum_next_groups(task, piece, {rows.values[r], 32}, sums.of_groups[r]);
     }
@@ -144,23 +144,24 @@ CONCLAVE_KERNEL_INLINE void add_piece(const PanelTask& task, const Piece& piece,
     tile.store(sums.partial);
     return;
   }
+  const PieceNumbers numbers(task, piece);
   if (task.row_scales.first != nullptr) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      add_group_of_codes(task, piece, tile.sum[r], rows.scales[r], sums.total[r]);
+      add_group_of_codes(piece, numbers, tile.sum[r], rows.scales[r], sums.total[r]);
     }
     return;
   }
-  if (task.offsets == nullptr) {
+  if (!task.offsets.exist()) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      add_group<false>(task, piece, tile.sum[r], nullptr, sums.total[r]);
+      add_group<false>(piece, numbers, tile.sum[r], nullptr, sums.total[r]);
     }
     return;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    add_group<true>(task, piece, tile.sum[r], sums.of_groups[r], sums.total[r]);
+    add_group<true>(piece, numbers, tile.sum[r], sums.of_groups[r], sums.total[r]);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gemm/cpu/ahead-inl.h"
+#include "gemm/cpu/group_numbers-inl.h"
 #include "gemm/cpu/segments-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
@@ -88,19 +89,16 @@ CONCLAVE_KERNEL_INLINE void fetch_codes(const std::byte* codes) {
 
 // Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.
 CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& piece) {
-  const int64_t at = piece.group * 256 + kFetchAheadBytes / 2;
-  for (int64_t line = 0; line < 256; line += 64) {
-    prefetch_line(reinterpret_cast<const std::byte*>(task.scales) + at + line);
-    if (task.offsets == nullptr) continue;
-    prefetch_line(reinterpret_cast<const std::byte*>(task.offsets) + at + line);
-  }
+  constexpr int64_t kGroupsAhead = kFetchAheadBytes / 512;
+  fetch_numbers(task.scales, piece.group + kGroupsAhead);
+  fetch_numbers(task.offsets, piece.group + kGroupsAhead);
 }
 
 // Fetches a panel of codes with its scales and offsets.
 template <class Format>
 CONCLAVE_KERNEL_INLINE Ahead fetch_panel(const PanelTask& task, int64_t turns) {
   const int64_t groups = scale_index(task, task.k - 1) + 64;
-  const int64_t scale_bytes = groups * (task.offsets == nullptr ? 4 : 8);
+  const int64_t scale_bytes = groups * (task.offsets.exist() ? 8 : 4);
   return Ahead(task.next_panel, task.k * Format::kBits * 8 + scale_bytes, turns);
 }
 

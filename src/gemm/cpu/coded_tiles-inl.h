@@ -127,17 +127,18 @@ CONCLAVE_KERNEL_INLINE void sum_rows(const PanelTask& task, const Piece& piece, 
 
 CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece,
                                        CodedGroup& group) {
+  const PieceNumbers numbers(task, piece);
   for (int64_t r = 0; r < group.num_rows; ++r) {
     Vec partial[kPairVectors];
     for (int j = 0; j < kPairVectors; ++j) {
       partial[j] = Vec::load(group.partial.value[r] + j * Vec::kLanes);
     }
     if (task.row_scales.first != nullptr) {
-      add_group_of_codes(task, piece, partial, group.scales[r], group.total.value[r]);
-    } else if (task.offsets == nullptr) {
-      add_group<false>(task, piece, partial, nullptr, group.total.value[r]);
+      add_group_of_codes(piece, numbers, partial, group.scales[r], group.total.value[r]);
+    } else if (!task.offsets.exist()) {
+      add_group<false>(piece, numbers, partial, nullptr, group.total.value[r]);
     } else {
-      add_group<true>(task, piece, partial, group.of_groups[r], group.total.value[r]);
+      add_group<true>(piece, numbers, partial, group.of_groups[r], group.total.value[r]);
     }
   }
 }
@@ -172,7 +173,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
     const Piece piece = strip.pieces[p];
     if (piece.begins) {
-      if (task.offsets != nullptr) sum_rows(task, piece, group);
+      if (task.offsets.exist()) sum_rows(task, piece, group);
       clear_sums();
     } else {
       load_sums(group.partial);

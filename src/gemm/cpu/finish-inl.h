@@ -35,7 +35,7 @@ CONCLAVE_KERNEL_INLINE void store_rows(int64_t valid_columns, const FinishedTile
 // stores float32 rows. It is out of line and works through
 // memory, so that it takes no registers from the loop over k; it runs once in thousands of steps.
 __attribute__((noinline)) inline void finish_tile(const PanelTask& task, const FinishedTile& tile) {
-  if (task.row_scales.first != nullptr && task.offsets != nullptr) take_offsets(task, tile);
+  if (task.row_scales.first != nullptr && task.offsets.exist()) take_offsets(task, tile);
   if (task.bias != nullptr) add_bias(task.bias, tile);
   if (task.epilogue != nullptr) {
     task.epilogue(task, tile);

@@ -9,6 +9,7 @@
 
 #include "gemm/cpu/ahead-inl.h"
 #include "gemm/cpu/finish-inl.h"
+#include "gemm/cpu/group_numbers-inl.h"
 #include "quant/formats.h"
 
 #include "conclave/dtype.h"
@@ -146,8 +147,9 @@ CONCLAVE_KERNEL_INLINE void add_segment(const PanelTask& task, const CodeRows<kR
     tile.multiply_add(rows, whole, load_some_quads<Weights>(codes, 0, end - whole, slice));
   }
   const int64_t column = slice * kSliceColumns;
+  alignas(64) float room[64];
   alignas(64) float scales[kSliceColumns];
-  reorder<Weights>(task.scales + segment.weights_group() * 64 + column, scales);
+  reorder<Weights>(numbers_of(task.scales, segment.weights_group(), room) + column, scales);
   tile.add_to(totals + column, rows, segment.rows_group(), scales);
 }
 

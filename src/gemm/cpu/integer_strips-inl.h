@@ -87,9 +87,11 @@ class StripRows {
 
  private:
   CONCLAVE_KERNEL_INLINE void end_segment(const SegmentWalk& segment) {
+    alignas(64) float room[64];
     alignas(64) float scales[64];
+    const float* const stored = numbers_of(task_.scales, segment.weights_group(), room);
     for (int column = 0; column < 64; column += kSliceColumns) {
-      reorder<Weights>(task_.scales + segment.weights_group() * 64 + column, scales + column);
+      reorder<Weights>(stored + column, scales + column);
     }
     for (int g = 0; g < count_; ++g) groups_[g].template end_segment<Weights>(segment, scales);
   }

@@ -27,34 +27,42 @@ CONCLAVE_KERNEL_INLINE void sum_next_groups(const PanelTask& task, const Piece& 
   if (piece.group % kSumsTogether == 0) sum_groups(task, row, piece.group, sums);
 }
 
+// The scales and offsets of a piece that ended.
+struct PieceNumbers {
+  GroupVectors scales;
+  GroupVectors offsets;  // if the task has any
+
+  CONCLAVE_KERNEL_INLINE PieceNumbers(const PanelTask& task, const Piece& piece) {
+    scales.set(task.scales, piece.group);
+    if (task.offsets.exist()) offsets.set(task.offsets, piece.group);
+  }
+};
+
 // totals + partial * row scale * scale, for a row of codes and a piece that ended.
-CONCLAVE_KERNEL_INLINE void add_group_of_codes(const PanelTask& task, const Piece& piece,
+CONCLAVE_KERNEL_INLINE void add_group_of_codes(const Piece& piece, const PieceNumbers& numbers,
                                                const Vec (&partial)[kPairVectors],
                                                const float* row_scales, float* totals) {
-  const float* const scales = task.scales + piece.group * 64;
   const Vec row_scale = Vec::broadcast(row_scales[piece.row_group]);
 #pragma GCC unroll 4
   for (int j = 0; j < kPairVectors; ++j) {
     const int column = j * Vec::kLanes;
     const Vec scaled = Vec::mul(partial[j], row_scale);
-    Vec::fma(scaled, Vec::load(scales + column), Vec::load(totals + column)).store(totals + column);
+    Vec::fma(scaled, numbers.scales.value[j], Vec::load(totals + column)).store(totals + column);
   }
 }
 
 // totals + partial * scale - sum(x) * offset, for a row and a piece that ended. `sums` are those of
 // sum_next_groups.
 template <bool kOffsets>
-CONCLAVE_KERNEL_INLINE void add_group(const PanelTask& task, const Piece& piece,
+CONCLAVE_KERNEL_INLINE void add_group(const Piece& piece, const PieceNumbers& numbers,
                                       const Vec (&partial)[kPairVectors], const float* sums,
                                       float* totals) {
-  const float* const scales = task.scales + piece.group * 64;
-  const float* const offsets = kOffsets ? task.offsets + piece.group * 64 : nullptr;
   const Vec sum = kOffsets ? Vec::broadcast(sums[piece.group % kSumsTogether]) : Vec::zero();
 #pragma GCC unroll 4
   for (int j = 0; j < kPairVectors; ++j) {
     const int column = j * Vec::kLanes;
-    Vec total = Vec::fma(partial[j], Vec::load(scales + column), Vec::load(totals + column));
-    if constexpr (kOffsets) total = Vec::fma(sum, Vec::load(offsets + column), total);
+    Vec total = Vec::fma(partial[j], numbers.scales.value[j], Vec::load(totals + column));
+    if constexpr (kOffsets) total = Vec::fma(sum, numbers.offsets.value[j], total);
     total.store(totals + column);
   }
 }

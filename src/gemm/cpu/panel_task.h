@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm/panel_order.h"
+#include "gemm/panel_scales.h"
 #include "gemm/row_scales.h"
 
 #include <cstddef>
@@ -26,6 +27,20 @@ struct FinishedTile {
 // Makes output rows of finished sums; one out-of-line function per formula and instruction set, so
 // that not every pair of formula and weight type needs its own code.
 using EpilogueFunction = void (*)(const PanelTask& task, const FinishedTile& tile) noexcept;
+
+// The scales or offsets of a panel's 64 columns, of one group after the other. Where a task has few
+// rows they may be as the panel has them (gemm/panel_scales.h), to be widened group by group.
+struct GroupNumbers {
+  const float* floats = nullptr;  // [groups, 64]; null: none, or those that follow
+  const std::byte* packed = nullptr;
+  ScaleValues values = ScaleValues::kFloat;
+  int log2_unit_groups = 0;
+  const std::byte* units = nullptr;  // only steps have them
+
+  [[gnu::always_inline]] bool exist() const { return floats != nullptr || packed != nullptr; }
+};
+// Tasks of more rows than this, and with an order, have them as floats.
+inline constexpr int64_t kMostNarrowRows = 4;
 
 struct PanelTask {
   const std::byte* panel = nullptr;
@@ -53,11 +68,11 @@ struct PanelTask {
   const void* epilogue_parameters = nullptr;
   int64_t out_block_bytes = 0;  // as in FinishedTile
 
-  // Only panels of codes have scales: [groups, 64] in the panel. One row of scales serves
-  // `scale_width` consecutive k (the first one `scale_skip` fewer), or, with `order`, all k of one
-  // group. Rows may be codes too, unless there is an order; offsets then need sums of their codes.
-  const float* scales = nullptr;
-  const float* offsets = nullptr;  // in the shape of the scales; or null
+  // Only panels of codes have scales. Those of a group serve `scale_width` consecutive k (the first
+  // one `scale_skip` fewer), or, with `order`, all k of one group. Rows may be codes too, unless
+  // there is an order; offsets then need sums of their codes.
+  GroupNumbers scales = {};
+  GroupNumbers offsets = {};  // the same groups have them, if there are any
   int64_t scale_width = 0;
   int64_t scale_skip = 0;
   PanelOrder order = {};

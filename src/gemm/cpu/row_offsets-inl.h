@@ -3,6 +3,7 @@
 // the kernels of codes.
 #pragma once
 
+#include "gemm/cpu/group_numbers-inl.h"
 #include "gemm/cpu/panel_task.h"
 #include "gemm/cpu/simd-inl.h"
 
@@ -34,7 +35,8 @@ CONCLAVE_KERNEL_INLINE void take_offsets_of(const PanelTask& task, const Finishe
       }
     }
     for (SegmentWalk walk(groups, task.row_scales); !walk.done(); walk.next()) {
-      const float* const offsets = task.offsets + walk.weights_group() * 64 + column;
+      alignas(64) float room[64];
+      const float* const offsets = numbers_of(task.offsets, walk.weights_group(), room) + column;
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const auto sum = static_cast<float>(codes[r][walk.segment()]);

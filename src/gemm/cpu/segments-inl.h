@@ -18,9 +18,13 @@ CONCLAVE_KERNEL_INLINE int64_t segment_end(const PanelTask& task, int64_t begin)
   return segment_end(groups, {.width = task.k}, begin);
 }
 
-// The scales of a k among those of the panel, for groups of neighbours; its offsets lie likewise.
+// The group of a k, and the place of its scales among float32 ones, for groups of neighbours; its
+// offsets lie likewise.
+CONCLAVE_KERNEL_INLINE int64_t scale_group(const PanelTask& task, int64_t k) {
+  return (k + task.scale_skip) / task.scale_width;
+}
 CONCLAVE_KERNEL_INLINE int64_t scale_index(const PanelTask& task, int64_t k) {
-  return (k + task.scale_skip) / task.scale_width * 64;
+  return scale_group(task, k) * 64;
 }
 
 // function.template call<N>() for N = count, at most kMost.

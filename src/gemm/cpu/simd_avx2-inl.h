@@ -31,8 +31,16 @@ struct Vec {
     return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
   }
 
+  // Powers of two, 2^(code - 127). No code is 255.
+  static CONCLAVE_KERNEL_INLINE Vec load_power_of_two(const void* p) {
+    const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+    // 2^-127 is subnormal, and its bits lie between those of 0 and of 2^-126.
+    const __m256i bits = _mm256_slli_epi32(code, 23);
+    return {_mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x00400000)))};
+  }
+
   // Signed bytes.
-  static CONCLAVE_KERNEL_INLINE Vec load_i8(const void* p) {
+  static CONCLAVE_KERNEL_INLINE Vec load_signed_bytes(const void* p) {
     const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))};
   }

@@ -26,8 +26,16 @@ struct Vec {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
   }
 
+  // Powers of two, 2^(code - 127). No code is 255.
+  static CONCLAVE_KERNEL_INLINE Vec load_power_of_two(const void* p) {
+    const __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+    // 2^-127 is subnormal, and its bits lie between those of 0 and of 2^-126.
+    const __m512i bits = _mm512_slli_epi32(code, 23);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(bits, _mm512_set1_epi32(0x00400000)))};
+  }
+
   // Signed bytes.
-  static CONCLAVE_KERNEL_INLINE Vec load_i8(const void* p) {
+  static CONCLAVE_KERNEL_INLINE Vec load_signed_bytes(const void* p) {
     const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
   }

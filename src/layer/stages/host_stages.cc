@@ -224,7 +224,7 @@ class Sizes {
   void experts() {
     const int64_t slots = plan_.dispatcher->max_slots();
     set_bytes(kDispatch, plan_.dispatcher->workspace_bytes());
-    set_bytes(kExpertScratch, plan_.experts->workspace_bytes(slots));
+    set_bytes(kExpertScratch, plan_.experts->workspace_bytes(slots, plan_.workers));
     set(kExpertRows, slots, expert_width(spec_), sizeof(float));
   }
 
@@ -237,13 +237,13 @@ class Sizes {
       const int64_t count = spec_.shared.count;
       set(kSharedRows, product(count, tokens_), spec_.hidden_size, sizeof(float));
       set(kSharedIndex, every_row_index_size(count, tokens_), 1, sizeof(int64_t));
-      set_bytes(kSharedScratch, plan_.shared->workspace_bytes(count * tokens_));
+      set_bytes(kSharedScratch, plan_.shared->workspace_bytes(count * tokens_, plan_.workers));
       if (plan_.part.reduces()) set<float>(kReducedShared, spec_.hidden_size);
     }
     if (plan_.residual) {
       set<float>(kResidualRows, spec_.hidden_size);
       set(kResidualIndex, every_row_index_size(1, tokens_), 1, sizeof(int64_t));
-      set_bytes(kResidualScratch, plan_.residual->workspace_bytes(tokens_));
+      set_bytes(kResidualScratch, plan_.residual->workspace_bytes(tokens_, plan_.workers));
       if (plan_.part.reduces()) set<float>(kReducedResidual, spec_.hidden_size);
     }
   }

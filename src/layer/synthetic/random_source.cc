@@ -1,6 +1,8 @@
 #include "core/checked.h"
 #include "core/dcheck.h"
 #include "core/float8.h"
+#include "core/float_convert.h"
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
@@ -192,6 +194,50 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
   }
 }
 
+// Draws numbers that are what QuantSpec says of them. Steps count a unit that neighbouring columns
+// share: a small part of the numbers' magnitude, and another one for each 256 columns.
+class NumberForm {
+ public:
+  NumberForm(const QuantSpec& quant, WeightId id, const Distribution& values, uint64_t stream)
+      : form_(id.plane() == WeightPlane::kScale  ? quant.scale_values
+              : id.plane() == WeightPlane::kZero ? quant.zero_values
+                                                 : ScaleValues::kFloat),
+        columns_(quant.block_cols),
+        unit_(std::max(values.mean, values.deviation) / 40),
+        least_(values.mean > 0 ? 1.0F : -128.0F),
+        stream_(mix(stream)) {}
+
+  float apply(float value, int64_t row, int64_t col) const {
+    switch (form_) {
+      case ScaleValues::kF16:
+        return f16_to_float(float_to_f16(value));
+      case ScaleValues::kPowerOfTwo:
+        return e8m0_to_float(float_to_e8m0(value));
+      case ScaleValues::kSteps: {
+        const float unit = unit_at(row, col);
+        return std::clamp(std::nearbyint(value / unit), least_, 127.0F) * unit;
+      }
+      case ScaleValues::kFloat:
+        break;
+    }
+    return value;
+  }
+
+ private:
+  float unit_at(int64_t row, int64_t col) const {
+    const int64_t shared = col * columns_ / kStepColumns;
+    const uint64_t word = mix(stream_ ^ mix(static_cast<uint64_t>(row << 24 | shared)));
+    const float spread = 1.0F + static_cast<float>(word & 0x3ff) / 2048.0F;
+    return f16_to_float(float_to_f16(unit_ * spread));
+  }
+
+  ScaleValues form_;
+  int64_t columns_;
+  float unit_;
+  float least_;
+  uint64_t stream_;
+};
+
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), spec_(spec) {
@@ -226,6 +272,7 @@ class RandomSource final : public WeightSource {
     }
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const Distribution values = distribution_of(id, info, scaled_[id]);
+    const NumberForm form(scaled_[id].quant, id, values, stream);
     const int64_t cols = block.col_end - block.col_begin;
     std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
@@ -233,7 +280,8 @@ class RandomSource final : public WeightSource {
       for (int64_t i = 0; i < cols; ++i) {
         const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
         const float value = values.mean + values.deviation * normal_like(stream, index);
-        drawn[static_cast<size_t>(i)] = whole_numbers ? std::nearbyint(value) : value;
+        drawn[static_cast<size_t>(i)] =
+            whole_numbers ? std::nearbyint(value) : form.apply(value, row, block.col_begin + i);
       }
       encode(drawn, info.dtype, out);
       out += packed_bytes(info.dtype, cols);
@@ -246,10 +294,12 @@ class RandomSource final : public WeightSource {
       case quant::PlaneType::kWeights:
         return shape.dtype;
       case quant::PlaneType::kScale:
+        if (spec.quant.scale_values != ScaleValues::kFloat) return DType::kF32;
         return shape.plane.plane == WeightPlane::kScale ? quant::scale_dtype(spec) : DType::kF32;
       case quant::PlaneType::kIndex:
         return DType::kI32;
       case quant::PlaneType::kFloat:
+        if (spec.quant.zero_values != ScaleValues::kFloat) return DType::kF32;
         break;
     }
     return natural_row_dtype(spec);

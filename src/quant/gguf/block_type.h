@@ -4,6 +4,7 @@
 #pragma once
 
 #include "conclave/dtype.h"
+#include "conclave/spec.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,7 @@ struct BlockType {
   bool has_offset = false;
   // Needs no alignment. Every block of `bytes` bytes is valid: scales may be infinite or NaN.
   void (*take_apart)(const std::byte* block, BlockParts& parts) = nullptr;
+  ScaleValues scale_values = ScaleValues::kFloat;  // and those of offsets
   // A format of fewer bits whose codes stand for these, each less by the same factor.
   std::optional<DType> element = {};
 

@@ -49,7 +49,7 @@ struct Int8 {
 
   template <class Vec, bool kUpper>
   [[gnu::always_inline]] static Vec lanes(const std::byte* row, int column) {
-    return Vec::load_i8(row + (kUpper ? 32 : 0) + column);
+    return Vec::load_signed_bytes(row + (kUpper ? 32 : 0) + column);
   }
 };
 

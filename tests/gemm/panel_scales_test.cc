@@ -1,0 +1,212 @@
+#include "gemm/panel_scales.h"
+
+#include "core/float8.h"
+#include "core/float_convert.h"
+#include "gemm/cpu/widen_numbers.h"
+#include "gemm/packed_layout.h"
+#include "support/guarded.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+using gemm::kPanelColumns;
+using gemm::NumberPlane;
+using gemm::PanelNumbers;
+
+constexpr std::array kIsas = {cpu::Isa::kAvx2, cpu::Isa::kAvx512};
+
+// The numbers of a plane by column.
+class Numbers {
+ public:
+  explicit Numbers(int64_t groups) : columns_(kPanelColumns) {
+    for (auto& column : columns_) column.resize(static_cast<size_t>(groups));
+  }
+  float& at(int64_t group, int64_t column) {
+    return columns_[static_cast<size_t>(column)][static_cast<size_t>(group)];
+  }
+  PanelNumbers pointers() const {
+    PanelNumbers pointers{};
+    for (size_t column = 0; column < columns_.size(); ++column) {
+      pointers[column] = columns_[column].data();
+    }
+    return pointers;
+  }
+
+ private:
+  std::vector<std::vector<float>> columns_;
+};
+
+// The number of columns that do not exist.
+float none_of(ScaleValues values) { return values == ScaleValues::kPowerOfTwo ? 0x1p-127F : 0.0F; }
+
+// Packs numbers and expects them back, from every function that reads them.
+void expect_kept(const NumberPlane& plane, const PanelNumbers& columns) {
+  const GuardedBuffer packed(plane.bytes(), GuardSide::kEnd, 0xff);
+  ASSERT_EQ(gemm::pack_numbers(plane, columns, packed.data()).column, -1);
+  const auto count = static_cast<size_t>(plane.groups * kPanelColumns);
+  for (const cpu::Isa isa : kIsas) {
+    if (!cpu::usable(isa)) continue;
+    const GuardedBuffer widened(count * sizeof(float), GuardSide::kEnd, 0xff);
+    auto* const floats = static_cast<float*>(static_cast<void*>(widened.data()));
+    gemm::widen_function(isa)(gemm::packed_numbers(plane, packed.data()), plane.groups, floats);
+    for (int64_t group = 0; group < plane.groups; ++group) {
+      for (int64_t column = 0; column < kPanelColumns; ++column) {
+        const float* const given = columns[static_cast<size_t>(column)];
+        const float found = floats[group * kPanelColumns + column];
+        ASSERT_EQ(found, given != nullptr ? given[group] : none_of(plane.values))
+            << group << " " << column;
+        const float one = gemm::number_at(plane, packed.data(), group, column);
+        ASSERT_EQ(std::bit_cast<uint32_t>(found), std::bit_cast<uint32_t>(one));
+      }
+    }
+  }
+}
+
+// Lays values out over as many groups as they fill.
+void expect_all_kept(ScaleValues values, const std::vector<float>& all) {
+  const auto groups = static_cast<int64_t>(all.size()) / kPanelColumns;
+  Numbers numbers(groups);
+  for (int64_t i = 0; i < groups * kPanelColumns; ++i) {
+    numbers.at(i / kPanelColumns, i % kPanelColumns) = all[static_cast<size_t>(i)];
+  }
+  expect_kept({.values = values, .groups = groups}, numbers.pointers());
+}
+
+TEST(PanelNumbers, AllFloat16Numbers_AreKept) {
+  std::vector<float> all;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = f16_to_float(static_cast<uint16_t>(bits));
+    if (std::isfinite(value)) all.push_back(value);
+  }
+  expect_all_kept(ScaleValues::kF16, all);
+}
+
+TEST(PanelNumbers, AllPowersOfTwo_AreKept) {
+  std::vector<float> all;
+  for (int code = 0; code < 255; ++code) all.push_back(e8m0_to_float(static_cast<uint8_t>(code)));
+  expect_all_kept(ScaleValues::kPowerOfTwo, all);
+}
+
+TEST(PanelNumbers, AnyFloats_AreKept) {
+  std::mt19937 random(2);
+  std::vector<float> all;
+  while (all.size() < 4096) {
+    const auto value = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    if (std::isfinite(value)) all.push_back(value);
+  }
+  expect_all_kept(ScaleValues::kFloat, all);
+}
+
+TEST(PanelNumbers, StepsOfAnyUnit_AreKept) {
+  std::mt19937 random(3);
+  for (const int64_t unit_groups : {1, 2, 8, 16}) {
+    for (const int64_t groups : {1, 7, 8, 9, 33}) {
+      Numbers numbers(groups);
+      for (int64_t column = 0; column < kPanelColumns; ++column) {
+        float unit = 0;
+        for (int64_t group = 0; group < groups; ++group) {
+          if (group % unit_groups == 0) {
+            do {
+              unit = f16_to_float(static_cast<uint16_t>(random()));
+            } while (!std::isfinite(unit));
+          }
+          // Some units share few or no steps with others, and have none but 0.
+          const int range = column % 3 == 0 ? 255 : static_cast<int>(column % 7);
+          const int step = range == 0 ? 0 : static_cast<int>(random() % 256U) % (range + 1) - 128;
+          numbers.at(group, column) = static_cast<float>(step) * unit;
+        }
+      }
+      expect_kept({.values = ScaleValues::kSteps, .groups = groups, .unit_groups = unit_groups},
+                  numbers.pointers());
+    }
+  }
+}
+
+TEST(PanelNumbers, AllStepsOfOneUnit_AreKept) {
+  constexpr int64_t kGroups = 256;
+  Numbers numbers(kGroups);
+  for (int64_t column = 0; column < kPanelColumns; ++column) {
+    const float unit =
+        std::ldexp(1.0F + static_cast<float>(column) / 1024.0F, static_cast<int>(column) - 60);
+    for (int64_t group = 0; group < kGroups; ++group) {
+      numbers.at(group, column) = static_cast<float>(group - 128) * unit;
+    }
+  }
+  expect_kept({.values = ScaleValues::kSteps, .groups = kGroups, .unit_groups = kGroups},
+              numbers.pointers());
+}
+
+TEST(PanelNumbers, ColumnsThatDoNotExist_AreZerosOrLeast) {
+  const std::vector<float> numbers = {0.5F, 2, 0.25F};
+  for (const ScaleValues values :
+       {ScaleValues::kFloat, ScaleValues::kF16, ScaleValues::kPowerOfTwo, ScaleValues::kSteps}) {
+    PanelNumbers columns{};
+    for (const size_t column : {0U, 40U, 63U}) columns[column] = numbers.data();
+    expect_kept({.values = values, .groups = 3, .unit_groups = 2}, columns);
+    expect_kept({.values = values, .groups = 3, .unit_groups = 2}, {});
+    expect_kept({.values = values, .groups = 0, .unit_groups = 2}, columns);
+  }
+}
+
+TEST(PanelNumbers, NumbersWithoutAForm_AreNamed) {
+  const auto unfit = [](ScaleValues values, std::vector<float> numbers) {
+    PanelNumbers columns{};
+    columns[17] = numbers.data();
+    const NumberPlane plane{
+        .values = values, .groups = static_cast<int64_t>(numbers.size()), .unit_groups = 4};
+    std::vector<std::byte> packed(plane.bytes());
+    return gemm::pack_numbers(plane, columns, packed.data());
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(unfit(ScaleValues::kF16, {1, 0.1F}).column, 17);
+  EXPECT_EQ(unfit(ScaleValues::kF16, {1, 0.1F}).value, 0.1F);
+  EXPECT_EQ(unfit(ScaleValues::kF16, {65536}).column, 17);
+  EXPECT_EQ(unfit(ScaleValues::kPowerOfTwo, {4, 3}).value, 3);
+  for (const float value : {-1.0F, 0x1p-128F, kInfinity, kNan}) {
+    EXPECT_EQ(unfit(ScaleValues::kPowerOfTwo, {value}).column, 17) << value;
+  }
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 2, 3, 129}).value, 129);
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 128, -128}).column, 17);
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 2, 3, 128}).column, -1);
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 2, 3, -129}).value, -129);
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 1.001F}).column, 17);
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {0x1p-140F, 0x1p100F}).column, 17);
+  for (const float value : {kInfinity, -kInfinity, kNan}) {
+    EXPECT_EQ(unfit(ScaleValues::kSteps, {1, value}).column, 17) << value;
+    EXPECT_EQ(unfit(ScaleValues::kSteps, {value}).column, 17) << value;
+  }
+  // The next unit takes what the first has no steps for.
+  EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 2, 3, -128, 0.1F, 0.2F}).column, -1);
+}
+
+TEST(PanelNumbers, NarrowNumbers_TakeFewerBytes) {
+  const auto bytes = [](ScaleValues values) {
+    return NumberPlane{.values = values, .groups = 9, .unit_groups = 8}.bytes();
+  };
+  EXPECT_EQ(bytes(ScaleValues::kFloat), 9U * 64 * 4);
+  EXPECT_EQ(bytes(ScaleValues::kF16), 9U * 64 * 2);
+  EXPECT_EQ(bytes(ScaleValues::kPowerOfTwo), 9U * 64);
+  EXPECT_EQ(bytes(ScaleValues::kSteps), 9U * 64 + 2U * 64 * 4);
+  const gemm::PanelLayout layout{.dtype = DType::kI8,
+                                 .k = 300,
+                                 .scale_width = 32,
+                                 .has_offsets = true,
+                                 .scale_values = ScaleValues::kSteps,
+                                 .offset_values = ScaleValues::kF16};
+  EXPECT_EQ(layout.scale_plane().unit_groups, 8);
+  EXPECT_EQ(layout.panel_bytes(), 300U * 64 + 10U * 64 + 2U * 64 * 4 + 10U * 64 * 2);
+  EXPECT_EQ(gemm::layout_name(layout), "panel64.k1.I8.steps.zeros.f16.v1");
+}
+
+}  // namespace
+}  // namespace conclave::testing
