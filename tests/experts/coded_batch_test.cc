@@ -102,7 +102,7 @@ std::vector<float> run(const CodedBatch& batch, const experts::HostKernelRow& ro
   const ConstTensorView view{hidden.data(), DType::kF32, {batch.bundle_rows, batch.hidden}, 0};
   const RowBundle bundle =
       experts::quantize_rows(view, needs.row_dtype, needs.row_bytes, rows.data(), executor);
-  AlignedBytes workspace(kernel->workspace_bytes(std::ssize(source)));
+  AlignedBytes workspace(kernel->workspace_bytes(std::ssize(source), threads));
   std::vector<float> out(source.size() * static_cast<size_t>(batch.hidden), NAN);
   kernel->run({.bundle = bundle,
                .num_local_experts = num_experts,

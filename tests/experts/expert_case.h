@@ -247,7 +247,7 @@ class ExpertCase {
                                  Shape{num_tokens_, shape_.hidden_size}, 0};
     const RowBundle bundle =
         experts::quantize_rows(hidden, needs.row_dtype, needs.row_bytes, rows.data(), executor);
-    AlignedBytes workspace(kernel.workspace_bytes(num_slots()));
+    AlignedBytes workspace(kernel.workspace_bytes(num_slots(), executor.concurrency()));
     std::vector<float> out(static_cast<size_t>(num_slots() * shape_.hidden_size), NAN);
     kernel.run({.bundle = bundle,
                 .num_local_experts = num_experts(),

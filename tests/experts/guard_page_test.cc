@@ -54,7 +54,8 @@ struct GuardedRun {
             test_case.source_row()[size_t(occupied++)];
       }
     }
-    const GuardedBuffer workspace(kernel.workspace_bytes(occupied), side, 0xff);
+    const GuardedBuffer workspace(kernel.workspace_bytes(occupied, executor.concurrency()), side,
+                                  0xff);
     const GuardedBuffer out(
         static_cast<size_t>(num_experts * kSlots * shape.hidden_size) * sizeof(float), side, 0x7f);
     const auto untouched = copy_of(out);
