@@ -129,8 +129,7 @@ class QuantSpec:
     activation_scale_rule: str = "quotient"  # floor_power, even_power, half_power, two_level
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
-    # float; what scales are for sure, so that they may take fewer bytes: float16, power_of_two, steps
-    scale_values: str = "float"
+    scale_values: str = "float"  # float16, power_of_two, steps: what scales are for sure
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
     zero_values: str = "float"  # as scale_values, for zeros that are offsets
     has_global_scale: bool = False  # a factor of all scales of a matrix
