@@ -7,6 +7,8 @@
 #include "core/float_convert.h"
 #include "experts/emulated_tiles.h"
 
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -61,6 +63,21 @@ struct Vec {
     std::memcpy(result.value, p, sizeof(result.value));
     return result;
   }
+  // Of pairs of bf16.
+  Vec bf16_first() const {
+    return each([&](int i) { return bf16_to_float(static_cast<uint16_t>(lane(i))); });
+  }
+  Vec bf16_second() const {
+    return each([&](int i) { return bf16_to_float(static_cast<uint16_t>(lane(i) >> 16)); });
+  }
+  static Vec load_bf16_first(const void* p) { return load(p).bf16_first(); }
+  static Vec load_bf16_second(const void* p) { return load(p).bf16_second(); }
+  template <bool kUpper>
+  static Vec look_up_u4(const float* table, const void* p) {
+    uint8_t codes[kLanes];
+    std::memcpy(codes, p, sizeof(codes));
+    return each([&](int i) { return table[kUpper ? codes[i] >> 4 : codes[i] & 0xf]; });
+  }
   static Vec load_f16(const void* p) {
     uint16_t bits[kLanes];
     std::memcpy(bits, p, sizeof(bits));
@@ -108,6 +125,7 @@ struct Vec {
                   [](auto x, auto y, auto z) { return decltype(x)::select_negative(x, y, z); });
   }
 
+  void accumulate(Vec a, Vec b) { *this = fma(a, b, *this); }
   Vec keep_first(int64_t count) const {
     return each([&](int i) { return i < count ? value[i] : 0.0F; });
   }
@@ -115,6 +133,7 @@ struct Vec {
   void store_first(void* p, int64_t count) const {
     std::memcpy(p, value, static_cast<size_t>(count) * sizeof(float));
   }
+  uint32_t lane(int i) const { return std::bit_cast<uint32_t>(value[i]); }
   void store_bf16(void* p) const {
     for (int i = 0; i < kLanes; ++i) {
       const uint16_t bits = float_to_bf16(value[i]);
@@ -158,11 +177,23 @@ struct PairDecoder {
   static uint16_t term_of(const std::byte* row, int column) {
     auto code = static_cast<uint8_t>(row[Format::kBits == 8 ? column : column % 32]);
     if (Format::kBits == 4) code = column < 32 ? code & 0xf : code >> 4;
-    const float value = Format::decode(code);
-    const uint16_t nearest = float_to_bf16(value);
-    if (kTerm == 0) return nearest;
-    return std::isfinite(value) ? float_to_bf16(value - bf16_to_float(nearest)) : uint16_t{0};
+    return kTerms[code];
   }
+
+  // Of each code. They are there before a kernel takes subnormal numbers for zeros.
+  static inline const std::array<uint16_t, 256> kTerms = [] {
+    std::array<uint16_t, 256> terms{};
+    for (int code = 0; code < 1 << Format::kBits; ++code) {
+      const float value = Format::decode(static_cast<uint8_t>(code));
+      const uint16_t nearest = float_to_bf16(value);
+      const bool leaves_rest = kTerm == 1 && std::isfinite(value);
+      terms[static_cast<size_t>(code)] = kTerm == 0 ? nearest
+                                         : leaves_rest
+                                             ? float_to_bf16(value - bf16_to_float(nearest))
+                                             : uint16_t{0};
+    }
+    return terms;
+  }();
 };
 
 struct Bf16Values {

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -345,6 +346,38 @@ TEST_P(PairedProduct, RowAmongOthers_HasTheBitsOfARowAlone) {
                 << "width " << width << " rows " << count << " row " << r << " column " << c;
           }
         }
+      }
+    }
+  }
+}
+
+// Values that are subnormal, or make such sums, and values that are not finite: in a piece, and in
+// the rest of a tile that it shares.
+TEST_P(PairedProduct, ExtremeRowAmongOthers_HasTheBitsOfARowAlone) {
+  constexpr int64_t kK = 130;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const int64_t width : {130, 48, 15}) {
+    Problem problem({.dtype = format().element, .k = kK, .scale_width = width}, 9);
+    keep_numbers(problem, format());
+    PairedRows rows(20, kK, problem.random);
+    for (int64_t k = 0; k < kK; ++k) {
+      rows.set(0, k, rows.at(0, k) * 0x1p-126F);
+      rows.set(1, k, rows.at(1, k) * 0x1p-133F);
+      rows.set(2, k, k % 3 == 0 ? 0x1p-127F : rows.at(2, k) * 0x1p-122F);
+    }
+    rows.set(3, 50, kInfinity);
+    rows.set(4, 31, -kInfinity);
+    rows.set(5, 64, std::numeric_limits<float>::quiet_NaN());
+    rows.set(6, 129, 0x1p127F);
+    const std::vector<float> all = run(problem, rows, 0, 20);
+    for (int64_t r = 0; r < 8; ++r) {
+      const std::vector<float> alone = run(problem, rows, r, 1);
+      for (size_t c = 0; c < alone.size(); ++c) {
+        const float among = all[static_cast<size_t>(r * gemm::kPanelColumns) + c];
+        if (std::isnan(among) && std::isnan(alone[c])) continue;
+        ASSERT_EQ(bits_of(alone[c]), bits_of(among))
+            << "width " << width << " row " << r << " column " << c << ": " << alone[c] << " and "
+            << among;
       }
     }
   }

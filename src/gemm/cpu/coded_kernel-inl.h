@@ -9,6 +9,7 @@
 #include "gemm/cpu/finish-inl.h"
 #include "gemm/cpu/group_numbers-inl.h"
 #include "gemm/cpu/micro_kernel-inl.h"
+#include "gemm/cpu/panel_codes-inl.h"
 #include "gemm/cpu/segments-inl.h"
 #include "gemm/cpu/weights-inl.h"
 #include "quant/formats.h"
@@ -35,21 +36,6 @@ inline constexpr int64_t kCodesPerTurn = 16;
 CONCLAVE_KERNEL_INLINE Vec add_scaled(Vec total, Vec partial, Vec row_scale, const float* scale) {
   return Vec::add(total, Vec::mul(Vec::mul(partial, row_scale), Vec::load(scale)));
 }
-
-// A panel's row of codes, as vectors of what they stand for.
-template <class Format>
-struct PanelCodes {
-  static constexpr int64_t kRowBytes = Format::kBits * 8;
-
-  // Vector `j` of `kVectors` in a pass over the panel, at column_of(pass, j).
-  template <int kVectors>
-  static CONCLAVE_KERNEL_INLINE Vec load(const std::byte* row, int pass, int j) {
-    constexpr int kHalf = kVectors / 2;
-    const int column = (pass * kHalf + j % kHalf) * Vec::kLanes;
-    return j < kHalf ? Format::template lanes<Vec, false>(row, column)
-                     : Format::template lanes<Vec, true>(row, column);
-  }
-};
 
 template <int kRows, class Activation = float>
 struct RowPointers {

@@ -3,12 +3,11 @@
 // interleaved (tiles-inl.h), rows of codes as they are.
 //
 // All groups share strips of decoded weights. A tile takes 32 k at once, from a multiple of 32 on;
-// where a scale begins or ends among them, the weights of others are zeros.
+// where a scale begins or ends among them, the weights of others are zeros. Few rows leave tiles
+// alone (tile_order-inl.h).
 #pragma once
 
-#include "gemm/cpu/coded_pieces-inl.h"
-#include "gemm/cpu/pair_sums-inl.h"
-#include "gemm/cpu/tile_kernel-inl.h"
+#include "gemm/cpu/tile_order-inl.h"
 #include "quant/formats.h"
 
 #include "conclave/dtype.h"
@@ -17,14 +16,6 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 // Groups that share a strip, and whose sums lie beside it; no block of a work list has more.
 inline constexpr int64_t kMaxCodedGroups = 6;
-inline constexpr int64_t kTilePairs = kTileK / 2;
-
-// The tiles of a piece, counted from that of k = 0.
-CONCLAVE_KERNEL_INLINE int64_t first_tile(const Piece& piece) { return piece.begin / kTileK; }
-CONCLAVE_KERNEL_INLINE int64_t end_tile(const Piece& piece) {
-  return (piece.end + kTileK - 1) / kTileK;
-}
-
 // Decoded weights: 16 KiB, in the first-level cache, for each term.
 template <class Format>
 struct TileStrip {
@@ -94,53 +85,14 @@ CONCLAVE_KERNEL_INLINE void store_sums(GroupSums& sums) {
 // Adds 32 k of 16 rows: weights are 16 rows of pairs.
 CONCLAVE_KERNEL_INLINE void add_tile(const TileOfRows& rows, const uint32_t (*weights)[64]) {
   _tile_loadd(4, rows.first, rows.stride);
-  _tile_loadd(6, weights[0], kPanelRowBytes);
+  _tile_loadd(6, weights[0], kPairRowBytes);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(7, weights[0] + 16, kPanelRowBytes);
+  _tile_loadd(7, weights[0] + 16, kPairRowBytes);
   _tile_dpbf16ps(1, 4, 7);
-  _tile_loadd(6, weights[0] + 32, kPanelRowBytes);
+  _tile_loadd(6, weights[0] + 32, kPairRowBytes);
   _tile_dpbf16ps(2, 4, 6);
-  _tile_loadd(7, weights[0] + 48, kPanelRowBytes);
+  _tile_loadd(7, weights[0] + 48, kPairRowBytes);
   _tile_dpbf16ps(3, 4, 7);
-}
-
-// Rows of one group of a task, and their sums: of a piece that the next strip continues, and of all
-// pieces that ended.
-struct CodedGroup {
-  const std::byte* rows = nullptr;  // plain rows, interleaved
-  int64_t num_rows = 0;
-  // The values and scales of each row of codes.
-  const std::byte* values[kTileRows];
-  const float* scales[kTileRows];
-  GroupSums partial;
-  GroupSums total;
-  alignas(64) float of_groups[kTileRows][kSumsTogether];  // sums of the rows' own values
-};
-
-CONCLAVE_KERNEL_INLINE void sum_rows(const PanelTask& task, const Piece& piece, CodedGroup& group) {
-  for (int64_t r = 0; r < group.num_rows; ++r) {
-    // Tiles of k follow each other 16 rows apart.
-    const auto* values = reinterpret_cast<const uint16_t*>(group.rows + r * kTileRowBytes);
-    sum_next_groups(task, piece, {values, kTileBytes / 2}, group.of_groups[r]);
-  }
-}
-
-CONCLAVE_KERNEL_INLINE void scale_sums(const PanelTask& task, const Piece& piece,
-                                       CodedGroup& group) {
-  const PieceNumbers numbers(task, piece);
-  for (int64_t r = 0; r < group.num_rows; ++r) {
-    Vec partial[kPairVectors];
-    for (int j = 0; j < kPairVectors; ++j) {
-      partial[j] = Vec::load(group.partial.value[r] + j * Vec::kLanes);
-    }
-    if (task.row_scales.first != nullptr) {
-      add_group_of_codes(piece, numbers, partial, group.scales[r], group.total.value[r]);
-    } else if (!task.offsets.exist()) {
-      add_group<false>(piece, numbers, partial, nullptr, group.total.value[r]);
-    } else {
-      add_group<true>(piece, numbers, partial, group.of_groups[r], group.total.value[r]);
-    }
-  }
 }
 
 // Sets out what a group has for its tiles. Rows of codes that lie anywhere are brought together;
@@ -173,7 +125,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
   for (int64_t p = 0; p < strip.num_pieces; ++p) {
     const Piece piece = strip.pieces[p];
     if (piece.begins) {
-      if (task.offsets.exist()) sum_rows(task, piece, group);
+      sum_rows(task, piece, group);
       clear_sums();
     } else {
       load_sums(group.partial);
@@ -185,17 +137,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
       }
     }
     store_sums(group.partial);
-    if (piece.ends) scale_sums(task, piece, group);
-  }
-}
-
-// Finds the rows of codes of a group, of which task row `first` is the first.
-CONCLAVE_KERNEL_INLINE void find_rows(const PanelTask& task, int64_t first, CodedGroup& group) {
-  for (int64_t r = 0; r < group.num_rows; ++r) {
-    const int64_t slot = first + r;
-    const int64_t row = task.row_index != nullptr ? task.row_index[slot] : slot;
-    group.values[r] = task.rows + row * task.row_bytes;
-    group.scales[r] = task.row_scales.of_row(row, task.row_bytes);
+    if (piece.ends) scale_sums(task, piece, group.partial.value, group);
   }
 }
 
@@ -203,15 +145,7 @@ CONCLAVE_KERNEL_INLINE void find_rows(const PanelTask& task, int64_t first, Code
 template <class Format>
 void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
   CodedGroup groups[kMaxCodedGroups];
-  for (int64_t g = 0; g < count; ++g) {
-    const int64_t row = (first + g) * kTileRows;
-    groups[g].rows = task.rows + row * task.row_bytes;
-    groups[g].num_rows = lesser(kTileRows, task.num_rows - row);
-    if (task.row_scales.first != nullptr) find_rows(task, row, groups[g]);
-    for (auto& sums : groups[g].total.value) {
-      for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(sums + c);
-    }
-  }
+  for (int64_t g = 0; g < count; ++g) begin_group(task, first + g, groups[g]);
   TileStrip<Format> strip;
   int64_t configured = 0;
   for (Pieces pieces(task); !pieces.done();) {
@@ -232,13 +166,17 @@ void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count
 // A PanelFunction; plain rows come in groups, without an index.
 template <class Format>
 void compute_codes_on_tiles(const PanelTask& task) noexcept {
+  if (task.num_rows <= kMaxWideRows) {
+    if (task.num_rows > 0) call_for<kMaxWideRows>(task.num_rows, ComputeWideRows<Format>{task});
+    return;
+  }
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
   const int64_t blocks = (groups + kMaxCodedGroups - 1) / kMaxCodedGroups;
   Ahead ahead = fetch_panel<Format>(task, (task.k / kTileK + 1) * blocks);
   for (int64_t first = 0; first < groups; first += kMaxCodedGroups) {
     compute_groups_of_codes<Format>(task, first, lesser(kMaxCodedGroups, groups - first), ahead);
   }
-  if (groups > 0) _tile_release();
+  _tile_release();
 }
 
 // The product for weights of one of the formats; null if they are of another.

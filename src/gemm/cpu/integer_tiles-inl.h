@@ -33,13 +33,13 @@ CONCLAVE_KERNEL_INLINE void store_partial(int32_t (*partial)[64]) {
 CONCLAVE_KERNEL_INLINE void add_byte_tile(const TileOfRows& rows, const int32_t (*quads)[64]) {
   settle_memory();
   _tile_loadd(4, rows.first, rows.stride);
-  _tile_loadd(6, quads[0], kPanelRowBytes);
+  _tile_loadd(6, quads[0], kPairRowBytes);
   _tile_dpbsud(0, 4, 6);
-  _tile_loadd(7, quads[0] + 16, kPanelRowBytes);
+  _tile_loadd(7, quads[0] + 16, kPairRowBytes);
   _tile_dpbsud(1, 4, 7);
-  _tile_loadd(6, quads[0] + 32, kPanelRowBytes);
+  _tile_loadd(6, quads[0] + 32, kPairRowBytes);
   _tile_dpbsud(2, 4, 6);
-  _tile_loadd(7, quads[0] + 48, kPanelRowBytes);
+  _tile_loadd(7, quads[0] + 48, kPairRowBytes);
   _tile_dpbsud(3, 4, 7);
 }
 

@@ -7,6 +7,7 @@
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 CONCLAVE_KERNEL_INLINE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+CONCLAVE_KERNEL_INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Returns the end of the run of k, starting at `begin`, that shares one weight scale and one row
 // scale and crosses no multiple of exact_k. With an order it is all that is left: each weight is

@@ -15,12 +15,17 @@ struct Vec {
   static CONCLAVE_KERNEL_INLINE Vec broadcast(float x) { return {_mm512_set1_ps(x)}; }
   static CONCLAVE_KERNEL_INLINE Vec load(const void* p) { return {_mm512_loadu_ps(p)}; }
   // Load pairs of bf16 in 32-bit lanes and widen the first, or the second, of each.
-  static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
-  }
+  static CONCLAVE_KERNEL_INLINE Vec load_bf16_first(const void* p) { return load(p).bf16_first(); }
   static CONCLAVE_KERNEL_INLINE Vec load_bf16_second(const void* p) {
+    return load(p).bf16_second();
+  }
+  // The same of pairs that are here.
+  CONCLAVE_KERNEL_INLINE Vec bf16_first() const {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(value), 16))};
+  }
+  CONCLAVE_KERNEL_INLINE Vec bf16_second() const {
     const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(value), mask))};
   }
   static CONCLAVE_KERNEL_INLINE Vec load_f16(const void* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

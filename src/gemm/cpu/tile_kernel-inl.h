@@ -32,16 +32,16 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPanelRowBytes) {
+  for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPairRowBytes) {
     ahead.turn();
     _tile_loadd(4, x, kTileRowBytes);
-    _tile_loadd(6, w, kPanelRowBytes);
+    _tile_loadd(6, w, kPairRowBytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, w + 64, kPanelRowBytes);
+    _tile_loadd(7, w + 64, kPairRowBytes);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, w + 128, kPanelRowBytes);
+    _tile_loadd(6, w + 128, kPairRowBytes);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, w + 192, kPanelRowBytes);
+    _tile_loadd(7, w + 192, kPairRowBytes);
     _tile_dpbf16ps(3, 4, 7);
   }
   GroupSums sums;
@@ -66,12 +66,12 @@ CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t gr
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPanelRowBytes) {
+    for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPairRowBytes) {
       ahead.turn();
       _tile_loadd(4, x, kTileRowBytes);
-      _tile_loadd(6, w, kPanelRowBytes);
+      _tile_loadd(6, w, kPairRowBytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, w + 128, kPanelRowBytes);
+      _tile_loadd(7, w + 128, kPairRowBytes);
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, x + group_bytes, kTileRowBytes);
       _tile_dpbf16ps(2, 5, 6);
@@ -90,7 +90,7 @@ CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t gr
 inline void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  Ahead ahead(task.next_panel, steps * 16 * kPanelRowBytes, steps * groups);
+  Ahead ahead(task.next_panel, steps * 16 * kPairRowBytes, steps * groups);
   int configured_first = 0;
   int configured_second = 0;
   for (int64_t row = 0; row < task.num_rows; row += 2 * kTileRows) {

@@ -12,7 +12,7 @@ inline constexpr int kTileRows = 16;
 inline constexpr int64_t kTileK = 32;
 inline constexpr int64_t kTileBytes = 1024;
 inline constexpr int64_t kTileRowBytes = 64;
-inline constexpr int64_t kPanelRowBytes = 256;
+inline constexpr int64_t kPairRowBytes = 256;
 inline constexpr int64_t kSumRowBytes = 64 * sizeof(float);
 
 // Activation rows for tiles come in groups of 16: [k / 32][16 rows][32 values of k], so that a tile
