@@ -5,14 +5,6 @@
 #include <algorithm>
 
 namespace conclave::inline v0::experts {
-namespace {
-
-// 96 float32 rows of 2048 are 768 KiB: with two panels of weights they fit a 2 MiB cache. Fewer
-// rows would read the weights from memory more often.
-constexpr int64_t kMaxBlockRows = 96;
-
-}  // namespace
-
 WorkList::WorkList(const ExpertBatch& batch, const RowTiling& tiling,
                    std::span<ActiveExpert> storage)
     : tile_rows_(tiling.tile) {
@@ -23,7 +15,7 @@ WorkList::WorkList(const ExpertBatch& batch, const RowTiling& tiling,
     storage[count++] = {.expert = expert,
                         .first_slot = batch.expert_begin[expert],
                         .num_rows = rows,
-                        .num_blocks = ceil_div(rows, kMaxBlockRows)};
+                        .num_blocks = ceil_div(rows, tiling.block)};
   }
   const std::span<ActiveExpert> active = storage.first(count);
   std::sort(active.begin(), active.end(), [](const ActiveExpert& a, const ActiveExpert& b) {

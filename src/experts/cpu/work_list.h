@@ -32,6 +32,9 @@ struct WorkItem {
 struct RowTiling {
   int64_t tile = 1;   // rows of a register tile: blocks end at multiples of it
   int64_t group = 1;  // rows that lie interleaved in memory; divides tile
+  // The most rows of a block. 96 float32 rows of 2048 are 768 KiB: with two panels of weights they
+  // fit a second-level cache of 2 MiB. Fewer rows would read the weights from memory more often.
+  int64_t block = 96;
 };
 
 // Experts with the most rows come first, so that no long item starts when the others are done.

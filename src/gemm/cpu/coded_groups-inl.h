@@ -71,7 +71,7 @@ CONCLAVE_KERNEL_INLINE void find_rows(const PanelTask& task, int64_t first, Code
 CONCLAVE_KERNEL_INLINE void begin_group(const PanelTask& task, int64_t index, CodedGroup& group) {
   const int64_t row = index * kTileRows;
   group.rows = task.rows + row * task.row_bytes;
-  group.num_rows = lesser(kTileRows, task.num_rows - row);
+  group.num_rows = rows_of_group(task, index);
   if (task.row_scales.first != nullptr) find_rows(task, row, group);
   for (auto& sums : group.total.value) {
     for (int64_t c = 0; c < 64; c += Vec::kLanes) Vec::zero().store(sums + c);

@@ -62,26 +62,6 @@ struct TileStrip {
   }
 };
 
-// The sums of a piece of one group.
-CONCLAVE_KERNEL_INLINE void load_sums(const GroupSums& sums) {
-  _tile_loadd(0, sums.value[0], kSumRowBytes);
-  _tile_loadd(1, sums.value[0] + 16, kSumRowBytes);
-  _tile_loadd(2, sums.value[0] + 32, kSumRowBytes);
-  _tile_loadd(3, sums.value[0] + 48, kSumRowBytes);
-}
-CONCLAVE_KERNEL_INLINE void clear_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-CONCLAVE_KERNEL_INLINE void store_sums(GroupSums& sums) {
-  _tile_stored(0, sums.value[0], kSumRowBytes);
-  _tile_stored(1, sums.value[0] + 16, kSumRowBytes);
-  _tile_stored(2, sums.value[0] + 32, kSumRowBytes);
-  _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
-}
-
 // Adds 32 k of 16 rows: weights are 16 rows of pairs.
 CONCLAVE_KERNEL_INLINE void add_tile(const TileOfRows& rows, const uint32_t (*weights)[64]) {
   _tile_loadd(4, rows.first, rows.stride);
@@ -128,7 +108,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
       sum_rows(task, piece, group);
       clear_sums();
     } else {
-      load_sums(group.partial);
+      load_sums(group.partial.value[0]);
     }
     for (int64_t tile = first_tile(piece); tile < end_tile(piece); ++tile, at += kTilePairs) {
       const TileOfRows values = rows.tile(tile);
@@ -136,7 +116,7 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
         add_tile(values, strip.weights[term] + at);
       }
     }
-    store_sums(group.partial);
+    store_sums(group.partial.value[0]);
     if (piece.ends) scale_sums(task, piece, group.partial.value, group);
   }
 }
@@ -153,7 +133,7 @@ void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count
     for (int64_t g = 0; g < count; ++g) {
       if (groups[g].num_rows != configured) {
         configured = groups[g].num_rows;
-        configure_tiles(static_cast<int>(configured), 0);
+        configure_tiles(static_cast<int>(configured));
       }
       add_strip_on_tiles(task, strip, groups[g]);
     }

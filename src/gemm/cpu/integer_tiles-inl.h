@@ -10,25 +10,6 @@
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
-CONCLAVE_KERNEL_INLINE void load_partial(const int32_t (*partial)[64]) {
-  _tile_loadd(0, partial[0], kSumRowBytes);
-  _tile_loadd(1, partial[0] + 16, kSumRowBytes);
-  _tile_loadd(2, partial[0] + 32, kSumRowBytes);
-  _tile_loadd(3, partial[0] + 48, kSumRowBytes);
-}
-CONCLAVE_KERNEL_INLINE void clear_partial() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-CONCLAVE_KERNEL_INLINE void store_partial(int32_t (*partial)[64]) {
-  _tile_stored(0, partial[0], kSumRowBytes);
-  _tile_stored(1, partial[0] + 16, kSumRowBytes);
-  _tile_stored(2, partial[0] + 32, kSumRowBytes);
-  _tile_stored(3, partial[0] + 48, kSumRowBytes);
-}
-
 // Adds 64 k of up to 16 rows: signed codes times 16 unsigned quads.
 CONCLAVE_KERNEL_INLINE void add_byte_tile(const TileOfRows& rows, const int32_t (*quads)[64]) {
   settle_memory();
@@ -54,17 +35,17 @@ class TileMultiplier {
                                         const StripRange& range, IntegerGroup<kRows>& group) {
     if (group.num_rows != configured_) {
       configured_ = group.num_rows;
-      configure_tiles(configured_, 0);
+      configure_tiles(configured_);
     }
     if (range.begins) {
-      clear_partial();
+      clear_sums();
     } else {
-      load_partial(group.partial);
+      load_sums(group.partial);
     }
     for (int64_t k = range.begin; k < range.end; k += kStepK) {
       add_byte_tile(take_rows(task, group, k), strip.quads + (k - range.begin) / 4);
     }
-    store_partial(group.partial);
+    store_sums(group.partial);
   }
 
  private:

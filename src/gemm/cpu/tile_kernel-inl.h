@@ -12,6 +12,12 @@ struct alignas(64) GroupSums {
   float value[kTileRows][64];
 };
 
+// Rows that a group of a task has.
+CONCLAVE_KERNEL_INLINE int64_t rows_of_group(const PanelTask& task, int64_t group) {
+  const int64_t rest = task.num_rows - group * kTileRows;
+  return rest < kTileRows ? rest : kTileRows;
+}
+
 CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, int64_t num_rows,
                                          GroupSums& sums) {
   // Activated rows form a group again; float32 rows stand alone, and those that become codes do.
@@ -23,16 +29,23 @@ CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, i
                      .out_block_bytes = task.out_block_bytes});
 }
 
-// Computes one group: all 64 columns in one pass, with four accumulators per activation tile.
-CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t group,
-                                              int64_t num_rows, Ahead& ahead) {
-  const std::byte* x = task.rows + group * kTileRows * task.row_bytes;
-  const std::byte* w = task.panel;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPairRowBytes) {
+// Values of k between two groups: their 32 KiB of the panel stay in the first-level cache, so that
+// all groups but the first load weights from there, and activations from the second-level one.
+inline constexpr int64_t kTileStripK = 256;
+// Groups that share such weights, whose sums wait in the second-level cache meanwhile.
+inline constexpr int64_t kMaxTileGroups = 16;
+
+// Adds k of [begin, end) of one group: all 64 columns, with four accumulators per activation tile.
+CONCLAVE_KERNEL_INLINE void add_strip(const PanelTask& task, int64_t group, int64_t begin,
+                                      int64_t end, Ahead& ahead, GroupSums& sums) {
+  const std::byte* x = task.rows + group * kTileRows * task.row_bytes + begin * kTileRowBytes / 2;
+  const std::byte* w = task.panel + begin / 2 * kPairRowBytes;
+  if (begin == 0) {
+    clear_sums();
+  } else {
+    load_sums(sums.value[0]);
+  }
+  for (int64_t k = begin; k < end; k += kTileK, x += kTileBytes, w += 16 * kPairRowBytes) {
     ahead.turn();
     _tile_loadd(4, x, kTileRowBytes);
     _tile_loadd(6, w, kPairRowBytes);
@@ -44,72 +57,40 @@ CONCLAVE_KERNEL_INLINE void compute_one_group(const PanelTask& task, int64_t gro
     _tile_loadd(7, w + 192, kPairRowBytes);
     _tile_dpbf16ps(3, 4, 7);
   }
-  GroupSums sums;
-  _tile_stored(0, sums.value[0], kSumRowBytes);
-  _tile_stored(1, sums.value[0] + 16, kSumRowBytes);
-  _tile_stored(2, sums.value[0] + 32, kSumRowBytes);
-  _tile_stored(3, sums.value[0] + 48, kSumRowBytes);
-  finish_group(task, group, num_rows, sums);
+  store_sums(sums.value[0]);
 }
 
-// Computes two groups: 16 columns of each half of the panel per pass, so that four accumulators
-// serve both.
-CONCLAVE_KERNEL_INLINE void compute_two_groups(const PanelTask& task, int64_t group,
-                                               int64_t num_rows, Ahead& ahead) {
-  const int64_t group_bytes = kTileRows * task.row_bytes;
-  GroupSums first;
-  GroupSums second;
-  for (int64_t column = 0; column < 32; column += 16) {
-    const std::byte* x = task.rows + group * group_bytes;
-    const std::byte* w = task.panel + column * 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t k = 0; k < task.k; k += kTileK, x += kTileBytes, w += 16 * kPairRowBytes) {
-      ahead.turn();
-      _tile_loadd(4, x, kTileRowBytes);
-      _tile_loadd(6, w, kPairRowBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, w + 128, kPairRowBytes);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, x + group_bytes, kTileRowBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+// Groups [first, first + count), at most kMaxTileGroups, of which the last may have fewer rows.
+inline void compute_groups(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
+  GroupSums sums[kMaxTileGroups];
+  int64_t configured = 0;
+  for (int64_t begin = 0; begin < task.k; begin += kTileStripK) {
+    const int64_t rest = task.k - begin;
+    const int64_t end = begin + (rest < kTileStripK ? rest : kTileStripK);
+    for (int64_t g = 0; g < count; ++g) {
+      const int64_t rows = rows_of_group(task, first + g);
+      if (rows != configured) {
+        configured = rows;
+        configure_tiles(static_cast<int>(rows));
+      }
+      add_strip(task, first + g, begin, end, ahead, sums[g]);
     }
-    _tile_stored(0, first.value[0] + column, kSumRowBytes);
-    _tile_stored(1, first.value[0] + column + 32, kSumRowBytes);
-    _tile_stored(2, second.value[0] + column, kSumRowBytes);
-    _tile_stored(3, second.value[0] + column + 32, kSumRowBytes);
   }
-  finish_group(task, group, kTileRows, first);
-  finish_group(task, group + 1, num_rows - kTileRows, second);
+  for (int64_t g = 0; g < count; ++g) {
+    finish_group(task, first + g, rows_of_group(task, first + g), sums[g]);
+  }
 }
 
-// A PanelFunction; rows come in groups (tiles-inl.h), without an index. Groups are taken in pairs.
+// A PanelFunction; rows come in groups (tiles-inl.h), without an index.
 inline void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
   Ahead ahead(task.next_panel, steps * 16 * kPairRowBytes, steps * groups);
-  int configured_first = 0;
-  int configured_second = 0;
-  for (int64_t row = 0; row < task.num_rows; row += 2 * kTileRows) {
-    const int64_t rest = task.num_rows - row;
-    const int first = static_cast<int>(rest < kTileRows ? rest : kTileRows);
-    const int64_t beyond = rest - first;
-    const int second = static_cast<int>(beyond < kTileRows ? beyond : kTileRows);
-    if (first != configured_first || second != configured_second) {
-      configure_tiles(first, second);
-      configured_first = first;
-      configured_second = second;
-    }
-    if (second == 0) {
-      compute_one_group(task, row / kTileRows, first, ahead);
-    } else {
-      compute_two_groups(task, row / kTileRows, first + second, ahead);
-    }
+  for (int64_t first = 0; first < groups; first += kMaxTileGroups) {
+    const int64_t rest = groups - first;
+    compute_groups(task, first, rest < kMaxTileGroups ? rest : kMaxTileGroups, ahead);
   }
-  _tile_release();
+  if (groups > 0) _tile_release();
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

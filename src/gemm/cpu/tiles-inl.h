@@ -1,6 +1,6 @@
 // The 8 tile registers of AMX: 16 rows of 64 bytes each.
 //
-// Tiles 0 to 3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A packed bf16 panel needs no
+// Tiles 0 to 3 accumulate, 4 holds activations, 6 and 7 weights. A packed bf16 panel needs no
 // change: 32 values of k and 16 columns are 16 panel rows of 64 bytes, 256 bytes apart.
 #pragma once
 
@@ -30,18 +30,38 @@ struct alignas(64) TileShape {
 // Tiles are about to load what was stored: GCC's intrinsics do not say that they read memory.
 CONCLAVE_KERNEL_INLINE void settle_memory() { __asm__ volatile("" : : : "memory"); }
 
-// Accumulators 0, 1 (and activations 4) have `rows_first` rows, 2, 3 (and 5) `rows_second`; with
-// one group of rows all accumulators belong to it.
-CONCLAVE_KERNEL_INLINE void configure_tiles(int rows_first, int rows_second) {
+// Tiles 0 to 5 have `rows` rows.
+CONCLAVE_KERNEL_INLINE void configure_tiles(int rows) {
   TileShape shape;
   for (int t = 0; t < 8; ++t) {
-    const bool second = rows_second != 0 && (t == 2 || t == 3 || t == 5);
     shape.row_bytes[t] = kTileRowBytes;
-    shape.rows[t] = static_cast<uint8_t>(t >= 6 ? kTileRows : second ? rows_second : rows_first);
+    shape.rows[t] = static_cast<uint8_t>(t >= 6 ? kTileRows : rows);
   }
   // The compiler's intrinsic names only the first bytes of the shape as its input.
   __asm__ volatile("" : : "r"(&shape) : "memory");
   _tile_loadconfig(&shape);
+}
+
+// The accumulators, side by side: up to 16 rows of 64 sums in memory.
+CONCLAVE_KERNEL_INLINE void load_sums(const void* sums) {
+  const auto* const first = static_cast<const std::byte*>(sums);
+  _tile_loadd(0, first, kSumRowBytes);
+  _tile_loadd(1, first + kTileRowBytes, kSumRowBytes);
+  _tile_loadd(2, first + 2 * kTileRowBytes, kSumRowBytes);
+  _tile_loadd(3, first + 3 * kTileRowBytes, kSumRowBytes);
+}
+CONCLAVE_KERNEL_INLINE void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+CONCLAVE_KERNEL_INLINE void store_sums(void* sums) {
+  auto* const first = static_cast<std::byte*>(sums);
+  _tile_stored(0, first, kSumRowBytes);
+  _tile_stored(1, first + kTileRowBytes, kSumRowBytes);
+  _tile_stored(2, first + 2 * kTileRowBytes, kSumRowBytes);
+  _tile_stored(3, first + 3 * kTileRowBytes, kSumRowBytes);
 }
 
 // A tile of the rows of a group: the place of the first row's values, and bytes to the next.
