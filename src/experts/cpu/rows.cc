@@ -155,25 +155,26 @@ Support amx_supports(const ExpertsProblem& problem) {
   if (Support scales = needs_scales_of_tiles(problem); !scales) return scales;
   return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
 }
+// Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
 std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
   if (problem.is_beside_quantised_rows) return make_avx512(problem);
+  const int64_t fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(16) : 0;
   if (problem.quant.activations != ActivationScale::kNone) {
     return make_expert_mlp(
         problem,
         coded_tile_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kF32),
-                          fetch_above(16)));
+                          fetch_above_rows));
   }
   return make_expert_mlp(
       problem,
       tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16),
-                      fetch_above(16)));
+                      fetch_above_rows));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
   if (Support weights = needs_weights_for_pairs(problem); !weights) return weights;
   return needs_arithmetic(problem, cpu::Arithmetic::kDpBf16, cpu::Isa::kAvx512Bf16);
 }
-// Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
 std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
   if (problem.is_beside_quantised_rows) return make_avx512(problem);
   const bool plain_rows = problem.quant.activations == ActivationScale::kNone;

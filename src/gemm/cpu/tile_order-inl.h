@@ -37,26 +37,23 @@ class SubnormalsAsZeros {
 };
 
 // Codes of two neighbouring k as float32.
-template <int kVectors>
 struct EvenAndOdd {
-  Vec even[kVectors];
-  Vec odd[kVectors];
+  Vec even[kPairVectors];
+  Vec odd[kPairVectors];
 };
 
-// Decodes the rows of an even k and the next one, at columns column_of<kVectors>(pass, j): whole
-// numbers of 8 bits, one by one.
+// Decodes the rows of an even k and the next one: whole numbers of 8 bits, one by one.
 template <class Format, int kTerm>
 struct WideDecoder {
   static_assert(quant::kBf16Terms<Format> == 1);
   static constexpr int64_t kRowBytes = Format::kBits * 8;
 
-  template <int kVectors>
-  CONCLAVE_KERNEL_INLINE EvenAndOdd<kVectors> load(const std::byte* codes, int pass) const {
-    EvenAndOdd<kVectors> wide;
+  CONCLAVE_KERNEL_INLINE EvenAndOdd load(const std::byte* codes) const {
+    EvenAndOdd wide;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      wide.even[j] = PanelCodes<Format>::template load<kVectors>(codes, pass, j);
-      wide.odd[j] = PanelCodes<Format>::template load<kVectors>(codes + kRowBytes, pass, j);
+    for (int j = 0; j < kPairVectors; ++j) {
+      wide.even[j] = PanelCodes<Format>::template load<kPairVectors>(codes, 0, j);
+      wide.odd[j] = PanelCodes<Format>::template load<kPairVectors>(codes + kRowBytes, 0, j);
     }
     return wide;
   }
@@ -69,15 +66,13 @@ struct WideDecoder<Format, kTerm> {
   static constexpr int64_t kRowBytes = Format::kBits * 8;
   PairDecoder<Format, kTerm> pairs;
 
-  template <int kVectors>
-  CONCLAVE_KERNEL_INLINE EvenAndOdd<kVectors> load(const std::byte* codes, int pass) const {
+  CONCLAVE_KERNEL_INLINE EvenAndOdd load(const std::byte* codes) const {
     const PairRow row = pairs.load(codes);
-    EvenAndOdd<kVectors> wide;
+    EvenAndOdd wide;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Vec pair = row.of[column_of<kVectors>(pass, j) / Vec::kLanes];
-      wide.even[j] = pair.bf16_first();
-      wide.odd[j] = pair.bf16_second();
+    for (int j = 0; j < kPairVectors; ++j) {
+      wide.even[j] = row.of[j].bf16_first();
+      wide.odd[j] = row.of[j].bf16_second();
     }
     return wide;
   }
@@ -100,22 +95,21 @@ struct WideDecoder<Format, kTerm> {
   static constexpr int64_t kRowBytes = Format::kBits * 8;
   static constexpr quant::ValuesByCode kTerms = list_terms<Format, kTerm>();
 
-  template <int kVectors>
-  CONCLAVE_KERNEL_INLINE EvenAndOdd<kVectors> load(const std::byte* codes, int pass) const {
-    EvenAndOdd<kVectors> wide;
+  CONCLAVE_KERNEL_INLINE EvenAndOdd load(const std::byte* codes) const {
+    EvenAndOdd wide;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      wide.even[j] = look_up<kVectors>(codes, pass, j);
-      wide.odd[j] = look_up<kVectors>(codes + kRowBytes, pass, j);
+    for (int j = 0; j < kPairVectors; ++j) {
+      wide.even[j] = look_up(codes, j);
+      wide.odd[j] = look_up(codes + kRowBytes, j);
     }
     return wide;
   }
 
  private:
-  template <int kVectors>
-  static CONCLAVE_KERNEL_INLINE Vec look_up(const std::byte* row, int pass, int j) {
-    constexpr int kHalf = kVectors / 2;
-    const std::byte* const bytes = row + (pass * kHalf + j % kHalf) * Vec::kLanes;
+  // A byte has the columns c and c + 32.
+  static CONCLAVE_KERNEL_INLINE Vec look_up(const std::byte* row, int j) {
+    constexpr int kHalf = kPairVectors / 2;
+    const std::byte* const bytes = row + j % kHalf * Vec::kLanes;
     return j < kHalf ? Vec::look_up_u4<false>(kTerms.of, bytes)
                      : Vec::look_up_u4<true>(kTerms.of, bytes);
   }
@@ -182,21 +176,17 @@ struct TileBlock {
   }
 };
 
-// Vectors of columns at once: more rows leave registers for two.
-template <int kRows>
-inline constexpr int kWideVectors = kRows <= 2 ? 4 : 2;
-// Rows that are computed so.
-inline constexpr int kMaxWideRows = kMostNarrowRows;
+// Rows that are computed so: more are as fast on tiles, or faster.
+inline constexpr int kMaxWideRows = 2;
+static_assert(kMaxWideRows <= kMostNarrowRows);
 
 // The two chains of a tile.
 template <int kRows>
 struct WideChains {
-  static constexpr int kVectors = kWideVectors<kRows>;
-  using Pairs = EvenAndOdd<kVectors>;
   const float* even_values[kRows];
   const float* odd_values[kRows];
-  Tile<kRows, kVectors> even;
-  Tile<kRows, kVectors> odd;
+  Tile<kRows, kPairVectors> even;
+  Tile<kRows, kPairVectors> odd;
 
   // Begins with what the rest of tile `tile` makes.
   CONCLAVE_KERNEL_INLINE WideChains(const TileBlock<kRows>& block, int64_t tile,
@@ -208,22 +198,22 @@ struct WideChains {
       odd_values[r] = block.odd[r] - block.begin_tile * kTilePairs;
       const Vec beside = Vec::broadcast(block.beside(r, tile, piece));
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) even.sum[r][j] = beside;
+      for (int j = 0; j < kPairVectors; ++j) even.sum[r][j] = beside;
     }
   }
-  CONCLAVE_KERNEL_INLINE void add_even(int64_t pair, const Pairs& weights) {
+  CONCLAVE_KERNEL_INLINE void add_even(int64_t pair, const EvenAndOdd& weights) {
     even.multiply_add_with(
         even_values, pair, [&](int j) __attribute__((always_inline)) { return weights.even[j]; });
   }
-  CONCLAVE_KERNEL_INLINE void add_odd(int64_t pair, const Pairs& weights) {
+  CONCLAVE_KERNEL_INLINE void add_odd(int64_t pair, const EvenAndOdd& weights) {
     odd.multiply_add_with(
         odd_values, pair, [&](int j) __attribute__((always_inline)) { return weights.odd[j]; });
   }
-  CONCLAVE_KERNEL_INLINE void add_to(Tile<kRows, kVectors>& sums) const {
+  CONCLAVE_KERNEL_INLINE void add_to(Tile<kRows, kPairVectors>& sums) const {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) {
+      for (int j = 0; j < kPairVectors; ++j) {
         sums.sum[r][j] = Vec::add(sums.sum[r][j], Vec::add(even.sum[r][j], odd.sum[r][j]));
       }
     }
@@ -233,13 +223,12 @@ struct WideChains {
 // Adds one term of what a piece has of a tile.
 template <class Format, int kTerm, int kRows>
 CONCLAVE_KERNEL_INLINE void add_wide_tile(const PanelTask& task, const TileBlock<kRows>& block,
-                                          const Piece& piece, int64_t tile, int pass,
-                                          Tile<kRows, kWideVectors<kRows>>& sums) {
-  constexpr int kVectors = kWideVectors<kRows>;
+                                          const Piece& piece, int64_t tile,
+                                          Tile<kRows, kPairVectors>& sums) {
   using Decoder = WideDecoder<Format, kTerm>;
   const Decoder decoder;
   const auto load = [&](int64_t pair) __attribute__((always_inline)) {
-    return decoder.template load<kVectors>(task.panel + pair * 2 * Decoder::kRowBytes, pass);
+    return decoder.load(task.panel + pair * 2 * Decoder::kRowBytes);
   };
   const int64_t begin = greater(piece.begin, tile * kTileK);
   const int64_t end = lesser(piece.end, (tile + 1) * kTileK);
@@ -259,38 +248,33 @@ CONCLAVE_KERNEL_INLINE void add_wide_tile(const PanelTask& task, const TileBlock
 template <class Format, int kRows>
 void add_wide_block(const PanelTask& task, TileBlock<kRows>& block, const float (*before)[64],
                     Ahead& ahead) {
-  constexpr int kVectors = kWideVectors<kRows>;
   constexpr int64_t kRowBytes = Format::kBits * 8;
   const SubnormalsAsZeros subnormals;
-  for (int pass = 0; pass < 64 / (kVectors * Vec::kLanes); ++pass) {
-    for (int64_t p = 0; p < block.num_pieces; ++p) {
-      const Piece piece = block.pieces[p];
-      Tile<kRows, kVectors> sums;
-      sums.clear();
-      if (!piece.begins) {
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-          for (int j = 0; j < kVectors; ++j) {
-            sums.sum[r][j] = Vec::load(before[r] + column_of<kVectors>(pass, j));
-          }
-        }
-      }
-      for (int64_t tile = first_tile(piece); tile < end_tile(piece); ++tile) {
-        if (pass == 0) {
-          ahead.turn();
-          fetch_codes<kTileK * kRowBytes>(task.panel + tile * kTileK * kRowBytes);
-        }
-        add_wide_tile<Format, 0>(task, block, piece, tile, pass, sums);
-        if constexpr (quant::kBf16Terms<Format> == 2) {
-          add_wide_tile<Format, 1>(task, block, piece, tile, pass, sums);
-        }
-      }
-#pragma GCC unroll 8
+  for (int64_t p = 0; p < block.num_pieces; ++p) {
+    const Piece piece = block.pieces[p];
+    Tile<kRows, kPairVectors> sums;
+    sums.clear();
+    if (!piece.begins) {
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-          sums.sum[r][j].store(block.sums[p][r] + column_of<kVectors>(pass, j));
+        for (int j = 0; j < kPairVectors; ++j) {
+          sums.sum[r][j] = Vec::load(before[r] + j * Vec::kLanes);
         }
+      }
+    }
+    for (int64_t tile = first_tile(piece); tile < end_tile(piece); ++tile) {
+      ahead.turn();
+      fetch_codes<kTileK * kRowBytes>(task.panel + tile * kTileK * kRowBytes);
+      add_wide_tile<Format, 0>(task, block, piece, tile, sums);
+      if constexpr (quant::kBf16Terms<Format> == 2) {
+        add_wide_tile<Format, 1>(task, block, piece, tile, sums);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kPairVectors; ++j) {
+        sums.sum[r][j].store(block.sums[p][r] + j * Vec::kLanes);
       }
     }
   }
