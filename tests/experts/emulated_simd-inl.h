@@ -63,7 +63,7 @@ struct Vec {
     std::memcpy(result.value, p, sizeof(result.value));
     return result;
   }
-  // Of pairs of bf16.
+  // Lanes that are pairs of bf16, widened.
   Vec bf16_first() const {
     return each([&](int i) { return bf16_to_float(static_cast<uint16_t>(lane(i))); });
   }
@@ -180,7 +180,7 @@ struct PairDecoder {
     return kTerms[code];
   }
 
-  // Of each code. They are there before a kernel takes subnormal numbers for zeros.
+  // The term of each code is there before a kernel takes subnormal numbers for zeros.
   static inline const std::array<uint16_t, 256> kTerms = [] {
     std::array<uint16_t, 256> terms{};
     for (int code = 0; code < 1 << Format::kBits; ++code) {

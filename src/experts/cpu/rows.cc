@@ -7,6 +7,7 @@
 #include "quant/weight_format.h"
 
 #include <string>
+#include <utility>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -165,10 +166,11 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
         coded_tile_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kF32),
                           fetch_above_rows));
   }
-  return make_expert_mlp(
-      problem,
-      tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16),
-                      fetch_above_rows));
+  ExpertMlpConfig config = tile_mlp_config(
+      mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16), fetch_above_rows);
+  // Decoded codes serve no more rows than before: their sums lie beside them.
+  if (!is_plain(problem.weight_dtype)) config.tiling.block = RowTiling{}.block;
+  return make_expert_mlp(problem, std::move(config));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
