@@ -64,7 +64,9 @@ CONCLAVE_KERNEL_INLINE void add_strip(const PanelTask& task, int64_t group, int6
 inline void compute_groups(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
   GroupSums sums[kMaxTileGroups];
   int64_t configured = 0;
-  for (int64_t begin = 0; begin < task.k; begin += kTileStripK) {
+  // Without any k, sums are zeros.
+  int64_t begin = 0;
+  do {
     const int64_t rest = task.k - begin;
     const int64_t end = begin + (rest < kTileStripK ? rest : kTileStripK);
     for (int64_t g = 0; g < count; ++g) {
@@ -75,7 +77,8 @@ inline void compute_groups(const PanelTask& task, int64_t first, int64_t count, 
       }
       add_strip(task, first + g, begin, end, ahead, sums[g]);
     }
-  }
+    begin = end;
+  } while (begin < task.k);
   for (int64_t g = 0; g < count; ++g) {
     finish_group(task, first + g, rows_of_group(task, first + g), sums[g]);
   }
