@@ -185,17 +185,18 @@ template <int kRows>
 struct WideChains {
   const float* even_values[kRows];
   const float* odd_values[kRows];
+  int64_t first_pair;  // of the block, whose values begin there
   Tile<kRows, kPairVectors> even;
   Tile<kRows, kPairVectors> odd;
 
   // Begins with what the rest of tile `tile` makes.
-  CONCLAVE_KERNEL_INLINE WideChains(const TileBlock<kRows>& block, int64_t tile,
-                                    const Piece& piece) {
+  CONCLAVE_KERNEL_INLINE WideChains(const TileBlock<kRows>& block, int64_t tile, const Piece& piece)
+      : first_pair(block.begin_tile * kTilePairs) {
     odd.clear();
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      even_values[r] = block.even[r] - block.begin_tile * kTilePairs;
-      odd_values[r] = block.odd[r] - block.begin_tile * kTilePairs;
+      even_values[r] = block.even[r];
+      odd_values[r] = block.odd[r];
       const Vec beside = Vec::broadcast(block.beside(r, tile, piece));
 #pragma GCC unroll 4
       for (int j = 0; j < kPairVectors; ++j) even.sum[r][j] = beside;
@@ -203,11 +204,13 @@ struct WideChains {
   }
   CONCLAVE_KERNEL_INLINE void add_even(int64_t pair, const EvenAndOdd& weights) {
     even.multiply_add_with(
-        even_values, pair, [&](int j) __attribute__((always_inline)) { return weights.even[j]; });
+        even_values,
+        pair - first_pair, [&](int j) __attribute__((always_inline)) { return weights.even[j]; });
   }
   CONCLAVE_KERNEL_INLINE void add_odd(int64_t pair, const EvenAndOdd& weights) {
     odd.multiply_add_with(
-        odd_values, pair, [&](int j) __attribute__((always_inline)) { return weights.odd[j]; });
+        odd_values,
+        pair - first_pair, [&](int j) __attribute__((always_inline)) { return weights.odd[j]; });
   }
   CONCLAVE_KERNEL_INLINE void add_to(Tile<kRows, kPairVectors>& sums) const {
 #pragma GCC unroll 8
