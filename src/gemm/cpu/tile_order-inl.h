@@ -185,7 +185,7 @@ template <int kRows>
 struct WideChains {
   const float* even_values[kRows];
   const float* odd_values[kRows];
-  int64_t first_pair;  // of the block, whose values begin there
+  int64_t first_pair;  // values of the block begin there
   Tile<kRows, kPairVectors> even;
   Tile<kRows, kPairVectors> odd;
 
