@@ -22,12 +22,13 @@ struct ExpertMlpConfig {
   int64_t fetch_above_rows = 0;
 };
 
-// Config for products on tile registers: a group of 16 rows of bf16 times 64 columns at a time.
-// Rows of 2048 take 4 KiB, and blocks half of the second-level cache.
-inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fetch_above_rows) {
+// Config for products on tile registers: a group of 16 rows of bf16 times 64 columns at a time, for
+// blocks of at most `block` rows.
+inline ExpertMlpConfig tile_mlp_config(const MlpFunctions& functions, int64_t fetch_above_rows,
+                                       int64_t block = RowTiling{}.block) {
   return {.functions = functions,
           .row_dtype = DType::kBF16,
-          .tiling = {.tile = 16, .group = 16, .block = 256},
+          .tiling = {.tile = 16, .group = 16, .block = block},
           .tile = "16x64",
           .fetch_above_rows = fetch_above_rows};
 }

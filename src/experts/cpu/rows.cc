@@ -6,8 +6,8 @@
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
+#include <algorithm>
 #include <string>
-#include <utility>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -141,6 +141,17 @@ int64_t fetch_above(int64_t rows_of_one_pass) {
   return kAlways ? 0 : rows_of_one_pass;
 }
 
+// Rows of bf16 that go past a panel together: as many as half of a second-level cache of 2 MiB
+// holds, since each block reads all weights of its expert. Strips of decoded codes serve fewer.
+int64_t rows_of_tile_block(const ExpertsProblem& problem) {
+  constexpr int64_t kBlockBytes = 1 << 20;
+  constexpr int64_t kMostRows = 256;
+  constexpr int64_t kFewestRows = RowTiling{}.block;
+  if (!is_plain(problem.weight_dtype)) return kFewestRows;
+  const int64_t fitting = kBlockBytes / (problem.hidden_size * byte_size(DType::kBF16));
+  return std::clamp(fitting, kFewestRows, kMostRows);
+}
+
 // Config for products of whole numbers with 8 lanes.
 ExpertMlpConfig narrow_config(const MlpFunctions& functions) {
   return {.functions = functions,
@@ -166,11 +177,10 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
         coded_tile_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kF32),
                           fetch_above_rows));
   }
-  ExpertMlpConfig config = tile_mlp_config(
-      mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16), fetch_above_rows);
-  // Decoded codes serve no more rows than before: their sums lie beside them.
-  if (!is_plain(problem.weight_dtype)) config.tiling.block = RowTiling{}.block;
-  return make_expert_mlp(problem, std::move(config));
+  return make_expert_mlp(
+      problem,
+      tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16),
+                      fetch_above_rows, rows_of_tile_block(problem)));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {

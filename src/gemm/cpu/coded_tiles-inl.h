@@ -16,6 +16,7 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 // Groups that share a strip, and whose sums lie beside it; no block of a work list has more.
 inline constexpr int64_t kMaxCodedGroups = 6;
+
 // Decoded weights: 16 KiB, in the first-level cache, for each term.
 template <class Format>
 struct TileStrip {

@@ -3,8 +3,7 @@
 // A tile takes as long for one row as for sixteen, and its weights go through memory; here they
 // stay in registers. What a tile adds to a sum for 32 k is `even + odd`: two chains of fused
 // multiply-adds, over its even and its odd k, each from zero. Subnormal numbers are zeros there.
-// Where a scale begins or ends among the 32, the weights of others are zeros, which make NaN of
-// infinite values.
+// The weights of other scales among the 32 are zeros, which make NaN of infinite values.
 #pragma once
 
 #include "gemm/cpu/coded_groups-inl.h"
@@ -162,8 +161,7 @@ struct TileBlock {
     for (const float lane : lanes) is_finite[row] = is_finite[row] && lane == 0.0F;
   }
 
-  // What the values of a tile make with zeros in place of weights, where the tile has other k than
-  // a piece: NaN, or 0.
+  // The tile's k outside a piece are multiplied with zeros: returns their sum, NaN or 0.
   CONCLAVE_KERNEL_INLINE float beside(int row, int64_t tile, const Piece& piece) const {
     float sum = 0;
     if (__builtin_expect(is_finite[row], 1)) return sum;
@@ -283,7 +281,8 @@ void add_wide_block(const PanelTask& task, TileBlock<kRows>& block, const float 
   }
 }
 
-// Adds the sums of a block to those of the group.
+// Adds the sums of a piece that ended to the totals, and keeps those that the next block goes on
+// with.
 CONCLAVE_KERNEL_INLINE void end_piece(const PanelTask& task, const Piece& piece,
                                       const float (*sums)[64], CodedGroup& group) {
   if (piece.begins) sum_rows(task, piece, group);
