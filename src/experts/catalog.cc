@@ -10,6 +10,7 @@
 #if CONCLAVE_BUILD_SM90
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_codes.h"
 #include "experts/cuda/sm90/stream/stream_fp8.h"
 #include "experts/cuda/sm90/tile/tile.h"
 #include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
@@ -49,6 +50,7 @@ constexpr std::array kHostRows = {
 #if CONCLAVE_BUILD_CUDA
 constexpr std::string_view kDecodeSm90 = "cuda.decode_sm90";
 constexpr std::string_view kStreamSm90 = "cuda.stream_sm90";
+constexpr std::string_view kStreamCodesSm90 = "cuda.stream_codes_sm90";
 constexpr std::string_view kStreamFp8Sm90 = "cuda.stream_fp8_sm90";
 constexpr std::string_view kTileSm90 = "cuda.tile_sm90";
 constexpr std::string_view kTileFp8Sm90 = "cuda.tile_fp8_sm90";
@@ -58,6 +60,7 @@ constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
 constexpr double share_of_memory(double terabytes) {
   return terabytes / kMeasured.memory_terabytes;
 }
+constexpr double share_of_cache(double terabytes) { return terabytes / kMeasured.cache_terabytes; }
 #endif
 
 #if CONCLAVE_BUILD_SM90
@@ -94,6 +97,16 @@ constexpr std::array kDeviceRows = {
                      .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
                               .product_share = share8(450),
                               .memory_share = share_of_memory(4.3)}}},
+    DeviceKernelRow{{.name = kStreamCodesSm90, .supports = stream_codes_supports},
+                    {.arithmetic = "wgmma_codes",
+                     .tiles = stream_codes_tiles,
+                     .make = make_stream_codes,
+                     .workspace_bytes = stream_codes_bytes,
+                     .cost = {.product_share = share16(350),
+                              .memory_share = share_of_memory(3),
+                              .row_step = 16,
+                              .decode_share = share_of_cache(2)},
+                     .reads_factors = true}},
     DeviceKernelRow{{.name = kTileSm90, .supports = tile_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = tile_sm90_tiles,
@@ -137,6 +150,7 @@ constexpr std::array kLeftOutRows = {
     KernelRow{.name = kDecodeSm90, .supports = needs_90a},
     KernelRow{.name = kStreamSm90, .supports = needs_90a},
     KernelRow{.name = kStreamFp8Sm90, .supports = needs_90a},
+    KernelRow{.name = kStreamCodesSm90, .supports = needs_90a},
     KernelRow{.name = kTileSm90, .supports = needs_90a},
     KernelRow{.name = kTileFp8Sm90, .supports = needs_90a},
 };

@@ -38,6 +38,9 @@ struct TileCost {
   double product_share = 0;
   double memory_share = 0;
   int32_t row_step = 0;  // step in which an expert's last rows are computed; 0: a quarter tile
+  // Share of L2's rate at which tiles get their weights, if it is not the whole of it: where each
+  // tile decodes them anew, it also adds to the time of products.
+  double decode_share = 0;
   // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
   double sorted_product_share = 0;
   double sorted_memory_share = 0;
@@ -74,6 +77,8 @@ struct DeviceKernel {
   size_t (*workspace_bytes)(const ExpertsProblem& problem, int64_t tokens) = nullptr;
   TileCost cost = {};
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
+  // Reads DeviceExpertMatrix::factors in the place of scales and offsets.
+  bool reads_factors = false;
 };
 
 // The whole forward of few tokens at once (one_launch.h), beside a kernel in tiles, which serves

@@ -2,6 +2,7 @@
 // workspace.
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_codes.h"
 #include "experts/cuda/sm90/stream/stream_fp8.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +81,46 @@ TEST(StreamPlan, ScalesOfE4m3_AreChecked) {
   EXPECT_FALSE(supports({}));
 }
 
-void expect_tiles_fit(std::span<const DeviceTile> tiles) {
+TEST(StreamPlan, FactorsOfCodes_AreChecked) {
+  const auto of_groups = [](int64_t columns) {
+    return QuantSpec{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+  };
+  const auto refusal = [](DType dtype, const QuantSpec& quant) {
+    return reason_of(stream_codes_supports(problem(dtype, quant)));
+  };
+  for (const int64_t columns : {32, 64, 128, 256, 512}) {
+    EXPECT_EQ(refusal(DType::kI4, of_groups(columns)), "") << columns;
+    EXPECT_EQ(refusal(DType::kI8, of_groups(columns)), "") << columns;
+  }
+  EXPECT_EQ(refusal(DType::kF4, of_groups(16)), "");
+  EXPECT_EQ(refusal(DType::kF8E4M3, {.weights = WeightScale::kBlock}), "");
+  for (const WeightScale scale : {WeightScale::kTensor, WeightScale::kChannel}) {
+    EXPECT_EQ(refusal(DType::kF8E5M2, {.weights = scale}), "");
+  }
+  EXPECT_NE(refusal(DType::kI4, of_groups(48)).find("found 48"), std::string::npos);
+  EXPECT_NE(refusal(DType::kI4, of_groups(8)).find("found 8"), std::string::npos);
+  EXPECT_NE(refusal(DType::kI8, of_groups(16)).find("codes of 4 bits"), std::string::npos);
+  EXPECT_NE(refusal(DType::kI4, {}).find("with scales"), std::string::npos);
+  EXPECT_NE(refusal(DType::kBF16, {}).find("found BF16"), std::string::npos);
+  EXPECT_NE(refusal(DType::kNF4, of_groups(64)).find("bf16 holds"), std::string::npos);
+  EXPECT_NE(refusal(DType::kI8, kChannelQuant).find("not quantised"), std::string::npos);
+  QuantSpec zeros = of_groups(32);
+  zeros.zeros = WeightZero::kPoint;
+  EXPECT_EQ(refusal(DType::kI4, zeros), "");
+  EXPECT_NE(refusal(DType::kF8E4M3, zeros).find("whole numbers"), std::string::npos);
+  zeros.block_cols = 16;
+  EXPECT_NE(refusal(DType::kI4, zeros).find("found 16"), std::string::npos);
+  zeros.zeros = WeightZero::kOffset;
+  EXPECT_NE(refusal(DType::kI4, zeros).find("not offsets"), std::string::npos);
+  QuantSpec ordered = of_groups(32);
+  ordered.has_column_order = true;
+  EXPECT_NE(refusal(DType::kI4, ordered).find("column order"), std::string::npos);
+  ExpertsProblem slice = problem(DType::kI4, of_groups(64));
+  slice.skipped_columns = 32;
+  EXPECT_NE(reason_of(stream_codes_supports(slice)).find("inside a group"), std::string::npos);
+}
+
+void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 3) {
   constexpr int64_t kSharedBytes = int64_t{227} << 10;
   ASSERT_FALSE(tiles.empty());
   for (size_t i = 0; i < tiles.size(); ++i) {
@@ -90,7 +130,7 @@ void expect_tiles_fit(std::span<const DeviceTile> tiles) {
     EXPECT_EQ(tile.tokens % 16, 0);
     EXPECT_EQ(tile.features % 128, 0);
     EXPECT_EQ(tile.depth % 128, 0);
-    EXPECT_GE(tile.stages, 3);
+    EXPECT_GE(tile.stages, least_stages);
     EXPECT_EQ(std::count(tiles.begin(), tiles.end(), tile), 1);
     EXPECT_GE(tile.tokens, i > 0 ? tiles[i - 1].tokens : 0) << "fewest rows first";
   }
@@ -99,6 +139,10 @@ void expect_tiles_fit(std::span<const DeviceTile> tiles) {
 TEST(StreamPlan, Tiles_FitIntoSharedMemory) {
   expect_tiles_fit(stream_sm90_tiles(problem(DType::kBF16)));
   expect_tiles_fit(stream_fp8_tiles(problem(DType::kF8E4M3, kBlockQuant)));
+  // A stage of codes has as many columns as several of values.
+  for (const DType dtype : {DType::kI4, DType::kI8}) {
+    expect_tiles_fit(stream_codes_tiles(problem(dtype, {.weights = WeightScale::kChannel})), 2);
+  }
 }
 
 TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {

@@ -19,7 +19,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-// Load boxes of 2, 3 or 5 dimensions into this block's shared memory; `barrier` counts their bytes
+// Load boxes of 2 to 5 dimensions into this block's shared memory; `barrier` counts their bytes
 // on completion. Coordinates are element indexes, contiguous dimension first; they may be out of
 // range.
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier,
@@ -40,6 +40,16 @@ __device__ __forceinline__ void tma_load_3d(const CUtensorMap* map, uint64_t* ba
       " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(destination)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
       "l"(static_cast<uint64_t>(hint))
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_4d(const CUtensorMap* map, uint64_t* barrier,
+                                            void* destination, int32_t c0, int32_t c1, int32_t c2,
+                                            int32_t c3, CacheHint hint = CacheHint::kNormal) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(destination)),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2),
+      "r"(c3), "l"(static_cast<uint64_t>(hint))
       : "memory");
 }
 __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* barrier,

@@ -14,6 +14,18 @@ struct CUstream_st;
 
 namespace conclave::inline v0::experts {
 
+// What gives codes a meaning to kernels that decode them for tensor cores, w = (value - zero)
+// scale: [E, groups of columns, parts, row_stride], where gate and up are two parts and down is
+// one.
+struct FactorPlanes {
+  const float* scales = nullptr;
+  const void* zeros = nullptr;  // bf16; null without zero points
+  int64_t groups = 0;
+  int64_t parts = 0;
+  int64_t rows = 0;        // each part has
+  int64_t row_stride = 0;  // elements, a multiple of 8
+};
+
 // A matrix of all experts, [E, rows, stride], and what belongs to its rows; null where there is
 // none.
 struct DeviceExpertMatrix {
@@ -25,6 +37,9 @@ struct DeviceExpertMatrix {
   const float* scale = nullptr;
   // Offsets of codes, which lie as their scales do: w = code * scale - offset. Null without zeros.
   const float* offset = nullptr;
+  // For kernels that read factors in the place of scales and offsets; each kind is there if a
+  // kernel of the layer reads it.
+  FactorPlanes factors = {};
 };
 
 // Weights in the canonical layout, which every kernel reads in place: none packs. Columns beyond H

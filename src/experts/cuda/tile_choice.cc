@@ -120,10 +120,13 @@ double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
     cache_bytes += load.active_experts * work.tiles * expert_bytes / tile.cluster;
     operations += load.active_experts * work.rows * 2.0 * elements;
   }
-  // Each tile or cluster reads its expert's weights from L2 again.
-  const double memory =
-      std::max(bytes / rates.bytes, cache_bytes / (device.cache_terabytes * 1e12));
-  const double arithmetic = operations / rates.flops * (1.0 + end_share(problem, rates.end_depth));
+  // Each tile or cluster reads its expert's weights from L2 again, or decodes them.
+  const double cache_rate = device.cache_terabytes * 1e12;
+  const double decode_share = row.cost.decode_share;
+  const double memory = std::max(bytes / rates.bytes, cache_bytes / cache_rate);
+  const double decoding = decode_share > 0 ? cache_bytes / (cache_rate * decode_share) : 0;
+  const double arithmetic =
+      decoding + operations / rates.flops * (1.0 + end_share(problem, rates.end_depth));
   double before = 0;
   if (tile.sorted_input) {
     // One expert's rows are in order already.

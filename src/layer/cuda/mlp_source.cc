@@ -10,9 +10,22 @@ namespace {
 // reach beyond the caller's memory.
 constexpr int64_t kRowGroup = 8;
 
+CodeForms forms_of(const std::vector<experts::LadderRung>& ladder) {
+  CodeForms forms{.floats = false, .factors = false};
+  for (const experts::LadderRung& rung : ladder) {
+    for (const experts::DeviceKernelRow* row : {rung.row, rung.skewed_row}) {
+      if (row != nullptr) (row->reads_factors ? forms.factors : forms.floats) = true;
+    }
+  }
+  return forms;
+}
+
 MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, WeightMlp kind,
                            const TensorSlice& inner) {
-  MlpSource mlp{.problem = part.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  MlpSource mlp{.problem = part.problem,
+                .experts = {},
+                .adds_down_bias = plan.part.adds_down_bias,
+                .forms = forms_of(part.ladder)};
   for (int64_t expert = 0; expert < part.problem.num_local_experts; ++expert) {
     mlp.experts.push_back({.mlp = kind,
                            .expert = static_cast<int32_t>(expert),
@@ -36,8 +49,11 @@ bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride
 }  // namespace
 
 MlpSource routed_source(const CudaPlan& plan) {
-  MlpSource mlp{
-      .problem = plan.routed.problem, .experts = {}, .adds_down_bias = plan.part.adds_down_bias};
+  MlpSource mlp{.problem = plan.routed.problem,
+                .experts = {},
+                .adds_down_bias = plan.part.adds_down_bias,
+                .forms = forms_of(plan.routed.ladder)};
+  mlp.forms.floats |= plan.decode_row != nullptr;
   for (const int32_t expert : plan.part.local_experts) {
     mlp.experts.push_back({.mlp = WeightMlp::kRouted,
                            .expert = expert,

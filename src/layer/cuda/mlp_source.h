@@ -32,11 +32,18 @@ struct LocalExpert {
   }
 };
 
+// In which forms kernels read what belongs to codes.
+struct CodeForms {
+  bool floats = true;    // DeviceExpertMatrix::scale and offset
+  bool factors = false;  // DeviceExpertMatrix::factors
+};
+
 // Experts that one kernel runs.
 struct MlpSource {
   const experts::ExpertsProblem& problem;
   std::vector<LocalExpert> experts;
   bool adds_down_bias = true;
+  CodeForms forms = {};
 
   int64_t halves() const { return problem.activation.gated ? 2 : 1; }
   int64_t gate_up_rows() const { return halves() * problem.intermediate_size; }

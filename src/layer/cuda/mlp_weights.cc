@@ -1,5 +1,6 @@
 #include "layer/cuda/mlp_weights.h"
 
+#include "core/float_convert.h"
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "layer/cuda/row_format.h"
@@ -8,7 +9,10 @@
 
 #include "conclave/error.h"
 
+#include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -16,24 +20,59 @@ namespace {
 // Kernels may read this many rows beyond the last expert, but never use them.
 constexpr int64_t kSlackRows = 64;
 
-// Scales of one matrix [rows, cols] as kernels read them: of blocks as stored, otherwise one for
-// each row.
-int64_t scale_count(const experts::ExpertsProblem& problem, int64_t rows, int64_t cols) {
-  if (is_plain(problem.weight_dtype)) return 0;
-  if (problem.quant.weights != WeightScale::kBlock) return rows;
-  const quant::PlaneShape plane =
-      quant::plane_of(WeightPlane::kScale, problem.weight_dtype, problem.quant, rows, cols);
-  return plane.rows * plane.cols;
-}
-
 // Sizes of an expert's part of gate_up or of down.
 struct MatrixSizes {
   std::string name;
-  int64_t rows = 0;
+  int64_t parts = 1;  // gate and up
+  int64_t rows = 0;   // each part has
   int64_t cols = 0;
-  int64_t scales = 0;  // 0: it holds no codes
   bool has_bias = false;
 };
+
+// Scales of one part [rows, cols].
+quant::PlaneShape scales_of(const experts::ExpertsProblem& problem, const MatrixSizes& sizes) {
+  if (problem.quant.weights != WeightScale::kBlock) return {.rows = sizes.rows, .cols = 1};
+  return quant::plane_of(WeightPlane::kScale, problem.weight_dtype, problem.quant, sizes.rows,
+                         sizes.cols);
+}
+
+experts::FactorPlanes factors_of(const experts::ExpertsProblem& problem, const MatrixSizes& sizes) {
+  return {.groups = scales_of(problem, sizes).cols,
+          .parts = sizes.parts,
+          .rows = sizes.rows,
+          .row_stride = padded_row(sizes.rows, DType::kBF16)};
+}
+
+int64_t numbers_of(const experts::FactorPlanes& factors) {
+  return factors.groups * factors.parts * factors.row_stride;
+}
+
+// Memory for scales and zero points in the forms that kernels read: as float32, of blocks as stored
+// and else one for each row, or as factors.
+void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
+                    CudaMatrixMemory& memory, experts::DeviceExpertMatrix& view) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const bool has_zeros = problem.quant.zeros != WeightZero::kNone;
+  if (mlp.forms.floats) {
+    const quant::PlaneShape scales = scales_of(problem, sizes);
+    const int64_t count = mlp.count() * sizes.parts * scales.rows * scales.cols;
+    memory.scale = arrays.floats(count, (sizes.name + "_scale").c_str());
+    view.scale = memory.scale.as<float>();
+    if (has_zeros) memory.offset = arrays.floats(count, (sizes.name + "_offset").c_str());
+    view.offset = memory.offset.as<float>();
+  }
+  if (mlp.forms.factors) {
+    view.factors = factors_of(problem, sizes);
+    const int64_t count = mlp.count() * numbers_of(view.factors);
+    memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());
+    view.factors.scales = memory.factor_scale.as<float>();
+    if (has_zeros) {
+      memory.factor_zero =
+          arrays.make(count * byte_size(DType::kBF16), (sizes.name + "_zero").c_str());
+    }
+    view.factors.zeros = memory.factor_zero.as();
+  }
+}
 
 // Memory for all experts, none for a matrix in `place`; `view` points to what there is.
 CudaMatrixMemory allocate_matrix(const DeviceArrays& arrays, const MlpSource& mlp,
@@ -47,21 +86,16 @@ CudaMatrixMemory allocate_matrix(const DeviceArrays& arrays, const MlpSource& ml
   view.stride = place.stride;
   if (place.data == nullptr) {
     view.stride = padded_row(sizes.cols, dtype);
-    memory.data = arrays.make((count * sizes.rows + kSlackRows) * packed_bytes(dtype, view.stride),
-                              sizes.name.c_str());
+    memory.data = arrays.make(
+        (count * sizes.parts * sizes.rows + kSlackRows) * packed_bytes(dtype, view.stride),
+        sizes.name.c_str());
     view.data = memory.data.as();
   }
-  const auto floats = [&](int64_t each, const char* what, const float*& seen) {
-    DeviceMemory own = arrays.floats(count * each, (sizes.name + what).c_str());
-    seen = own.as<float>();
-    return own;
-  };
-  if (sizes.has_bias) memory.bias = floats(sizes.rows, "_bias", view.bias);
-  if (sizes.scales == 0) return memory;
-  memory.scale = floats(sizes.scales, "_scale", view.scale);
-  if (problem.quant.zeros != WeightZero::kNone) {
-    memory.offset = floats(sizes.scales, "_offset", view.offset);
+  if (sizes.has_bias) {
+    memory.bias = arrays.floats(count * sizes.parts * sizes.rows, (sizes.name + "_bias").c_str());
+    view.bias = memory.bias.as<float>();
   }
+  if (!is_plain(dtype)) allocate_codes(arrays, mlp, sizes, memory, view);
   return memory;
 }
 
@@ -128,15 +162,67 @@ CodeMeaning read_meaning(const QuantSpec& quant, const WeightSource& source,
                                                              block);
 }
 
+// Factors of the codes of one expert's gate and up, or of its down, as a kernel reads them.
+class FactorBuffer {
+ public:
+  explicit FactorBuffer(const experts::FactorPlanes& planes)
+      : planes_(planes),
+        scales_(static_cast<size_t>(numbers_of(planes))),
+        zeros_(planes.zeros == nullptr ? 0 : scales_.size()) {}
+
+  // Zero points are offsets in units of a scale.
+  void set_part(int64_t part, const CodeMeaning& meaning) {
+    for (int64_t row = 0; row < planes_.rows; ++row) {
+      for (int64_t group = 0; group < planes_.groups; ++group) {
+        const auto from = static_cast<size_t>(row * planes_.groups + group);
+        const auto to =
+            static_cast<size_t>((group * planes_.parts + part) * planes_.row_stride + row);
+        const float scale = meaning.scales[from];
+        scales_[to] = scale;
+        if (zeros_.empty() || scale == 0) continue;
+        zeros_[to] = float_to_bf16(meaning.offsets[from] / scale);
+      }
+    }
+  }
+  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) const {
+    const int64_t first = expert * numbers_of(planes_);
+    upload.copy_floats(scales_, memory.factor_scale.as<float>() + first);
+    if (zeros_.empty()) return;
+    upload.copy_bytes(std::as_bytes(std::span(zeros_)), memory.factor_zero.as<uint16_t>() + first);
+  }
+
+ private:
+  experts::FactorPlanes planes_;
+  std::vector<float> scales_;
+  std::vector<uint16_t> zeros_;  // bf16
+};
+
+void fill_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  FactorBuffer gate_up(weights.view.gate_up.factors);
+  FactorBuffer down(weights.view.down.factors);
+  for (size_t i = 0; i < mlp.experts.size(); ++i) {
+    const LocalExpert& expert = mlp.experts[i];
+    const auto read = [&](WeightMatrix matrix) {
+      return load_meaning(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
+                          expert.block_of(matrix, problem.hidden_size));
+    };
+    if (problem.activation.gated) gate_up.set_part(0, read(WeightMatrix::kGate));
+    gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp));
+    down.set_part(0, read(WeightMatrix::kDown));
+    gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
+    down.copy_to(static_cast<int64_t>(i), upload, weights.down);
+  }
+}
+
 // Places for what is copied next.
 struct MeaningPlace {
   float* scales = nullptr;
   float* offsets = nullptr;
 };
 
-void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_floats(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  if (is_plain(problem.weight_dtype)) return;
   MeaningPlace gate_up{weights.gate_up.scale.as<float>(), weights.gate_up.offset.as<float>()};
   MeaningPlace down{weights.down.scale.as<float>(), weights.down.offset.as<float>()};
   for (const LocalExpert& expert : mlp.experts) {
@@ -153,6 +239,13 @@ void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
     append(WeightMatrix::kUp, gate_up);
     append(WeightMatrix::kDown, down);
   }
+}
+
+void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  if (is_plain(problem.weight_dtype)) return;
+  if (mlp.forms.floats) fill_floats(mlp, upload, weights);
+  if (mlp.forms.factors) fill_factors(mlp, upload, weights);
   if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
     upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
@@ -172,16 +265,15 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
   if (!weights.in_place) layout = {};
   weights.gate_up = allocate_matrix(arrays, mlp,
                                     {.name = "gate_up",
-                                     .rows = mlp.gate_up_rows(),
+                                     .parts = mlp.halves(),
+                                     .rows = inner,
                                      .cols = hidden,
-                                     .scales = mlp.halves() * scale_count(problem, inner, hidden),
                                      .has_bias = problem.has_bias},
                                     layout.gate_up, weights.view.gate_up);
   weights.down = allocate_matrix(arrays, mlp,
                                  {.name = "down",
                                   .rows = hidden,
                                   .cols = inner,
-                                  .scales = scale_count(problem, hidden, inner),
                                   .has_bias = problem.has_bias && mlp.adds_down_bias},
                                  layout.down, weights.view.down);
   if (!is_plain(problem.weight_dtype) && has_input_scale(problem.quant)) {

@@ -19,6 +19,8 @@ struct CudaMatrixMemory {
   DeviceMemory bias;
   DeviceMemory scale;
   DeviceMemory offset;
+  DeviceMemory factor_scale;
+  DeviceMemory factor_zero;
 };
 
 // One MLP's experts, in own memory or in the source's; `view` points to either.

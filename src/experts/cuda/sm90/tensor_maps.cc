@@ -1,5 +1,6 @@
 #include "experts/cuda/sm90/tensor_maps.h"
 
+#include "core/weight_types.h"
 #include "cuda/tensor_map.h"
 
 #include <array>
@@ -12,23 +13,19 @@ using cuda::MapDimension;
 
 constexpr uint32_t kBoxBytes = 128;
 
-struct Element {
-  CUtensorMapDataType type;
-  uint64_t bytes;
-};
-
-Element element_of(DType dtype) {
-  return {map_type(dtype), static_cast<uint64_t>(byte_size(dtype))};
+// Columns of K: codes are bytes of them.
+MapDimension columns(int64_t size, DType dtype) {
+  const int64_t bytes = is_plain(dtype) ? byte_size(dtype) : 1;
+  return {.size = static_cast<uint64_t>(packed_bytes(dtype, size) / bytes),
+          .box = kBoxBytes / static_cast<uint32_t>(bytes)};
 }
 
-MapDimension columns(int64_t size, const Element& element) {
-  return {.size = static_cast<uint64_t>(size),
-          .box = kBoxBytes / static_cast<uint32_t>(element.bytes)};
+uint64_t pitch(int64_t stride, DType dtype) {
+  return static_cast<uint64_t>(packed_bytes(dtype, stride));
 }
 
-CUtensorMap make_map(const void* data, const Element& element,
-                     std::span<const MapDimension> dimensions) {
-  return cuda::make_tensor_map({.data = data, .type = element.type, .dimensions = dimensions});
+CUtensorMap make_map(const void* data, DType dtype, std::span<const MapDimension> dimensions) {
+  return cuda::make_tensor_map({.data = data, .type = map_type(dtype), .dimensions = dimensions});
 }
 
 }  // namespace
@@ -39,6 +36,8 @@ CUtensorMapDataType map_type(DType dtype) {
       return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::kBF16:
       return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case DType::kF32:
+      return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     default:
       return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   }
@@ -46,40 +45,59 @@ CUtensorMapDataType map_type(DType dtype) {
 
 CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
                               int32_t box_rows) {
-  const Element element = element_of(sizes.weight_dtype);
-  const uint64_t row = static_cast<uint64_t>(weights.gate_up.stride) * element.bytes;
+  const DType dtype = sizes.weight_dtype;
+  const uint64_t row = pitch(weights.gate_up.stride, dtype);
   const auto rows = static_cast<uint64_t>(sizes.intermediate_size);
   const std::array dimensions = {
-      columns(sizes.hidden_size, element), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
+      columns(sizes.hidden_size, dtype), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
       MapDimension{.size = 2, .stride_bytes = rows * row, .box = 2},
       MapDimension{.size = (rows + 7) / 8,
                    .stride_bytes = 8 * row,
                    .box = static_cast<uint32_t>(box_rows) / 16},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = 2 * rows * row}};
-  return make_map(weights.gate_up.data, element, dimensions);
+  return make_map(weights.gate_up.data, dtype, dimensions);
 }
 
 CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows) {
-  const Element element = element_of(sizes.weight_dtype);
-  const uint64_t row = static_cast<uint64_t>(matrix.stride) * element.bytes;
+  const DType dtype = sizes.weight_dtype;
+  const uint64_t row = pitch(matrix.stride, dtype);
   const auto rows = static_cast<uint64_t>(matrix.rows);
   const std::array dimensions = {
-      columns(matrix.depth, element),
+      columns(matrix.depth, dtype),
       MapDimension{.size = rows, .stride_bytes = row, .box = static_cast<uint32_t>(box_rows)},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = rows * row}};
-  return make_map(matrix.data, element, dimensions);
+  return make_map(matrix.data, dtype, dimensions);
 }
 
 CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows) {
-  const Element element = element_of(sizes.weight_dtype);
+  const DType dtype = matrix.dtype.value_or(sizes.weight_dtype);
+  const std::array dimensions = {columns(matrix.columns, dtype),
+                                 MapDimension{.size = static_cast<uint64_t>(matrix.rows),
+                                              .stride_bytes = pitch(matrix.stride, dtype),
+                                              .box = static_cast<uint32_t>(box_rows)}};
+  return make_map(matrix.data, dtype, dimensions);
+}
+
+CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                        const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups) {
+  const auto part = static_cast<uint64_t>(planes.row_stride * byte_size(numbers.dtype));
+  const auto parts = static_cast<uint64_t>(planes.parts);
+  const auto groups = static_cast<uint64_t>(planes.groups);
   const std::array dimensions = {
-      columns(matrix.columns, element),
-      MapDimension{.size = static_cast<uint64_t>(matrix.rows),
-                   .stride_bytes = static_cast<uint64_t>(matrix.stride) * element.bytes,
-                   .box = static_cast<uint32_t>(box_rows)}};
-  return make_map(matrix.data, element, dimensions);
+      MapDimension{.size = static_cast<uint64_t>(planes.rows),
+                   .box = static_cast<uint32_t>(box_rows) / static_cast<uint32_t>(parts)},
+      MapDimension{.size = parts, .stride_bytes = part, .box = static_cast<uint32_t>(parts)},
+      MapDimension{.size = groups,
+                   .stride_bytes = parts * part,
+                   .box = static_cast<uint32_t>(box_groups)},
+      MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
+                   .stride_bytes = groups * parts * part}};
+  return cuda::make_tensor_map({.data = numbers.data,
+                                .type = map_type(numbers.dtype),
+                                .dimensions = dimensions,
+                                .swizzle = cuda::Swizzle::kNone});
 }
 
 }  // namespace conclave::inline v0::experts

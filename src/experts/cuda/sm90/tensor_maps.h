@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cuda.h>
+#include <optional>
 
 namespace conclave::inline v0::experts {
 
@@ -27,13 +28,23 @@ struct WeightMatrix {
 };
 CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows);
 
-// {columns, rows}, in the type of the weights.
+// {columns, rows}, in the type of the weights if no other is given.
 struct RowMatrix {
   const void* data = nullptr;
   int64_t stride = 0;  // elements
   int64_t rows = 0;
   int64_t columns = 0;
+  std::optional<DType> dtype = {};
 };
 CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows);
+
+// {rows, parts, groups of columns, E} of scales or zero points, not swizzled; a box has `box_rows`
+// rows over all parts.
+struct FactorNumbers {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+};
+CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                        const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups);
 
 }  // namespace conclave::inline v0::experts

@@ -56,9 +56,15 @@ struct Shape {
 // One block per multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills
 // the ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of
 // weights in flight for its share of the memory's rate.
-template <class Element_, Shape kShape>
+//
+// Weights are elements like those of the rows, or codes of kCodeBits_ that consumers decode to such
+// elements: the codes of a stage are one box of 128 bytes of K.
+template <class Element_, Shape kShape, int kCodeBits_ = 0, int kStepsOfSum_ = 2>
 struct Config {
   using Element = Element_;
+  static constexpr int kCodeBits = kCodeBits_;
+  static constexpr bool kIsCoded = kCodeBits != 0;
+  static constexpr int kStepsOfSum = kStepsOfSum_;  // 16 columns each, with one scale
   using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
   static constexpr int kMaxTokens = kShape.max_tokens;
   static constexpr Widths kWidths = widths(kMaxTokens);
@@ -77,19 +83,21 @@ struct Config {
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
   static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // per atom
+  static constexpr int kWeightAtoms = kIsCoded ? 1 : kAtoms;
   static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
   // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
   static constexpr int kTokenBox = kMaxTokens % 32 == 0 ? 32 : 16;
   static constexpr int kConsumerWarps = 8;
   static constexpr int kGatherWarps = 3;
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
-  // 384 threads have 168 registers each; accumulators beyond 112 need registers that the producers
-  // give up.
-  static constexpr bool kMovesRegisters = kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
+  // 384 threads have 168 registers each; accumulators beyond 112, and codes that are decoded while
+  // others are multiplied, need registers that the producers give up.
+  static constexpr bool kMovesRegisters =
+      kIsCoded || kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
   static constexpr uint32_t kConsumerRegisters = 224;
   static constexpr uint32_t kProducerRegisters = 56;
   // Stages of weights that the down product prefetches to L2 while it waits: 256 KiB per block.
-  static constexpr int kStagesAhead = (256 << 10) / (kAtoms * kWeightRows * 128);
+  static constexpr int kStagesAhead = (256 << 10) / (kWeightAtoms * kWeightRows * 128);
   // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
   // weights for them. With few rows per expert such experts are rare, and finding them always costs
   // time.
@@ -100,6 +108,12 @@ struct Config {
   static constexpr int kItems = kIsFp8 ? kStages + 3 : 1;
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
+  static_assert(!kIsCoded || (kDepth * kCodeBits == 8 * kAtomBytes && kSlices == 1));
+
+  // Where a stage's weights begin along K, in elements of their tensor map.
+  static __device__ __forceinline__ int32_t weight_column(int32_t stage, int atom) {
+    return kIsCoded ? stage * kAtomBytes : stage * kDepth + atom * kAtomDepth;
+  }
 };
 
 // A token tile times a tile of weight rows. An item without rows means that none is left.
@@ -134,14 +148,27 @@ struct LineStaging {
   alignas(16) uint8_t halves[2][2][kBytes];
 };
 
+// What consumers need to decode a stage's codes: the values of a byte, a copy for each lane of a
+// warp so that no two use the same bank, and factors of the weight rows for each group of columns,
+// scales first and zero points behind them.
+template <bool kIsCoded, int kStages, int kDepth>
+struct CodeStorage {
+  static constexpr int kFactorBytes = kDepth / 16 * 128 * static_cast<int>(sizeof(float));
+  alignas(128) uint8_t factors[kStages][kFactorBytes];
+  alignas(128) uint32_t values[256][32];
+};
+template <int kStages, int kDepth>
+struct CodeStorage<false, kStages, kDepth> {};
+
 template <class Config>
 struct SharedStorage {
   // The pattern of the 128-byte swizzle repeats every 1024 bytes.
-  alignas(1024) uint8_t weights[Config::kStages][Config::kAtoms][Config::kWeightBytes];
+  alignas(1024) uint8_t weights[Config::kStages][Config::kWeightAtoms][Config::kWeightBytes];
   alignas(1024) uint8_t tokens[Config::kStages][Config::kAtoms][Config::kTokenBytes];
   alignas(16) float token_scales[Config::kStages][Config::kAtoms]
                                 [Config::kBlockScales ? Config::kMaxTokens : 4];
   float weight_scales[Config::kStages][Config::kAtoms][2];
+  [[no_unique_address]] CodeStorage<Config::kIsCoded, Config::kStages, Config::kDepth> codes;
   union {
     alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
     CodeStaging<Config> staging;
@@ -216,6 +243,20 @@ struct Params {
   bool finishes_rows = false;
   const float* finish_weights = nullptr;  // per slot, or null
   float finish_scale = 1;
+};
+
+// Parameters of a product whose weights are codes: w = (value - zero) scale.
+struct CodedParams : Params {
+  // {rows, gate and up, groups of columns, E}, with boxes of a stage's groups: float32 scales, bf16
+  // zero points.
+  CUtensorMap scales;
+  CUtensorMap zeros;
+  bool has_zeros = false;
+  int32_t group = 0;            // columns of a group
+  int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
+  int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage
+  int32_t features_of_tile = 0;
+  uint16_t values[256] = {};  // bf16, by code
 };
 
 // True if blocks draw their items from a counter instead of taking fixed turns.

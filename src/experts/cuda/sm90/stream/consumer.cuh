@@ -1,8 +1,9 @@
-// The products of bf16 and f16: sums stay in wgmma's accumulators over all of K.
+// The products of bf16 and f16 rows: sums stay in wgmma's accumulators over all of K.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "experts/cuda/sm90/stream/code_operand.cuh"
 #include "experts/cuda/sm90/stream/epilogue.cuh"
 
 namespace conclave::inline v0::experts::stream {
@@ -40,6 +41,15 @@ struct Consumer : Epilogue<Config> {
   // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
+    if constexpr (Config::kIsCoded) {
+      multiply_codes<N, kProduct>(d);
+    } else {
+      multiply_values<N, kProduct>(d);
+    }
+  }
+
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void multiply_values(float (&d)[kSlices][N / 2]) {
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
     int32_t previous = 0;
@@ -63,6 +73,80 @@ struct Consumer : Epilogue<Config> {
     for (int i = 0; i < kSlices * N / 2; ++i) {
       ptx::wgmma_fence_operand(d[i / (N / 2)][i % (N / 2)]);
     }
+    release(previous);
+  }
+
+  // Adds sums of columns that share a scale to those of all, and settles both.
+  template <int N>
+  static __device__ __forceinline__ void add_scaled(float (&d)[N / 2], float (&sums)[N / 2],
+                                                    float2 scales) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      ptx::wgmma_fence_operand(sums[i]);
+      d[i] = fmaf(sums[i], i % 4 < 2 ? scales.x : scales.y, d[i]);
+    }
+  }
+
+  // The same with weights that are codes. Columns of K that share a scale go through tensor cores
+  // unscaled, 16 or 32 at a time; their sums are scaled and added up here. While 64 columns are
+  // multiplied, the next are decoded to other registers.
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
+    constexpr int kSteps = Config::kStepsOfSum;
+    constexpr int kMostSets = CodeFragments::kSteps / kSteps;
+    // Sums that are not scaled yet, as many as registers have room for.
+    constexpr int kSets = N * kMostSets <= 64 ? kMostSets : 1;
+    // With many sums there is no room for a second set of operands: the other warpgroup multiplies
+    // while this one decodes.
+    constexpr int kBuffers = N <= 64 ? 2 : 1;
+    float(&d)[N / 2] = all[0];
+    float sums[kSets][N / 2];
+    float2 scales[kSets];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kSets * N / 2; ++i) sums[i / (N / 2)][i % (N / 2)] = 0.0F;
+#pragma unroll
+    for (float2& scale : scales) scale = {0.0F, 0.0F};
+    const CodeOperand<Config> operand(params, shared, warp, lane,
+                                      kProduct == Product::kUp && params.activation.gated);
+    CodeFragments a[kBuffers];
+    int32_t previous = 0;
+    const auto finish = [&] {
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) add_scaled<N>(d, sums[set], scales[set]);
+    };
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
+#pragma unroll
+      for (int atom = 0; atom < Config::kAtoms; ++atom) {
+        if constexpr (kBuffers == 1) finish();
+        operand.decode(ring.slot, atom, a[atom % kBuffers]);
+        if constexpr (kBuffers > 1) finish();
+        if (atom == 0 && stage > 0) release(previous);
+        const uint64_t b =
+            ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[ring.slot][atom]));
+#pragma unroll
+        for (int sum = 0; sum < kMostSets; ++sum) {
+          const int set = sum % kSets;
+          if (set == 0 && sum > 0) finish();
+          scales[set] = operand.scales(ring.slot, 4 * atom + sum * kSteps);
+          if (set == 0) ptx::wgmma_fence();
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            const int k = sum * kSteps + step;
+            ptx::WgmmaOfRegisters<N>::mma(sums[set], a[atom % kBuffers].step[k], b + 2 * k,
+                                          step > 0);
+          }
+          if (set == kSets - 1) ptx::wgmma_commit_group();
+        }
+      }
+      previous = ring.slot;
+      ring.advance();
+    }
+    finish();
     release(previous);
   }
 

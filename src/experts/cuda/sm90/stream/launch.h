@@ -14,9 +14,10 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// A kernel whose types are erased.
-struct Kernel {
-  void (*function)(const Params) = nullptr;
+// A kernel whose types are erased, but for its parameters'.
+template <class Parameters>
+struct KernelOf {
+  void (*function)(const Parameters) = nullptr;
   size_t shared_bytes = 0;
   int32_t threads = 0;
   int32_t weight_rows = 0;
@@ -24,13 +25,17 @@ struct Kernel {
   int32_t token_box = 0;
 };
 
-struct KernelPair {
-  Kernel up;
-  Kernel down;
+template <class Parameters>
+struct KernelPairOf {
+  KernelOf<Parameters> up;
+  KernelOf<Parameters> down;
 };
 
-template <class Config>
-Kernel describe_kernel(void (*function)(const Params)) {
+using Kernel = KernelOf<Params>;
+using KernelPair = KernelPairOf<Params>;
+
+template <class Config, class Parameters>
+KernelOf<Parameters> describe_kernel(void (*function)(const Parameters)) {
   constexpr size_t kBytes = sizeof(SharedStorage<Config>);
   static_assert(kBytes <= kMostSharedBytes, "a block has at most 227 KiB of shared memory");
   return {.function = function,
@@ -43,20 +48,25 @@ Kernel describe_kernel(void (*function)(const Params)) {
 
 inline int32_t divide_up(int64_t a, int64_t b) { return static_cast<int32_t>(ceil_div(a, b)); }
 
-inline void allow_shared_bytes(const KernelPair& kernels) {
-  for (const Kernel& kernel : {kernels.up, kernels.down}) {
-    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
-  }
+template <class Parameters>
+void allow_shared_bytes(const KernelOf<Parameters>& kernel) {
+  cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel.function), kernel.shared_bytes);
+}
+template <class Parameters>
+void allow_shared_bytes(const KernelPairOf<Parameters>& kernels) {
+  allow_shared_bytes(kernels.up);
+  allow_shared_bytes(kernels.down);
 }
 
 // Parameters of a product that are known before a call; the caller adds scales and the stride of
 // the intermediate.
-inline Params up_params(const ExpertsProblem& problem, const DeviceExperts& weights,
-                        const Kernel& kernel) {
+template <class Parameters>
+Parameters up_params(const ExpertsProblem& problem, const DeviceExperts& weights,
+                     const KernelOf<Parameters>& kernel) {
   const bool gated = problem.activation.gated;
   const int64_t width = problem.intermediate_size;
   const int32_t rows = kernel.weight_rows;
-  Params params;
+  Parameters params;
   params.weights =
       gated ? map_gated_weights(problem, weights, rows)
             : map_weights(
@@ -71,11 +81,12 @@ inline Params up_params(const ExpertsProblem& problem, const DeviceExperts& weig
   return params;
 }
 
-inline Params down_params(const ExpertsProblem& problem, const DeviceExperts& weights,
-                          const Kernel& kernel) {
+template <class Parameters>
+Parameters down_params(const ExpertsProblem& problem, const DeviceExperts& weights,
+                       const KernelOf<Parameters>& kernel) {
   const int64_t width = problem.hidden_size;
   const int64_t depth = problem.intermediate_size;
-  Params params;
+  Parameters params;
   params.weights = map_weights(problem, {weights.down.data, weights.down.stride, width, depth},
                                kernel.weight_rows);
   params.bias = weights.down.bias;
@@ -86,7 +97,8 @@ inline Params down_params(const ExpertsProblem& problem, const DeviceExperts& we
   return params;
 }
 
-inline Params with_groups(Params params, const GroupedRows& groups) {
+template <class Parameters>
+Parameters with_groups(Parameters params, const GroupedRows& groups) {
   params.tiles = groups.tiles;
   params.num_tiles = groups.num_tiles;
   params.expert_begin = groups.expert_begin;
@@ -107,8 +119,9 @@ inline void set_output(Params& params, const DeviceExpertsCall& call) {
   params.wide_stores = has_wide_rows(call.output, call.output_stride);
 }
 
-inline void enqueue(std::string_view name, const Kernel& kernel, const Params& params,
-                    int64_t max_tiles, int32_t multiprocessors, CUstream_st* stream) {
+template <class Parameters>
+void enqueue(std::string_view name, const KernelOf<Parameters>& kernel, const Parameters& params,
+             int64_t max_tiles, int32_t multiprocessors, CUstream_st* stream) {
   cuda::launch(name, kernel.function,
                {.blocks = std::min<int64_t>(max_tiles * params.feature_tiles, multiprocessors),
                 .threads = kernel.threads,

@@ -11,13 +11,36 @@
 
 namespace conclave::inline v0::experts::stream {
 
+__device__ __forceinline__ const CodedParams& coded(const Params& params) {
+  return static_cast<const CodedParams&>(params);
+}
+
+// Loads the factors of a stage's codes: scales, and behind them zero points.
+template <class Config>
+__device__ __forceinline__ void load_factors(const CodedParams& params,
+                                             SharedStorage<Config>& shared, int32_t slot,
+                                             int32_t expert, int32_t feature_tile, int32_t stage) {
+  const int32_t feature = feature_tile * params.features_of_tile;
+  const int32_t group = stage * Config::kDepth / params.group;
+  uint8_t* factors = shared.codes.factors[slot];
+  ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, group, expert,
+                   ptx::CacheHint::kEvictFirst);
+  if (!params.has_zeros) return;
+  ptx::tma_load_4d(&params.zeros, &shared.full[slot],
+                   factors + params.groups_of_stage * Config::kWeightRows * sizeof(float), feature,
+                   0, group, expert, ptx::CacheHint::kEvictFirst);
+}
+
 template <class Config, Product kProduct>
 __device__ __forceinline__ void load_weights(const Params& params, SharedStorage<Config>& shared,
                                              int32_t slot, int32_t expert, int32_t feature_tile,
                                              int32_t stage) {
+  if constexpr (Config::kIsCoded) {
+    load_factors<Config>(coded(params), shared, slot, expert, feature_tile, stage);
+  }
 #pragma unroll
-  for (int atom = 0; atom < Config::kAtoms; ++atom) {
-    const int32_t k = stage * Config::kDepth + atom * Config::kAtomDepth;
+  for (int atom = 0; atom < Config::kWeightAtoms; ++atom) {
+    const int32_t k = Config::weight_column(stage, atom);
     if (kProduct == Product::kUp && params.activation.gated) {
       ptx::tma_load_5d(&params.weights, &shared.full[slot], shared.weights[slot][atom], k, 0, 0,
                        feature_tile * (Config::kWeightRows / 16), expert,
@@ -35,9 +58,13 @@ __device__ __forceinline__ int32_t token_boxes(int32_t count) {
 }
 
 template <class Config, Product kProduct>
-__device__ __forceinline__ void expect_stage(SharedStorage<Config>& shared, int32_t slot,
-                                             int32_t count) {
-  uint32_t bytes = Config::kAtoms * Config::kWeightBytes;
+__device__ __forceinline__ void expect_stage(const Params& params, SharedStorage<Config>& shared,
+                                             int32_t slot, int32_t count) {
+  uint32_t bytes = Config::kWeightAtoms * Config::kWeightBytes;
+  if constexpr (Config::kIsCoded) {
+    const uint32_t each = sizeof(float) + (coded(params).has_zeros ? sizeof(uint16_t) : 0);
+    bytes += coded(params).groups_of_stage * Config::kWeightRows * each;
+  }
   if constexpr (kRowsInOrder<Config, kProduct>) {
     bytes += token_boxes<Config>(count) * Config::kTokenBox * Config::kAtoms * Config::kAtomBytes;
   }
@@ -81,7 +108,7 @@ __device__ __forceinline__ int32_t load_ahead(const Params& params, SharedStorag
   constexpr int32_t kMost = kProduct == Product::kUp ? 2 : Config::kStages;
   const int32_t stages = min(kMost, params.depth_stages);
   for (int32_t stage = 0; stage < stages; ++stage) {
-    expect_stage<Config, kProduct>(shared, stage, tile.count);
+    expect_stage<Config, kProduct>(params, shared, stage, tile.count);
     load_weights<Config, kProduct>(params, shared, stage, tile.expert, feature_tile, stage);
   }
   return stages;
@@ -103,8 +130,8 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
       item = walk.at(index);
     }
 #pragma unroll
-    for (int atom = 0; atom < Config::kAtoms; ++atom) {
-      ptx::tma_prefetch_3d(&params.weights, stage * Config::kDepth + atom * Config::kAtomDepth,
+    for (int atom = 0; atom < Config::kWeightAtoms; ++atom) {
+      ptx::tma_prefetch_3d(&params.weights, Config::weight_column(stage, atom),
                            item.feature_tile * Config::kWeightRows, item.tile.expert);
     }
     ++stage;
@@ -160,7 +187,7 @@ __device__ __forceinline__ void produce_drawn(const Params& params, SharedStorag
         if (ahead > 0) {
           --ahead;
         } else {
-          expect_stage<Config, kProduct>(shared, ring.slot, item.tile.count);
+          expect_stage<Config, kProduct>(params, shared, ring.slot, item.tile.count);
           load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
                                          item.feature_tile, stage);
         }
@@ -213,7 +240,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
         if (ahead > 0) {
           --ahead;
         } else {
-          expect_stage<Config, kProduct>(shared, ring.slot, item.tile.count);
+          expect_stage<Config, kProduct>(params, shared, ring.slot, item.tile.count);
           load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
                                          item.feature_tile, stage);
         }

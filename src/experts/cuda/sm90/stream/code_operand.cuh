@@ -1,0 +1,155 @@
+// Weights that are codes, decoded from shared memory to the registers from which wgmma reads its A
+// operand: value - zero in bf16, which holds all of them. Scales multiply sums.
+#pragma once
+
+#include "cuda/device/barrier.cuh"
+#include "cuda/device/wgmma_of_registers.cuh"
+#include "experts/cuda/sm90/stream/config.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::stream {
+
+// A thread's part of 64 columns of K of its warpgroup's 64 weight rows.
+struct CodeFragments {
+  static constexpr int kSteps = 4;  // each has 16 columns
+  uint32_t step[kSteps][4];
+};
+
+// Fills the table of values, with all threads of the block. A byte of two codes has the value of
+// the lower one, which is the earlier column, in the lower half; a byte of one code has its value
+// there.
+template <class Config>
+__device__ __forceinline__ void fill_values(const CodedParams& params,
+                                            SharedStorage<Config>& shared) {
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < 256 * 32; i += Config::kThreads) {
+    const int32_t byte = i / 32;
+    const uint32_t low = params.values[Config::kCodeBits == 4 ? byte & 15 : byte];
+    const uint32_t high = params.values[Config::kCodeBits == 4 ? byte >> 4 : 0];
+    shared.codes.values[byte][i % 32] = low | high << 16;
+  }
+}
+
+template <class Config>
+class CodeOperand {
+ public:
+  __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
+                                         int32_t warp, int32_t lane, bool gated)
+      : params_(static_cast<const CodedParams&>(params)),
+        shared_(shared),
+        swizzle_(lane / 4),
+        pair_(lane % 4),
+        // The codes of a thread's first row; the second is eight rows below. With a gate these are
+        // the rows of gate and up of one feature.
+        row_((16 * warp + lane / 4) * Config::kAtomBytes),
+        first_factor_(gated ? 8 * warp + lane / 4 : 16 * warp + lane / 4),
+        second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : first_factor_ + 8),
+        values_(ptx::shared_address(shared.codes.values) + 4 * lane) {}
+
+  // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
+  __device__ __forceinline__ void decode(int32_t slot, int atom, CodeFragments& a) const {
+    // Uniform over the grid.
+    if (params_.has_zeros) {
+      decode_part<true>(slot, atom, a);
+    } else {
+      decode_part<false>(slot, atom, a);
+    }
+  }
+
+  // The scales of the thread's two rows for 16 columns of the stage in `slot`, its `steps`th.
+  __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
+    const auto* const group = reinterpret_cast<const float*>(shared_.codes.factors[slot]) +
+                              (steps >> params_.steps_shift) * Config::kWeightRows;
+    return {group[first_factor_], group[second_factor_]};
+  }
+
+ private:
+  // The zero points of the thread's two rows, each in both halves.
+  struct Zeros {
+    uint32_t of[2];
+  };
+
+  template <bool kZeros>
+  __device__ __forceinline__ void decode_part(int32_t slot, int atom, CodeFragments& a) const {
+    const uint8_t* codes = shared_.weights[slot][0] + row_;
+    Zeros zeros;
+    if constexpr (Config::kCodeBits == 4) {
+      // Four lanes read the same 32 bytes of a row: a byte of each word is theirs.
+      uint4 words[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i / 2][i % 2] = *reinterpret_cast<const uint4*>(
+            codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle_) * 16);
+      }
+#pragma unroll
+      for (int step = 0; step < CodeFragments::kSteps; ++step) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t value = value_of_byte(word(words[i % 2][step / 2], step % 2 * 2 + i / 2));
+          a.step[step][i] = shifted<kZeros>(value, zeros.of[i % 2]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < CodeFragments::kSteps; ++step) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint8_t* chunk =
+              codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle_) * 16;
+          const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
+          a.step[step][i] = shifted<kZeros>(value_of_pair(both), zeros.of[i % 2]);
+        }
+      }
+    }
+  }
+
+  // The zero points of 16 columns, where these begin a group or an atom.
+  __device__ __forceinline__ void load_zeros(int32_t slot, int32_t steps, Zeros& zeros) const {
+    if (steps % 4 != 0 && (steps & ((1 << params_.steps_shift) - 1)) != 0) return;
+    const auto* const all = reinterpret_cast<const uint16_t*>(
+        shared_.codes.factors[slot] +
+        params_.groups_of_stage * Config::kWeightRows * sizeof(float));
+    const uint16_t* group = all + (steps >> params_.steps_shift) * Config::kWeightRows;
+    zeros.of[0] = group[first_factor_] * 0x10001U;
+    zeros.of[1] = group[second_factor_] * 0x10001U;
+  }
+
+  static __device__ __forceinline__ uint32_t word(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+  }
+
+  __device__ __forceinline__ uint32_t look_up(uint32_t offset) const {
+    uint32_t value = 0;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(values_ + offset));
+    return value;
+  }
+  // Both values of the byte of `codes` that is this thread's: its offset in the table has seven
+  // more bits, of lanes.
+  __device__ __forceinline__ uint32_t value_of_byte(uint32_t codes) const {
+    return look_up(__funnelshift_r(codes, codes, 8 * pair_ - 7) & 0x7f80U);
+  }
+  __device__ __forceinline__ uint32_t value_of_pair(uint32_t codes) const {
+    const uint32_t low = look_up((codes & 0xffU) << 7);
+    const uint32_t high = look_up((codes & 0xff00U) >> 1);
+    return __byte_perm(low, high, 0x5410);
+  }
+
+  template <bool kZeros>
+  static __device__ __forceinline__ uint32_t shifted(uint32_t values, uint32_t zeros) {
+    if constexpr (kZeros) asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(values) : "r"(zeros));
+    return values;
+  }
+
+  const CodedParams& params_;
+  const SharedStorage<Config>& shared_;
+  int32_t swizzle_;
+  int32_t pair_;
+  int32_t row_;
+  int32_t first_factor_;
+  int32_t second_factor_;
+  uint32_t values_;
+};
+
+}  // namespace conclave::inline v0::experts::stream
