@@ -25,6 +25,19 @@ constexpr void set_code(std::byte* row, int64_t index, int64_t bits, uint8_t cod
   row[index / 2] = static_cast<std::byte>(kept);
 }
 
+// Sets `count` codes from code `begin` on. Pairs that fill a byte are not read first.
+constexpr void set_codes(std::byte* row, int64_t begin, int64_t count, int64_t bits,
+                         const uint8_t* codes) {
+  int64_t done = 0;
+  if (bits == 4) {
+    if (begin % 2 != 0 && count > 0) set_code(row, begin, bits, codes[done++]);
+    for (; done + 2 <= count; done += 2) {
+      row[(begin + done) / 2] = static_cast<std::byte>(codes[done] | codes[done + 1] << 4);
+    }
+  }
+  for (; done < count; ++done) set_code(row, begin + done, bits, codes[done]);
+}
+
 // Copies `count` codes from code `begin` of a row to the begin of another. What is left of the last
 // byte becomes 0.
 inline void copy_codes(const std::byte* row, int64_t begin, int64_t count, int64_t bits,

@@ -5,6 +5,8 @@
 #include "quant/code_values.h"
 #include "quant/weight_format.h"
 
+#include <algorithm>
+
 namespace conclave::inline v0::quant {
 
 template <class Format>
@@ -14,10 +16,15 @@ void decode_codes(const std::byte* row, int64_t begin, int64_t count, float* val
   }
 }
 
+// Codes of many values come first: where encoding has no branch, that loop is one of vectors.
 template <class Format>
 void encode_codes(const float* values, int64_t begin, int64_t count, std::byte* row) {
-  for (int64_t i = 0; i < count; ++i) {
-    set_code(row, begin + i, Format::kBits, Format::encode(values[i]));
+  constexpr int64_t kAtOnce = 64;
+  uint8_t codes[kAtOnce];
+  for (int64_t first = 0; first < count; first += kAtOnce) {
+    const int64_t some = std::min(kAtOnce, count - first);
+    for (int64_t i = 0; i < some; ++i) codes[i] = Format::encode(values[first + i]);
+    set_codes(row, begin + first, some, Format::kBits, codes);
   }
 }
 

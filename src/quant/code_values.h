@@ -106,17 +106,39 @@ consteval bool has_sign_bit() {
   return Format::kBits == 8;
 }
 
-// The rank of the nearest of ascending values, ties to the even rank; 0 for NaN.
+// The largest float32 below a finite one.
+constexpr float next_below(float value) {
+  if (value == 0) return -0x1p-149F;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  return __builtin_bit_cast(float, value > 0 ? bits - 1 : bits + 1);
+}
+
+// A value has one rank more for each of these that it lies above.
 template <size_t kCount>
-constexpr uint8_t nearest_rank(const float (&ascending)[kCount], float value) {
-  uint8_t rank = 0;
+struct RankBounds {
+  float of[kCount];
+};
+template <size_t kCount>
+consteval RankBounds<kCount - 1> rank_bounds(const float (&ascending)[kCount]) {
+  RankBounds<kCount - 1> bounds{};
   for (size_t i = 0; i + 1 < kCount; ++i) {
-    // In float64 both sums are exact, so that a tie is one.
-    const double between =
-        static_cast<double>(ascending[i]) + static_cast<double>(ascending[i + 1]);
-    const double twice = 2.0 * static_cast<double>(value);
-    if (twice > between || (twice == between && i % 2 != 0)) ++rank;
+    // In float64 the sum is exact, so that a tie is one. Ties go up from odd ranks.
+    const double middle =
+        (static_cast<double>(ascending[i]) + static_cast<double>(ascending[i + 1])) / 2;
+    float bound = static_cast<float>(middle);
+    const bool is_above = i % 2 != 0 ? bound >= middle : bound > middle;
+    if (is_above) bound = next_below(bound);
+    bounds.of[i] = bound;
   }
+  return bounds;
+}
+
+// The rank of the nearest of ascending values, ties to the even rank. It has no branch, so that
+// compilers can take several values at once.
+template <size_t kCount>
+constexpr int32_t nearest_rank(const RankBounds<kCount>& bounds, float value, int32_t rank_of_nan) {
+  int32_t rank = value != value ? rank_of_nan : 0;
+  for (size_t i = 0; i < kCount; ++i) rank += value > bounds.of[i] ? 1 : 0;
   return rank;
 }
 

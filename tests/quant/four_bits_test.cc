@@ -1,11 +1,14 @@
 // Codes of 4 bits that stand for values by a table, against the tables of their specifications.
+#include "core/code_bits.h"
 #include "quant/formats.h"
 #include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -80,6 +83,56 @@ TEST(FourBits, AnyValue_GetsTheNearestCode) {
   expect_nearest<Nf4>();
   expect_nearest<BnbFp4>();
   expect_nearest<Iq4>();
+}
+
+// Codes change in the middle of two values, which few floats are: these lie next to it.
+template <class Format>
+void expect_nearest_at_middles() {
+  Values ascending = {};
+  for (uint8_t code = 0; code < 16; ++code) ascending[code] = Format::decode(code);
+  std::ranges::sort(ascending);
+  for (size_t i = 0; i + 1 < ascending.size(); ++i) {
+    const double middle = (double{ascending[i]} + double{ascending[i + 1]}) / 2;
+    const float nearest = static_cast<float>(middle);
+    for (const float value :
+         {std::nextafterf(nearest, -INFINITY), nearest, std::nextafterf(nearest, INFINITY)}) {
+      const float found = Format::decode(Format::encode(value));
+      if (value < middle) {
+        EXPECT_EQ(found, ascending[i]) << value;
+      } else if (value > middle) {
+        EXPECT_EQ(found, ascending[i + 1]) << value;
+      } else {
+        EXPECT_TRUE(found == ascending[i] || found == ascending[i + 1]) << value;
+      }
+    }
+  }
+}
+
+TEST(FourBits, ValuesNextToTheMiddleOfTwo_GetTheNearerOne) {
+  expect_nearest_at_middles<E2m1>();
+  expect_nearest_at_middles<Nf4>();
+  expect_nearest_at_middles<BnbFp4>();
+  expect_nearest_at_middles<Iq4>();
+}
+
+TEST(FourBits, RowsOfAnyBeginAndLength_KeepTheCodesAroundThem) {
+  std::array<float, 131> values{};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 16) * 0.125F - 1;
+  const WeightFormat& format = format_of(DType::kNF4);
+  for (const int64_t begin : {0, 1, 2, 7}) {
+    for (const int64_t count : {0, 1, 2, 63, 64, 65, 128, 131}) {
+      std::array<std::byte, 80> row{};
+      row.fill(std::byte{0xa5});
+      format.encode(values.data(), begin, count, row.data());
+      for (int64_t i = 0; i < 160; ++i) {
+        const bool is_written = i >= begin && i < begin + count;
+        const uint8_t expected = is_written   ? Nf4::encode(values[static_cast<size_t>(i - begin)])
+                                 : i % 2 == 0 ? 0x5
+                                              : 0xa;
+        EXPECT_EQ(code_at(row.data(), i, 4), expected) << begin << " " << count << " " << i;
+      }
+    }
+  }
 }
 
 TEST(FourBits, WhatIsNotFinite_GetsZeroOrTheOutermostCode) {

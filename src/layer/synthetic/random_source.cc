@@ -207,20 +207,24 @@ class NumberForm {
         least_(values.mean > 0 ? 1.0F : -128.0F),
         stream_(mix(stream)) {}
 
-  float apply(float value, int64_t row, int64_t col) const {
+  // The values are those of a row from column `col` on.
+  void apply(int64_t row, int64_t col, std::span<float> values) const {
     switch (form_) {
       case ScaleValues::kF16:
-        return f16_to_float(float_to_f16(value));
+        for (float& value : values) value = f16_to_float(float_to_f16(value));
+        break;
       case ScaleValues::kPowerOfTwo:
-        return e8m0_to_float(float_to_e8m0(value));
-      case ScaleValues::kSteps: {
-        const float unit = unit_at(row, col);
-        return std::clamp(std::nearbyint(value / unit), least_, 127.0F) * unit;
-      }
+        for (float& value : values) value = e8m0_to_float(float_to_e8m0(value));
+        break;
+      case ScaleValues::kSteps:
+        for (float& value : values) {
+          const float unit = unit_at(row, col++);
+          value = std::clamp(std::nearbyint(value / unit), least_, 127.0F) * unit;
+        }
+        break;
       case ScaleValues::kFloat:
         break;
     }
-    return value;
   }
 
  private:
@@ -237,6 +241,12 @@ class NumberForm {
   float least_;
   uint64_t stream_;
 };
+
+void draw(const Distribution& values, uint64_t stream, uint64_t first, std::span<float> drawn) {
+  for (float& value : drawn) {
+    value = values.mean + values.deviation * normal_like(stream, first++);
+  }
+}
 
 class RandomSource final : public WeightSource {
  public:
@@ -277,11 +287,12 @@ class RandomSource final : public WeightSource {
     std::vector<float> drawn(static_cast<size_t>(cols));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-      for (int64_t i = 0; i < cols; ++i) {
-        const auto index = static_cast<uint64_t>(row * info.cols + block.col_begin + i);
-        const float value = values.mean + values.deviation * normal_like(stream, index);
-        drawn[static_cast<size_t>(i)] =
-            whole_numbers ? std::nearbyint(value) : form.apply(value, row, block.col_begin + i);
+      const auto first = static_cast<uint64_t>(row * info.cols + block.col_begin);
+      draw(values, stream, first, drawn);
+      if (whole_numbers) {
+        for (float& value : drawn) value = std::nearbyint(value);
+      } else {
+        form.apply(row, block.col_begin, drawn);
       }
       encode(drawn, info.dtype, out);
       out += packed_bytes(info.dtype, cols);

@@ -49,11 +49,12 @@ class BnbFp4 {
   }
   // NaN becomes 0.
   static constexpr uint8_t encode(float value) {
-    if (value != value) return 0;
+    constexpr auto kBounds = rank_bounds(ascending().of);
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const float magnitude = std::bit_cast<float>(bits & 0x7fffffffU);
-    const uint32_t sign = (bits >> 28) & 8U;
-    return static_cast<uint8_t>(sign | rank_of(nearest_rank(ascending().of, magnitude)));
+    const uint32_t sign = value != value ? 0 : (bits >> 28) & 8U;
+    const auto rank = static_cast<uint32_t>(nearest_rank(kBounds, magnitude, 0));
+    return static_cast<uint8_t>(sign | rank_of(rank));
   }
   static Support takes(const QuantSpec&) { return Support::yes(); }
 

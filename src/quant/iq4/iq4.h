@@ -36,7 +36,8 @@ class Iq4 {
   static constexpr float decode(uint8_t code) { return values().of[code]; }
   // Codes ascend with their values. There is no 0; NaN becomes the value next to it.
   static constexpr uint8_t encode(float value) {
-    return value == value ? nearest_rank(values().of, value) : 8;
+    constexpr auto kBounds = rank_bounds(values().of);
+    return static_cast<uint8_t>(nearest_rank(kBounds, value, 8));
   }
   static Support takes(const QuantSpec&) { return Support::yes(); }
 

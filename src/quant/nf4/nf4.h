@@ -40,7 +40,8 @@ class Nf4 {
   static constexpr float decode(uint8_t code) { return values().of[code]; }
   // Codes ascend with their values. NaN becomes 0.
   static constexpr uint8_t encode(float value) {
-    return value == value ? nearest_rank(values().of, value) : 7;
+    constexpr auto kBounds = rank_bounds(values().of);
+    return static_cast<uint8_t>(nearest_rank(kBounds, value, 7));
   }
   static Support takes(const QuantSpec&) { return Support::yes(); }
 
