@@ -1,3 +1,4 @@
+#include "checkpoint/coded_values.h"
 #include "checkpoint/describe_layer.h"
 #include "checkpoint/fed_model.h"
 #include "checkpoint/layer_assignment.h"
@@ -168,6 +169,17 @@ struct CheckpointFeed::Impl {
     }
   }
 
+  // The use of a tensor beside a matrix that layers have as values, where that is packed.
+  std::optional<checkpoint::StoredPlane::Use> use_beside_values(
+      const std::optional<checkpoint::QuantizedWeights>& quant,
+      const checkpoint::LayerShapes& shapes, const std::string& name, std::string_view rest) const {
+    const auto* const form =
+        checkpoint::form_of_values({.model = config.quant, .layer = quant}, name);
+    if (form == nullptr) return std::nullopt;
+    const auto aid = checkpoint::match_value_aid(*config.architecture, *form, shapes, rest);
+    return aid ? std::optional(aid->use) : std::nullopt;
+  }
+
   // A rule for modules may be one that is not read.
   const checkpoint::ModuleScheme* scheme_of(const std::string& name) const {
     try {
@@ -334,9 +346,11 @@ bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, F
       });
   const bool is_scale =
       !pattern && checkpoint::match_scale_name(architecture, quant, shapes, split->rest);
-  const auto aid = pattern || is_scale
-                       ? std::nullopt
-                       : checkpoint::match_aid(architecture, quant, shapes, split->rest);
+  auto aid = pattern || is_scale ? std::nullopt
+                                 : checkpoint::match_aid(architecture, quant, shapes, split->rest);
+  if (!pattern && !is_scale && !aid) {
+    aid = impl.use_beside_values(quant, shapes, full, split->rest);
+  }
   if (aid == checkpoint::StoredPlane::Use::kUnused) return false;
   const bool is_known = (pattern || is_scale || aid) && split->canonical;
   if (!is_known && !checkpoint::in_moe_block(architecture, split->rest)) return false;

@@ -1,13 +1,28 @@
 #include "checkpoint/layer_matches.h"
 
+#include "checkpoint/coded_values.h"
 #include "checkpoint/scale_names.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
+
+MethodForms forms_of(const LayerView& view) {
+  return {.model = view.config.quant, .layer = view.quant};
+}
+
+// The row by which a matrix that the layer has as values is packed; null for values, and for codes
+// that lie as the form says.
+const StoredPlane* row_of_values(const LayerView& view, const TensorInfo& info) {
+  const StoredPlane* const row = values_row(view.quant, info);
+  if (row != nullptr && row->decode_values != nullptr) return row;
+  const auto* const form = form_of_values(forms_of(view), info.name);
+  return form == nullptr ? row : codes_row(*form, info);
+}
 
 std::optional<TensorMatch> match_one(const LayerView& view, const LayerTensor& item) {
   if (!item.canonical) return std::nullopt;
@@ -18,10 +33,9 @@ std::optional<TensorMatch> match_one(const LayerView& view, const LayerTensor& i
   if (name) {
     const TensorInfo& info = view.table.info(item.tensor);
     const bool has_codes = is_quantisable(name->pattern->part);
-    return TensorMatch{
-        .name = *name,
-        .tensor = item.tensor,
-        .row = has_codes ? codes_row(view.quant, info) : values_row(view.quant, info)};
+    return TensorMatch{.name = *name,
+                       .tensor = item.tensor,
+                       .row = has_codes ? codes_row(view.quant, info) : row_of_values(view, info)};
   }
   const auto scale = match_scale_name(architecture, view.quant, view.shapes, item.rest);
   if (!scale) return std::nullopt;
@@ -42,10 +56,24 @@ bool is_absent(const LayerView& view, const LayerTensor& item) {
   return match_name(architecture, item.rest, is_gate).has_value();
 }
 
+// Whether the tensor belongs to the codes of a matrix that the layer has as values. Beside values
+// it means nothing.
+bool is_value_aid(const LayerView& view, const LayerTensor& item) {
+  const auto* const form = form_of_values(forms_of(view), view.table.info(item.tensor).name);
+  if (form == nullptr) return false;
+  const auto aid = match_value_aid(*view.config.architecture, *form, view.shapes, item.rest);
+  return aid && std::ranges::any_of(view.items, [&](const LayerTensor& other) {
+           if (other.rest != aid->matrix) return false;
+           const TensorInfo& info = view.table.info(other.tensor);
+           return holds_codes(**form, codes_row(*form, info), info);
+         });
+}
+
 // Whether the tensor serves to read a matrix, or is of no use for it.
 bool is_aid(const LayerView& view, const LayerTensor& item) {
-  return item.canonical &&
-         match_aid(*view.config.architecture, view.quant, view.shapes, item.rest).has_value();
+  if (!item.canonical) return false;
+  return match_aid(*view.config.architecture, view.quant, view.shapes, item.rest) ||
+         is_value_aid(view, item);
 }
 
 using ByRest = std::unordered_map<std::string_view, int32_t>;

@@ -1,5 +1,6 @@
 #include "checkpoint/layer_planes.h"
 
+#include "checkpoint/coded_values.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_name.h"
@@ -9,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -70,27 +70,69 @@ void fill(const LayerView& view, WeightId id, int64_t expert, const MatrixLocati
   slot = location;
 }
 
+// The layer's tensors by their names, listed when the first is looked for.
+class NamedTensors {
+ public:
+  explicit NamedTensors(const LayerView& view) : view_(view) {}
+
+  const TensorsByName& all() {
+    if (!by_name_.empty()) return by_name_;
+    for (const LayerTensor& item : view_.items) {
+      by_name_.emplace(view_.table.info(item.tensor).name, item.tensor);
+    }
+    return by_name_;
+  }
+
+ private:
+  const LayerView& view_;
+  TensorsByName by_name_;
+};
+
+// The form of a matrix that is packed as experts' are, though the layer has it as values; null for
+// others, and where the method decodes such matrices itself.
+const std::optional<QuantizedWeights>* packed_form(const LayerView& view, const TensorMatch& match,
+                                                   const TensorBlock& block) {
+  if (match.plane || is_quantisable(match.name.pattern->part)) return nullptr;
+  if (match.row != nullptr && match.row->decode_values != nullptr) return nullptr;
+  if (block.is_stack || block.is_vector) return nullptr;
+  const TensorInfo& info = view.table.info(match.tensor);
+  const auto* const form =
+      form_of_values({.model = view.config.quant, .layer = view.quant}, info.name);
+  return form != nullptr && holds_codes(**form, match.row, info) ? form : nullptr;
+}
+
 // Adds the reading of a tensor that the method stores in a way of its own; -1 for others.
 int32_t add_reading(const LayerView& view, const TensorMatch& match, const TensorBlock& block,
-                    LayerPlanes& planes) {
-  if (match.row == nullptr) return -1;
+                    NamedTensors& names, LayerPlanes& planes) {
   const NamePattern& pattern = *match.name.pattern;
-  WantedPlane wanted = wanted_plane(view, pattern, block);
-  const bool has_values = !is_quantisable(pattern.part);
-  wanted.as_values = has_values && match.row->decode_values != nullptr;
-  planes.readings.push_back(read_as(*match.row, wanted, view.table, match.tensor));
-  planes.readings.back().is_read = wanted.as_values || !has_values;
+  if (const auto* const form = packed_form(view, match, block)) {
+    const CodesTensor codes{.quant = **form,
+                            .row = match.row,
+                            .tensor = match.tensor,
+                            .rows = block.rows,
+                            .cols = block.cols};
+    planes.readings.push_back(
+        read_codes_as_values(view, codes, names.all(), planes.missing_inputs));
+  } else if (match.row != nullptr) {
+    WantedPlane wanted = wanted_plane(view, pattern, block);
+    const bool has_values = !is_quantisable(pattern.part);
+    wanted.as_values = has_values && match.row->decode_values != nullptr;
+    planes.readings.push_back(read_as(*match.row, wanted, view.table, match.tensor));
+    planes.readings.back().is_read = wanted.as_values || !has_values;
+  } else {
+    return -1;
+  }
   return static_cast<int32_t>(planes.readings.size() - 1);
 }
 
 // Fills the matrices of the block, or their planes, from the tensor.
 void fill_block(const LayerView& view, const TensorMatch& match, AxisOrder axes, int64_t expert,
-                LayerPlanes& planes) {
+                NamedTensors& names, LayerPlanes& planes) {
   const NamePattern& pattern = *match.name.pattern;
   const TensorBlock block = block_of(view, pattern, match.plane);
   const std::vector<WeightId> ids = ids_of(pattern.part, match.plane);
   const bool shared = match.plane && is_common(view.shapes[ids.front()].plane);
-  const int32_t reading = add_reading(view, match, block, planes);
+  const int32_t reading = add_reading(view, match, block, names, planes);
   TensorShare share{.parts = shared ? 1 : static_cast<int64_t>(ids.size())};
   for (WeightId id : ids) {
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
@@ -144,7 +186,7 @@ void check_plane(const LayerView& view, const LayerLayout& layout, const TensorM
 }
 
 void place(const LayerView& view, const LayerLayout& layout, const TensorMatch& match,
-           LayerPlanes& planes) {
+           NamedTensors& names, LayerPlanes& planes) {
   const NamePattern& pattern = *match.name.pattern;
   if (pattern.part == Part::kNotRead || is_surplus(view, match.name)) return;
   const int64_t expert = expert_of(view, match);
@@ -157,34 +199,18 @@ void place(const LayerView& view, const LayerLayout& layout, const TensorMatch& 
     const bool by_columns = is_expert_part(pattern.part) && axes == AxisOrder::kColsFirst;
     planes.transposed = planes.transposed || by_columns;
   }
-  fill_block(view, match, axes, expert, planes);
+  fill_block(view, match, axes, expert, names, planes);
 }
 
 // Completes the readings with the tensors that stand beside their own.
-void find_inputs(const LayerView& view, LayerPlanes& planes) {
-  std::unordered_map<std::string_view, int32_t> by_name;
+void find_inputs(const LayerView& view, NamedTensors& names, LayerPlanes& planes) {
   for (PlaneReading& reading : planes.readings) {
+    if (reading.coded) continue;
     const StoredPlane& row = *reading.row;
-    const auto needed = reading.as_values ? row.value_inputs : row.inputs;
-    const auto optional =
-        reading.as_values ? std::span<const std::string_view>() : row.optional_inputs;
-    if (needed.empty() && optional.empty()) continue;
-    if (by_name.empty()) {
-      for (const LayerTensor& item : view.items) {
-        by_name.emplace(view.table.info(item.tensor).name, item.tensor);
-      }
-    }
-    const std::string& name = view.table.info(reading.inputs.front()).name;
-    const std::string matrix = name.substr(0, name.size() - row.suffix.size());
-    const auto add = [&](std::string_view suffix) {
-      const auto found = by_name.find(matrix + std::string(suffix));
-      reading.inputs.push_back(found == by_name.end() ? -1 : found->second);
-      return found != by_name.end();
-    };
-    for (const std::string_view suffix : needed) {
-      if (!add(suffix)) planes.missing_inputs.push_back(matrix + std::string(suffix));
-    }
-    for (const std::string_view suffix : optional) add(suffix);
+    const bool has_needs = !(reading.as_values ? row.value_inputs : row.inputs).empty();
+    const bool has_options = !reading.as_values && !row.optional_inputs.empty();
+    if (!has_needs && !has_options) continue;
+    add_inputs(view.table, names.all(), reading, planes.missing_inputs);
   }
 }
 
@@ -218,8 +244,9 @@ DType LayerPlanes::type_of(const TensorTable& table, const MatrixLocation& locat
 LayerPlanes place_tensors(const LayerView& view, const LayerLayout& layout,
                           std::span<const TensorMatch> matches) {
   LayerPlanes planes;
-  for (const TensorMatch& match : matches) place(view, layout, match, planes);
-  find_inputs(view, planes);
+  NamedTensors names(view);
+  for (const TensorMatch& match : matches) place(view, layout, match, names, planes);
+  find_inputs(view, names, planes);
   return planes;
 }
 

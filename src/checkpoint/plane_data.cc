@@ -1,5 +1,6 @@
 #include "checkpoint/plane_data.h"
 
+#include "checkpoint/coded_values.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -71,6 +72,7 @@ void PlaneCache::decode(const PlaneReading& reading, int64_t index, Bytes& plane
                  .found = std::string(to_string(reading.dtype)) + " codes",
                  .hint = "leave this module out when the model is quantised"});
   }
+  if (reading.coded) return reading.coded->decode(table_, data_, verifier_, plane);
   std::vector<Bytes> buffers(reading.inputs.size());
   std::vector<PlaneInput> inputs;
   for (size_t i = 0; i < buffers.size(); ++i) {

@@ -66,6 +66,16 @@ std::vector<ScaleName> scale_names(std::string_view name) {
   return names;
 }
 
+std::vector<std::string> usual_names(std::string_view matrix, WeightPlane plane) {
+  std::vector<std::string> names;
+  for (const Suffix& row : kSuffixes) {
+    if (row.plane != plane || !matrix.ends_with(row.ending)) continue;
+    std::string name(matrix.substr(0, matrix.size() - row.ending.size()));
+    names.push_back(name.append(row.suffix));
+  }
+  return names;
+}
+
 std::string usual_scale_name(std::string_view matrix, WeightPlane plane, std::string_view method) {
   const Method* const found = find_method(method);
   const Method& row = found == nullptr ? kUnknownMethod : *found;

@@ -24,6 +24,9 @@ struct ScaleName {
 };
 std::vector<ScaleName> scale_names(std::string_view name);
 
+// The way back: all usual names of a plane.
+std::vector<std::string> usual_names(std::string_view matrix, WeightPlane plane);
+
 // The usual name of a scale, for messages about what is missing.
 std::string usual_scale_name(std::string_view matrix, WeightPlane plane, std::string_view method);
 

@@ -7,6 +7,7 @@
 #include "quant/planes.h"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -39,6 +40,8 @@ const StoredPlane* row_of(const std::optional<QuantizedWeights>& quant, std::str
 // The name of that plane.
 std::string stored_name(const StoredPlane& row, std::string_view matrix);
 
+struct CodedMatrix;
+
 // How the elements of a plane come from what is stored: `slices` equal parts, one after the other,
 // each of them from the same part of every input.
 struct PlaneReading {
@@ -51,6 +54,8 @@ struct PlaneReading {
   bool as_values = false;            // codes that become float32
   // False: a layer has the matrix as values only, and the method's codes are not read so.
   bool is_read = true;
+  // Set for values that come from several planes of codes; `row` may be null then.
+  std::shared_ptr<const CodedMatrix> coded = nullptr;
 
   // Whether the bytes of the plane are those of the tensor, but for StoredPlane::convert.
   bool lies_in_place() const;

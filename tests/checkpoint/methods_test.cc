@@ -188,32 +188,6 @@ TEST_P(Method, AnotherType_IsNamed) {
   }
 }
 
-// A quantiser that packs all linear modules packs the router too, which a layer has as values.
-TEST(PackedRouter, CodesThatAreNotReadAsValues_AreNamed) {
-  TinyModel model = golden_folder("qwen3_moe-gptq-int4-group32");
-  const std::string router = "model.layers.0.mlp.gate";
-  model.drop(router + ".weight");
-  const auto add = [&](const char* suffix, DType dtype, std::vector<int64_t> shape) {
-    TinyTensor& tensor = model.add(router + suffix, dtype, shape);
-    tensor.bytes.assign(static_cast<size_t>(shape[0] * (shape.size() > 1 ? shape[1] : 1)) *
-                            static_cast<size_t>(byte_size(dtype)),
-                        std::byte{0});
-  };
-  add(".qweight", DType::kI32, {12, 4});
-  add(".scales", DType::kF16, {3, 4});
-  add(".qzeros", DType::kI32, {3, 1});
-  add(".g_idx", DType::kI32, {96});
-  const TempDir directory;
-  write_single(model, directory.path());
-  const Support support = Checkpoint::open(directory.path()).layer(0).support;
-  EXPECT_FALSE(support);
-  EXPECT_NE(support.reason().find(router + ".qweight"), std::string::npos) << support.reason();
-  const auto error = read_error(directory.path());
-  ASSERT_TRUE(error);
-  EXPECT_EQ(error->code(), ErrorCode::kUnsupportedQuantization) << error->what();
-  EXPECT_EQ(error->detail().tensor, router + ".qweight") << error->what();
-}
-
 TEST_P(Method, Feed_GivesThePlanesOfTheFile) {
   if (fs::exists(from_ / "hf_quant_config.json")) GTEST_SKIP() << "config.json names no method";
   const Checkpoint checkpoint = Checkpoint::open(from_);

@@ -388,11 +388,32 @@ TEST(QuantisedCheckpoint, BlocksAcrossGateAndUp_AreRefused) {
                     "model.layers.0.mlp.experts.gate_up_proj_scale_inv");
 }
 
-TEST(QuantisedCheckpoint, QuantisedRouter_IsUnsupportedWithReason) {
+TEST(QuantisedCheckpoint, QuantisedRouter_HasItsValues) {
   TinyModel model = quantised_model();
   const std::string router = "model.layers.0.mlp.gate.weight";
   TinyTensor& codes = model.at(router);
   codes.dtype = DType::kF8E4M3;
+  codes.bytes.assign(codes.bytes.size() / 2, std::byte{0x38});  // 1
+  fill(model.add(router + "_scale_inv", DType::kF32, {2, 1}), 0.5F);
+  const TempDir directory;
+  const Checkpoint checkpoint = open(model, directory);
+  EXPECT_TRUE(checkpoint.layer(0).support) << checkpoint.layer(0).support.reason();
+  const auto source = checkpoint.layer_source(0);
+  EXPECT_EQ(source->describe(weights::kRouter).dtype, DType::kF32);
+  const std::vector<std::byte> bytes = read_matrix(*source, weights::kRouter, 0);
+  for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
+    float value = 0;
+    std::memcpy(&value, bytes.data() + at, sizeof(value));
+    EXPECT_EQ(value, 0.5F);
+  }
+}
+
+// Other codes than the method's have no form.
+TEST(QuantisedCheckpoint, RouterInCodesOfAnotherType_IsUnsupportedWithReason) {
+  TinyModel model = quantised_model();
+  const std::string router = "model.layers.0.mlp.gate.weight";
+  TinyTensor& codes = model.at(router);
+  codes.dtype = DType::kI8;
   codes.bytes.resize(codes.bytes.size() / 2);
   fill(model.add(router + "_scale_inv", DType::kF32, {2, 1}), 0.5F);
   const TempDir directory;

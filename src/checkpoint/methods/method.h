@@ -127,7 +127,7 @@ struct StoredPlane {
                  std::span<std::byte> tensor) = nullptr;
 
   // Counterparts of `shapes` and `decode` for matrices that layers have as values only, such as a
-  // router: codes are decoded to float32. Null: such matrices are not read.
+  // router: codes are decoded to float32. Null: such matrices have the form of experts'.
   StoredShapes (*value_shapes)(const MatrixForm& form) = nullptr;
   void (*decode_values)(const MatrixForm& form, std::span<const PlaneInput> inputs,
                         std::span<std::byte> values) = nullptr;
