@@ -23,20 +23,30 @@ message(STATUS "folders for 90a: ${{CONCLAVE_HAS_SM90}}")
 
 
 class CudaOption(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.kept = tempfile.TemporaryDirectory()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.kept.cleanup()
+
     def configure(self, value: str, *, driver: str = "", nvcc: bool = False,
                   architectures: str = "90a") -> tuple[int, str]:
         """`driver` is what shows it: "smi", "device", or neither. Without `nvcc` none is found."""
-        with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            (folder / "CMakeLists.txt").write_text(PROJECT, encoding="utf-8")
-            command = ["cmake", "-S", name, "-B", str(folder / "build"), f"-DCONCLAVE_CUDA={value}",
-                       f"-DCONCLAVE_CUDA_ARCHITECTURES={architectures}",
-                       f"-DCONCLAVE_NVIDIA_SMI={'/bin/true' if driver == 'smi' else 'OFF'}",
-                       f"-DCONCLAVE_NVIDIA_DEVICE={'/dev/null' if driver == 'device' else 'OFF'}"]
-            if not nvcc:
-                command.append("-DCMAKE_CUDA_COMPILER=OFF")
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            return result.returncode, " ".join((result.stdout + result.stderr).split())
+        # Finding out about compilers takes most of a configuration's time: those with nvcc share a
+        # folder, and those without it. Nothing that the option's file has cached is kept.
+        folder = pathlib.Path(self.kept.name) / ("nvcc" if nvcc else "none")
+        folder.mkdir(exist_ok=True)
+        (folder / "CMakeLists.txt").write_text(PROJECT, encoding="utf-8")
+        command = ["cmake", "-S", str(folder), "-B", str(folder / "build"), "-UCONCLAVE_*",
+                   f"-DCONCLAVE_CUDA={value}", f"-DCONCLAVE_CUDA_ARCHITECTURES={architectures}",
+                   f"-DCONCLAVE_NVIDIA_SMI={'/bin/true' if driver == 'smi' else 'OFF'}",
+                   f"-DCONCLAVE_NVIDIA_DEVICE={'/dev/null' if driver == 'device' else 'OFF'}"]
+        if not nvcc:
+            command.append("-DCMAKE_CUDA_COMPILER=OFF")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return result.returncode, " ".join((result.stdout + result.stderr).split())
 
     def expect(self, value: str, text: str, *, device_code: str = "OFF", **machine):
         with self.subTest(value=value, **machine):
