@@ -122,10 +122,12 @@ class CONCLAVE_API CheckpointFeed {
                                   std::span<const int64_t> layers);
   // The same for experts that a method packs: `quantization` is the text of a quantization_config,
   // and `spec` says what the layer would be without it, so that its weight_dtype holds values.
-  // Throws Error(kUnsupportedQuantization) for methods that are not read, also where spec has a
-  // type of codes already.
+  // Its rules for modules are followed by the names of tensors, or, with `modules`, as if all
+  // experts were these. Throws Error(kUnsupportedQuantization) for methods that are not read, also
+  // where spec has a type of codes already, and for modules that differ or stay as they are.
   static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
-                                  std::span<const int64_t> layers, std::string_view quantization);
+                                  std::span<const int64_t> layers, std::string_view quantization,
+                                  std::span<const std::string> modules = {});
   CheckpointFeed(CheckpointFeed&&) noexcept;
   CheckpointFeed& operator=(CheckpointFeed&&) noexcept;
   ~CheckpointFeed();

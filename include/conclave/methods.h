@@ -45,6 +45,7 @@ struct MethodLayout {
   int64_t code_bits = 0;  // that a stored code has
   QuantSpec quant = {};
   bool has_module_schemes = false;  // modules have several; this is one of the routed experts'
+  bool leaves_out = false;  // rules say that the modules stay as they are; there are no tensors
   // Those that the method always has, codes first. A matrix may have the tensor of a plane under
   // any name of docs/quantisation.md; this is the method's own or the usual one.
   std::vector<MethodTensor> tensors = {};
@@ -54,11 +55,14 @@ struct MethodLayout {
 CONCLAVE_API std::vector<std::string> checkpoint_methods();
 
 // The tensors for a matrix [rows, cols] of this name, such as "w1.weight", or "experts.w1" for
-// stacks, whose axis of experts is left out. `config` is the text of a quantization_config. Throws
+// stacks, whose axis of experts is left out. `config` is the text of a quantization_config. With
+// the full names of modules, such as "model.layers.0.mlp.experts.0.up_proj", rules for modules are
+// followed: it is the layout of these, and has a reason where they differ. Throws
 // Error(kJson...) for what is no JSON, and Error(kJsonType, kConfigValue, kConfigMissingKey) for
 // values that no such method writes.
 CONCLAVE_API MethodLayout method_layout(const std::string& config, std::string_view matrix,
-                                        int64_t rows, int64_t cols);
+                                        int64_t rows, int64_t cols,
+                                        std::span<const std::string> modules = {});
 
 // The modules that a quantization_config leaves as they are, as it names them: by names, or by
 // patterns, of which expressions begin with "re:". Keys of every method count, whatever

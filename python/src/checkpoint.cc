@@ -78,11 +78,14 @@ void bind_feed(nb::module_& module) {
   feed.def_static(
       "from_method",
       [](const nb::dict& spec, const std::string& model_type, const std::vector<int64_t>& layers,
-         const std::string& quantization) {
-        return CheckpointFeed::from_spec(spec_from_dict(spec), model_type, layers, quantization);
+         const std::string& quantization, const std::vector<std::string>& modules) {
+        return CheckpointFeed::from_spec(spec_from_dict(spec), model_type, layers, quantization,
+                                         modules);
       },
       nb::arg("spec"), nb::arg("model_type"), nb::arg("layers"), nb::arg("quantization"),
-      "The same for experts that a method packs, by the text of a quantization_config.");
+      nb::arg("modules") = std::vector<std::string>(),
+      "The same for experts that a method packs, by the text of a quantization_config and as its "
+      "rules say of modules.");
   feed.def(
       "put",
       [](CheckpointFeed& self, const std::string& name, nb::handle tensor) {

@@ -8,6 +8,7 @@
 #include "conclave/methods.h"
 
 #include <string>
+#include <vector>
 
 namespace conclave::python {
 namespace {
@@ -41,6 +42,7 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
   dict["activations"] = word_of(layout.quant.activations);
   dict["activation_group"] = layout.quant.activation_group;
   dict["has_module_schemes"] = layout.has_module_schemes;
+  dict["leaves_out"] = layout.leaves_out;
   dict["tensors"] = tensors;
   return dict;
 }
@@ -53,11 +55,13 @@ void bind_methods(nb::module_& module) {
              "The modules that a quantization_config leaves as they are, as it names them.");
   module.def(
       "method_layout",
-      [](const std::string& config, const std::string& matrix, int64_t rows, int64_t cols) {
-        return layout_to_dict(method_layout(config, matrix, rows, cols));
+      [](const std::string& config, const std::string& matrix, int64_t rows, int64_t cols,
+         const std::vector<std::string>& modules) {
+        return layout_to_dict(method_layout(config, matrix, rows, cols, modules));
       },
       nb::arg("config"), nb::arg("matrix"), nb::arg("rows"), nb::arg("cols"),
-      "The tensors in which a method stores a matrix [rows, cols] of this name.");
+      nb::arg("modules") = std::vector<std::string>(),
+      "The tensors in which a method stores a matrix [rows, cols] of this name, one of modules.");
   module.def(
       "gpu_rows_reason",
       [](const nb::dict& spec) {

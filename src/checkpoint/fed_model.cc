@@ -39,7 +39,8 @@ ModelConfig model_of(const MoeSpec& spec, std::string_view model_type,
   return config;
 }
 
-QuantizedWeights read_method(std::string_view text, DType weight_dtype) {
+QuantizedWeights read_method(std::string_view text, DType weight_dtype,
+                             std::span<const std::string> modules) {
   if (!is_plain(weight_dtype)) {
     throw Error(ErrorCode::kUnsupportedQuantization,
                 {.what = "give either a spec with codes or a quantisation method, not both",
@@ -48,8 +49,15 @@ QuantizedWeights read_method(std::string_view text, DType weight_dtype) {
   }
   const io::JsonDocument document =
       io::JsonDocument::parse(std::string(text), std::string(kMethodName), io::kConfigLimits);
-  const Quantization found = read_quantization(document.root());
+  const Quantization found = read_quantization(document.root(), {}, modules);
   if (found.weights) return *found.weights;
+  if (found.leaves_out) {
+    throw Error(ErrorCode::kUnsupportedQuantization,
+                {.what = "rules for modules leave the weights as they are",
+                 .file = std::string(kMethodName),
+                 .expected = "modules with codes",
+                 .found = modules.front()});
+  }
   const std::string reason = found.reason.empty() ? "" : " (" + found.reason + ")";
   throw Error(ErrorCode::kUnsupportedQuantization,
               {.what = "the weights are " + quantization_reason(found.method + reason),

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace conclave::inline v0::checkpoint {
@@ -17,7 +18,9 @@ ModelConfig model_of(const MoeSpec& spec, std::string_view model_type,
                      std::span<const int64_t> layers);
 
 // The method that the text of a quantization_config describes, for weights that hold values
-// otherwise. Throws Error(kUnsupportedQuantization).
-QuantizedWeights read_method(std::string_view text, DType weight_dtype);
+// otherwise, with its rules for modules or as these say of some. Throws
+// Error(kUnsupportedQuantization).
+QuantizedWeights read_method(std::string_view text, DType weight_dtype,
+                             std::span<const std::string> modules);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -308,9 +308,10 @@ CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view m
 
 CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view model_type,
                                          std::span<const int64_t> layers,
-                                         std::string_view quantization) {
+                                         std::string_view quantization,
+                                         std::span<const std::string> modules) {
   ModelConfig config = checkpoint::model_of(spec, model_type, layers);
-  config.quant = checkpoint::read_method(quantization, spec.weight_dtype);
+  config.quant = checkpoint::read_method(quantization, spec.weight_dtype, modules);
   auto impl = std::make_unique<Impl>(std::move(config));
   impl->assume_quantised();
   return CheckpointFeed(std::move(impl));

@@ -1,5 +1,6 @@
 #include "checkpoint/quantization.h"
 
+#include "checkpoint/methods/module_rules.h"
 #include "io/text.h"
 #include "quant/weight_format.h"
 
@@ -19,12 +20,14 @@ void check_format(const QuantizedWeights& weights) {
   if (Support takes = format->takes(weights.spec); !takes) throw NotRead{takes.reason()};
 }
 
-Quantization attempt(const Method& method, const io::JsonValue& config) {
+Quantization attempt(const Method& method, const io::JsonValue& config,
+                     std::span<const std::string> modules) {
   Quantization result{.method = std::string(method.name), .weights = {}, .reason = {}};
   try {
-    const QuantizedWeights weights = method.read(config);
-    check_format(weights);
+    const auto weights = weights_of_modules(method.read(config), modules);
+    if (weights) check_format(*weights);
     result.weights = weights;
+    result.leaves_out = !weights;
   } catch (const NotRead& refusal) {
     result.reason = refusal.reason;
     result.kernel_order = refusal.kernel_order;
@@ -49,10 +52,10 @@ const Method* method_of(const io::JsonValue& config, std::string_view file,
   return nullptr;
 }
 
-Quantization read_from(const io::JsonValue& config, std::string_view file,
-                       std::string_view experts) {
+Quantization read_from(const io::JsonValue& config, std::string_view file, std::string_view experts,
+                       std::span<const std::string> modules) {
   if (const Method* const method = method_of(config, file, experts)) {
-    return attempt(*method, config);
+    return attempt(*method, config, modules);
   }
   const auto given = config.find_set("quant_method");
   if (!given) {
@@ -68,15 +71,16 @@ Quantization read_from(const io::JsonValue& config, std::string_view file,
 
 }  // namespace
 
-Quantization read_quantization(const io::JsonValue& config, std::string_view experts) {
-  return read_from(config, {}, experts);
+Quantization read_quantization(const io::JsonValue& config, std::string_view experts,
+                               std::span<const std::string> modules) {
+  return read_from(config, {}, experts, modules);
 }
 
 Quantization find_quantization_file(const io::Directory& directory) {
   for (const Method& method : known_methods()) {
     if (method.file.empty() || !directory.contains(method.file)) continue;
     const io::JsonDocument described = directory.read_json(method.file);
-    return read_from(described.root(), method.file, {});
+    return read_from(described.root(), method.file, {}, {});
   }
   return {};
 }

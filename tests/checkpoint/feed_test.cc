@@ -281,6 +281,37 @@ TEST(Feed, FromSpecAndMethod_GivesWhatTheConfigurationGives) {
   EXPECT_NO_THROW(static_cast<void>(MoeLayer::create(context, found, *feed.layer_source(0))));
 }
 
+TEST(Feed, FromSpecAndMethod_FollowsRulesForModules) {
+  const std::vector<int64_t> layers = {0};
+  MoeSpec spec;
+  spec.num_experts = 1;
+  spec.top_k = 1;
+  spec.hidden_size = 64;
+  spec.intermediate_size = 32;
+  spec.has_gate = false;
+  const std::string method =
+      R"({"quant_method": "gptq", "bits": 8, "group_size": 16, "sym": true,
+          "dynamic": {"-:.*layers.7": {}, ".*layers.9": {"bits": 4, "group_size": 32}}})";
+  const auto feed_of = [&](const std::string& module) {
+    const std::vector<std::string> modules = {module};
+    return CheckpointFeed::from_spec(spec, "qwen3_moe", layers, method, modules);
+  };
+  CheckpointFeed feed = feed_of("model.layers.9.mlp.experts.0.up_proj");
+  const std::vector<int32_t> words(64 * 32 / 8);
+  const auto put = [&](const std::string& name, Shape shape) {
+    const ConstTensorView view{.data = words.data(), .dtype = DType::kI32, .shape = shape};
+    return feed.put("model.layers.0.mlp.experts.0." + name, view);
+  };
+  EXPECT_TRUE(put("up_proj.qweight", {8, 32}));
+  const auto other = error_of([&] { put("down_proj.qweight", {8, 64}); });
+  ASSERT_TRUE(other);
+  EXPECT_EQ(other->code(), ErrorCode::kTensorShape);
+  const auto left = error_of([&] { feed_of("model.layers.7.mlp.experts.0.up_proj"); });
+  ASSERT_TRUE(left);
+  EXPECT_EQ(left->code(), ErrorCode::kUnsupportedQuantization);
+  EXPECT_EQ(left->detail().found, "model.layers.7.mlp.experts.0.up_proj");
+}
+
 TEST(Feed, MethodThatIsNotRead_IsRefused) {
   const std::vector<int64_t> layers = {0};
   MoeSpec spec;

@@ -495,24 +495,50 @@ TEST(UnreadMethods, HaveReasons) {
 TEST(ModuleRules, Expressions) {
   using checkpoint::matches;
   const std::string name = "model.layers.10.mlp.experts.7.gate_proj";
-  for (const char* yes :
-       {"model", ".*experts.*", "model\\.layers\\.\\d+\\.mlp", "(model|lm_head).*", ".*gate_proj$",
-        "^model", "model.layers.(1[0-9]|2[0-9]).*", "(?:model)", "[a-z]+\\.layers",
-        ".*experts.[^0]", "", "m?odel", "model\\.layers\\.1+0", ".*?mlp", ".*[e-]x",
-        "x*modelx*\\."}) {
+  for (const char* yes : {"model",
+                          ".*experts.*",
+                          "model\\.layers\\.\\d+\\.mlp",
+                          "(model|lm_head).*",
+                          ".*gate_proj$",
+                          "^model",
+                          "model.layers.(1[0-9]|2[0-9]).*",
+                          "(?:model)",
+                          "[a-z]+\\.layers",
+                          ".*experts.[^0]",
+                          "",
+                          "m?odel",
+                          "model\\.layers\\.1+0",
+                          ".*?mlp",
+                          ".*[e-]x",
+                          "x*modelx*\\.",
+                          "(?!.*attn)",
+                          "(?=.*mlp).*gate",
+                          ".*\\.(?!8)\\d\\.",
+                          "model\\.layers\\.\\d{2}\\.",
+                          "(.*\\.){4}",
+                          "x{0}m",
+                          "x{0,3}m",
+                          ".{5,}gate_proj$",
+                          ".*\\bmlp\\b",
+                          ".*\\d{1,3}?\\.mlp"}) {
     EXPECT_TRUE(matches(yes, name).value_or(false)) << yes;
   }
-  for (const char* no : {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$",
-                         "(lm_head|visual).*", ".*down_proj", "model.layers.2[0-9].*", "[^m].*"}) {
+  for (const char* no :
+       {"odel", ".*self_attn.*", "model\\.layers\\.\\d\\.", ".*gate_proj.$", "(lm_head|visual).*",
+        ".*down_proj", "model.layers.2[0-9].*", "[^m].*", "(?!.*mlp)", "(?!model)(?=.*gate).*",
+        "model\\.layers\\.\\d{3}", "x{1,}m", "(.*\\.){7}", ".*\\bate", "zzz{2}", "[^.]{6}"}) {
     EXPECT_EQ(matches(no, name), false) << no;
   }
   // An expression of another kind is matched by nothing.
-  for (const char* unknown : {"(?!.*mlp).*zzz", "zzz{2}", "(zzz", "zzz)", "[zzz", "*", "\\b"}) {
+  for (const char* unknown : {"(?<!a)b", "(?P<n>m)", "m{2,1}", "m{,2}", "m{999}", "m{2", "(zzz",
+                              "zzz)", "[zzz", "*", "\\B", "(?!m"}) {
     EXPECT_FALSE(matches(unknown, name)) << unknown;
   }
   EXPECT_FALSE(matches(std::string(5000, '('), name));
   EXPECT_EQ(matches("(((((((.*)*)*)*)*)*)*)*x", name), true);
   EXPECT_EQ(matches("(a*)*(a*)*(a*)*b", std::string(40, 'a')), false);
+  EXPECT_EQ(matches("(a{1,9}){1,9}b", std::string(99, 'a')), false);
+  EXPECT_FALSE(matches(".*(?=.*(?=.*(?=.*a)))x", std::string(255, 'a')));  // takes too long
 }
 
 }  // namespace

@@ -161,6 +161,51 @@ TEST(MethodLayout, SchemesOfModules_AreSaid) {
   EXPECT_TRUE(layout_of(config).has_module_schemes);
 }
 
+// The layout of modules by the rules of a configuration, which hold in this order.
+MethodLayout layout_by(const char* rules, const std::vector<std::string>& modules) {
+  const std::string config =
+      R"({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": )";
+  return method_layout(config + rules + "}", "w1.weight", 256, 256, modules);
+}
+
+TEST(MethodLayout, Modules_HaveWhatTheFirstRuleSays) {
+  const std::vector<std::string> third = {"model.layers.3.mlp.experts.0.up_proj",
+                                          "model.layers.3.mlp.experts.1.down_proj"};
+  const auto bits = [&](const char* rules) { return layout_by(rules, third).code_bits; };
+  EXPECT_EQ(bits("{}"), 4);
+  EXPECT_EQ(bits(R"({"+:.*layers\\.4\\..*": {"bits": 8}})"), 4);
+  EXPECT_EQ(bits(R"({".*experts": {"bits": 8}, "+:.*": {"bits": 2}})"), 8);
+  EXPECT_EQ(bits(R"({"+:.*experts": {"bits": 8}, "-:.*": {}})"), 8);
+  const MethodLayout own = layout_by(R"({".*\\.3\\.": {"group_size": 32, "sym": true}})", third);
+  EXPECT_EQ(own.quant.block_cols, 32);
+  EXPECT_EQ(own.quant.zeros, WeightZero::kNone);
+  EXPECT_FALSE(own.has_module_schemes);
+  EXPECT_FALSE(own.leaves_out);
+  EXPECT_EQ(own.tensors.front().shape, (std::vector<int64_t>{32, 256}));
+}
+
+TEST(MethodLayout, ModulesThatStayAsTheyAre_HaveNoTensors) {
+  const std::vector<std::string> modules = {"model.layers.3.mlp.experts.0.up_proj"};
+  for (const char* rules : {R"({"-:.*experts": {}})", R"({"-:.*": {}, "+:.*": {"bits": 8}})"}) {
+    const MethodLayout layout = layout_by(rules, modules);
+    EXPECT_TRUE(layout.leaves_out) << rules;
+    EXPECT_EQ(layout.reason, "") << rules;
+    EXPECT_TRUE(layout.tensors.empty()) << rules;
+  }
+  EXPECT_FALSE(layout_by(R"({"-:.*": {}})", {}).leaves_out);
+}
+
+TEST(MethodLayout, ModulesThatDiffer_AreNamed) {
+  const std::string up = "model.layers.3.mlp.experts.0.up_proj";
+  const std::string down = "model.layers.3.mlp.experts.0.down_proj";
+  for (const char* rules : {R"({".*down_proj": {"bits": 8}})", R"({"-:.*down_proj": {}})",
+                            R"({"+:.*up": {"sym": true}})"}) {
+    const std::string reason = layout_by(rules, {up, down}).reason;
+    EXPECT_NE(reason.find(down), std::string::npos) << rules << ": " << reason;
+  }
+  EXPECT_EQ(layout_by(R"({".*down_proj": {"damp_percent": 0.1}})", {up, down}).reason, "");
+}
+
 TEST(MethodLayout, OrdersOfKernels_AreNamed) {
   const nlohmann::json gptq = {{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}};
   const auto order = [](nlohmann::json config, const char* key, const nlohmann::json& value) {

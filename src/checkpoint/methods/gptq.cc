@@ -293,18 +293,20 @@ ModuleScheme scheme_with(const io::JsonValue& config, const Settings& settings) 
   }
 }
 
-// Rules replace settings of the modules that an expression matches; "-:" leaves them out.
+// Rules replace settings of the modules that an expression matches, or "-:" leaves these out.
 QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dynamic) {
   const Settings usual = settings_of(config);
   ModuleSchemes found;
   found.schemes.push_back(scheme_with(config, usual));
   for (const io::JsonMember& rule : dynamic.members()) {
-    if (rule.key.starts_with("-:") || !rule.value.is_object()) continue;
-    const std::string_view modules = rule.key.substr(rule.key.starts_with("+:") ? 2 : 0);
+    const bool leaves_out = rule.key.starts_with("-:");
+    if (!leaves_out && !rule.value.is_object()) continue;
+    const bool has_sign = leaves_out || rule.key.starts_with("+:");
     found.rules.push_back({.kind = ModuleRule::Kind::kExpression,
-                           .text = std::string(modules),
-                           .scheme = found.schemes.size()});
-    found.schemes.push_back(scheme_with(config, replaced(rule.value, usual)));
+                           .text = std::string(rule.key.substr(has_sign ? 2 : 0)),
+                           .scheme = leaves_out ? 0 : found.schemes.size(),
+                           .leaves_out = leaves_out});
+    if (!leaves_out) found.schemes.push_back(scheme_with(config, replaced(rule.value, usual)));
   }
   found.rules.push_back({.scheme = 0});
   return of_modules(std::move(found));

@@ -88,13 +88,15 @@ std::vector<std::string> checkpoint_methods() {
 }
 
 MethodLayout method_layout(const std::string& config, std::string_view matrix, int64_t rows,
-                           int64_t cols) {
+                           int64_t cols, std::span<const std::string> modules) {
   const io::JsonDocument document = parse(config);
-  const checkpoint::Quantization found = checkpoint::read_quantization(document.root());
-  MethodLayout layout{
-      .method = found.method, .reason = found.reason, .kernel_order = found.kernel_order};
+  const auto found = checkpoint::read_quantization(document.root(), {}, modules);
+  MethodLayout layout{.method = found.method,
+                      .reason = found.reason,
+                      .kernel_order = found.kernel_order,
+                      .leaves_out = found.leaves_out};
   if (!found.weights) {
-    if (layout.reason.empty()) layout.reason = "the method is not known";
+    if (layout.reason.empty() && !layout.leaves_out) layout.reason = "the method is not known";
     return layout;
   }
   const QuantizedWeights& quant = *found.weights;

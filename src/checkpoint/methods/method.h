@@ -46,6 +46,8 @@ struct QuantizedWeights {
   std::string_view note = {};  // for the user: how the layer differs from what the file asks for
   // Set where modules have schemes of their own; this is then one of the experts'.
   std::shared_ptr<const ModuleSchemes> by_module = nullptr;
+  // All that is said of modules by their names, also where those with codes have one scheme.
+  std::shared_ptr<const ModuleSchemes> modules = nullptr;
 };
 
 // One of the ways in which a method quantises modules.
@@ -65,6 +67,7 @@ struct ModuleRule {
   Kind kind = Kind::kAny;
   std::string text = {};
   size_t scheme = 0;
+  bool leaves_out = false;  // such modules stay as they are
 };
 
 // The first rule that holds counts. Modules without any stay as they are.

@@ -60,25 +60,57 @@ class Matcher {
     return from;
   }
 
+  // How often an atom may follow itself.
+  struct Count {
+    int least = 1;
+    int most = 1;
+  };
+
+  Count count() {
+    constexpr int kAny = static_cast<int>(kMaxText) + 1;  // each but the first moves on
+    Count found;
+    if (skip('*')) {
+      found = {.least = 0, .most = kAny};
+    } else if (skip('+')) {
+      found = {.least = 1, .most = kAny};
+    } else if (skip('?')) {
+      found = {.least = 0, .most = 1};
+    } else if (skip('{')) {
+      found.least = number();
+      found.most = !skip(',') ? found.least : is_at('}') ? kAny : number();
+      if (!skip('}') || found.most < found.least) throw Unknown{};
+    } else {
+      return found;
+    }
+    skip('?');  // lazy repeats reach the same positions
+    return found;
+  }
+
+  int number() {
+    int value = 0;
+    const size_t begin = at_;
+    while (at_ < expression_.size() && is_digit(expression_[at_])) {
+      value = value * 10 + (next() - '0');
+      if (value > static_cast<int>(kMaxText)) throw Unknown{};
+    }
+    if (at_ == begin) throw Unknown{};
+    return value;
+  }
+
   Positions repeated(const Positions& from) {
     const size_t begin = at_;
-    const Positions once = atom(from);
-    const bool any = skip('*');
-    const bool more = !any && skip('+');
-    const bool maybe = !any && !more && skip('?');
-    if (is_at('{')) throw Unknown{};
-    if (any || more || maybe) skip('?');  // lazy repeats reach the same positions
-    if (maybe) return from | once;
-    if (!any && !more) return once;
+    Positions last = atom(from);
+    const Count times = count();
     const size_t end = at_;
-    Positions all = once;
-    for (Positions last = once; last.any();) {
+    if (times.most == 0) return from;
+    Positions all = times.least == 0 ? from | last : times.least == 1 ? last : Positions();
+    for (int n = 2; n <= times.most && last.any(); ++n) {
       at_ = begin;
       last = atom(last) & ~all;
-      all |= last;
+      if (n >= times.least) all |= last;
     }
     at_ = end;
-    return any ? all | from : all;
+    return all;
   }
 
   Positions atom(const Positions& from) {
@@ -108,17 +140,49 @@ class Matcher {
   }
 
   Positions group(const Positions& from) {
-    if (skip('?') && !skip(':')) throw Unknown{};
+    if (skip('?') && !skip(':')) {
+      if (skip('=')) return can_go_on(from);
+      if (skip('!')) return from & ~can_go_on(from);
+      throw Unknown{};
+    }
     const Positions reached = alternatives(from);
     if (!skip(')')) throw Unknown{};
     return reached;
   }
 
+  // The positions from which the rest of the group matches.
+  Positions can_go_on(const Positions& from) {
+    const size_t begin = at_;
+    alternatives({});  // passes the group also where there is no position
+    const size_t end = at_;
+    Positions found;
+    for (size_t i = 0; i <= text_.size(); ++i) {
+      at_ = begin;
+      if (from[i] && alternatives(Positions(1) << i).any()) found.set(i);
+    }
+    at_ = end;
+    if (!skip(')')) throw Unknown{};
+    return found;
+  }
+
   Positions escaped(const Positions& from, char letter) {
     if (letter == 'd') return step(from, is_digit);
     if (letter == 'w') return step(from, is_word);
+    if (letter == 'b') return from & word_ends();
     if (std::isalnum(static_cast<unsigned char>(letter)) != 0) throw Unknown{};
     return step(from, [letter](char found) { return found == letter; });
+  }
+
+  // Positions between a letter of words and none.
+  Positions word_ends() const {
+    Positions found;
+    bool was_word = false;
+    for (size_t i = 0; i <= text_.size(); ++i) {
+      const bool word = i < text_.size() && is_word(text_[i]);
+      if (word != was_word) found.set(i);
+      was_word = word;
+    }
+    return found;
   }
 
   static bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }

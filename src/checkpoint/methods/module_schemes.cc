@@ -108,7 +108,8 @@ const ModuleScheme& usual_scheme(const ModuleSchemes& found) {
 
 }  // namespace
 
-const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view module) {
+const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view module,
+                              LeftOut left_out) {
   for (std::string_view start = module; !schemes.by_name.empty() && !start.empty();) {
     const auto found = schemes.by_name.find(start);
     if (found != schemes.by_name.end()) return &schemes.schemes[found->second];
@@ -116,9 +117,29 @@ const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view mod
     start = dot == std::string_view::npos ? std::string_view() : start.substr(0, dot);
   }
   for (const ModuleRule& rule : schemes.rules) {
-    if (holds(rule, module)) return &schemes.schemes[rule.scheme];
+    if (rule.leaves_out && left_out == LeftOut::kByTensors) continue;
+    if (holds(rule, module)) return rule.leaves_out ? nullptr : &schemes.schemes[rule.scheme];
   }
   return nullptr;
+}
+
+std::optional<QuantizedWeights> weights_of_modules(const QuantizedWeights& all,
+                                                   std::span<const std::string> modules) {
+  if (all.modules == nullptr || modules.empty()) return all;
+  const auto scheme = [&](const std::string& module) {
+    return scheme_of(*all.modules, module, LeftOut::kByRules);
+  };
+  const ModuleScheme* const first = scheme(modules.front());
+  for (const std::string& module : modules.subspan(1)) {
+    const ModuleScheme* const other = scheme(module);
+    if (first == other) continue;
+    if (first != nullptr && other != nullptr && !differ(*first, *other)) continue;
+    throw NotRead{fmt::format("rules that tell {} from {}", io::show_name(module),
+                              io::show_name(modules.front()))};
+  }
+  if (first == nullptr) return std::nullopt;
+  if (!first->weights) throw NotRead{first->reason};
+  return *first->weights;
 }
 
 bool differ(const ModuleScheme& one, const ModuleScheme& other) {
@@ -130,10 +151,11 @@ QuantizedWeights of_modules(ModuleSchemes schemes) {
     throw NotRead{fmt::format("{} rules for modules; at most {} are followed", schemes.rules.size(),
                               kMaxRules)};
   }
-  if (all_same(schemes)) return *schemes.schemes.front().weights;
-  check_experts(schemes);
-  QuantizedWeights weights = *usual_scheme(schemes).weights;
-  weights.by_module = std::make_shared<const ModuleSchemes>(std::move(schemes));
+  const bool is_one = all_same(schemes);
+  if (!is_one) check_experts(schemes);
+  QuantizedWeights weights = *(is_one ? schemes.schemes.front() : usual_scheme(schemes)).weights;
+  weights.modules = std::make_shared<const ModuleSchemes>(std::move(schemes));
+  if (!is_one) weights.by_module = weights.modules;
   return weights;
 }
 
