@@ -6,7 +6,7 @@ The library's reader of the method unpacks them, so that Python need not know wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks
@@ -34,11 +34,14 @@ def _fed(
     quantization: Mapping[str, Any] | str,
     tensors: Mapping[str, Any],
     interleaved: bool,
+    modules: Sequence[str],
 ) -> tuple[Feed, list[Any]]:
     """A feed that has all tensors, and those that must live as long as it."""
     # Both families call stacks the same; rows of gate and up alternate in gpt-oss alone.
     family = "gpt_oss" if interleaved else "qwen3_moe"
-    feed = Feed(spec=spec, model_type=family, layers=[0], quantization=quantization)
+    feed = Feed(
+        spec=spec, model_type=family, layers=[0], quantization=quantization, modules=modules
+    )
     kept = []
     for name, tensor in tensors.items():
         if tensor is None:
@@ -61,6 +64,7 @@ def layer_of_method(
     *,
     device: str = "cpu",
     interleaved: bool = False,
+    modules: Sequence[str] = (),
     options: LayerOptions | None = None,
     parallel: ParallelSpec | None = None,
 ) -> Layer:
@@ -72,13 +76,14 @@ def layer_of_method(
         tensors: by name below the experts: "gate_up_proj.qweight" for stacks [E, ...],
             "3.gate_proj.weight" for experts one by one.
         interleaved: rows of gate and up alternate.
+        modules: what the quantization_config's rules for modules call the experts, as for a Feed.
         parallel: which part of it a rank has; tensors are whole and of no other part read.
 
     Raises:
         Error: naming the tensor.
     """
     with _names_below_experts():
-        feed, kept = _fed(spec, quantization, tensors, interleaved)
+        feed, kept = _fed(spec, quantization, tensors, interleaved, modules)
         plain_rows = needs_plain_rows(feed.layer(0).spec, device)
         layer = Layer.from_checkpoint(
             feed, 0, device=device, options=options, parallel=parallel, plain_rows=plain_rows
@@ -94,9 +99,10 @@ def reload_of_method(
     tensors: Mapping[str, Any],
     *,
     interleaved: bool = False,
+    modules: Sequence[str] = (),
 ) -> None:
     """New weights of the same shapes."""
     with _names_below_experts():
-        feed, kept = _fed(spec, quantization, tensors, interleaved)
+        feed, kept = _fed(spec, quantization, tensors, interleaved, modules)
         layer.reload(feed, 0, mode="in_place" if layer.device == "cpu" else "staged")
     del feed, kept

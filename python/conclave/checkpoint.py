@@ -100,6 +100,8 @@ class Feed:
         spec, model_type, layers: layers of one spec, by the names of a family ("qwen3_moe").
         quantization: with spec, the quantization_config of a method that packs the experts, as a
             mapping or its text; the spec then says what the layer would be without it.
+        modules: with quantization, full names of modules that have one scheme by its rules, which
+            all experts then have; by default rules are followed by the names of tensors.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Feed:
         model_type: str = "",
         layers: Sequence[int] = (),
         quantization: Mapping[str, Any] | str | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
         if (config_json is None) == (spec is None):
             raise TypeError("Feed: give config_json, or spec with model_type and layers")
@@ -121,7 +124,9 @@ class Feed:
             self._core = _conclave.Feed.from_spec(to_dict(spec), model_type, list(layers))
         else:
             text = quantization if isinstance(quantization, str) else json.dumps(quantization)
-            self._core = _conclave.Feed.from_method(to_dict(spec), model_type, list(layers), text)
+            self._core = _conclave.Feed.from_method(
+                to_dict(spec), model_type, list(layers), text, list(modules)
+            )
 
     def put(self, name: str, tensor: Any) -> bool:
         """Takes a dense CPU tensor under its full name ("model.layers.0.mlp.gate.weight").

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import _conclave  # noqa: E402
 from conclave.errors import Error  # noqa: E402
-from conclave.vllm import _formats, scheme  # noqa: E402
+from conclave.vllm import _formats, _modules, scheme  # noqa: E402
 from conclave.vllm._method_schemes import Matrix  # noqa: E402
 from support.method_layers import RUN, config_of, expert_tensors, sizes_of  # noqa: E402
 
@@ -20,14 +20,14 @@ def method_names():
 
 
 def test_every_method_of_the_catalog_has_a_reader_or_a_reason():
-    known = {*scheme._READERS, *scheme.WITHOUT_PARAMETERS}
+    known = {*scheme._READERS, *scheme._OTHER_NAMES, *scheme.WITHOUT_PARAMETERS}
     assert [name for name in method_names() if name not in known] == []
     assert not set(scheme._READERS) & set(scheme.WITHOUT_PARAMETERS)
 
 
 def test_every_reader_is_of_a_method_of_the_catalog():
     """What vLLM makes of plain files, and GGUF, is none of a checkpoint's methods."""
-    others = {"gptq-marlin", "awq-marlin", "experts-int8", "gguf"}
+    others = {"experts-int8", "gguf"}
     assert set(scheme._READERS) - set(method_names()) == others
     assert set(scheme.WITHOUT_PARAMETERS) <= set(method_names())
 
@@ -35,7 +35,7 @@ def test_every_reader_is_of_a_method_of_the_catalog():
 @pytest.mark.parametrize("name", RUN)
 def test_parameters_of_one_matrix_have_the_shapes_of_the_file(name):
     config, method = config_of(name)
-    found = scheme.read_scheme(method, "model.layers.0.mlp.experts")
+    found = scheme.read_scheme(method, _modules.LayerNames("model.layers.0.mlp.experts"))
     if not isinstance(found, scheme.MethodScheme):
         pytest.skip("its parameters are those of e4m3")
     sizes = sizes_of(config)

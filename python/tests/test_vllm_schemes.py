@@ -17,9 +17,11 @@ from conclave.errors import (  # noqa: E402
     Error,
 )
 from conclave.spec import MoeSpec, QuantSpec, weight_forms  # noqa: E402
+from conclave.vllm._modules import LayerNames  # noqa: E402
 from conclave.vllm.scheme import read_scheme  # noqa: E402
 
 PREFIX = "model.layers.0.mlp.experts"
+NAMES = LayerNames(PREFIX, 4)
 BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
 DYNAMIC = {**FLOAT8, "dynamic": True, "strategy": "token"}
@@ -76,7 +78,7 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "weights", "rows", "block", "suffix"), CASES)
 def test_schemes_of_e4m3(config, weights, rows, block, suffix):
-    found = read_scheme(config, PREFIX)
+    found = read_scheme(config, NAMES)
     assert (found.weights, found.rows, found.block, found.suffix) == (weights, rows, block, suffix)
     assert found.codes == torch.float8_e4m3fn and not found.encodes
 
@@ -98,7 +100,7 @@ def test_parameters_and_configurations_follow_schemes(config, weights, rows, blo
 
 def test_groups_of_a_row_share_a_scale_as_blocks_of_one_row():
     config = compressed({"strategy": "group", "group_size": 128}, None)
-    found = read_scheme(config, PREFIX)
+    found = read_scheme(config, NAMES)
     assert (found.weights, found.block, found.suffix) == ("block", (1, 128), "weight_scale")
 
 
@@ -126,7 +128,7 @@ def test_groups_of_a_row_share_a_scale_as_blocks_of_one_row():
 )
 def test_what_does_not_run_is_named_with_its_value(config, words):
     with pytest.raises(ConclaveUnsupportedError, match=words):
-        read_scheme(config, PREFIX)
+        read_scheme(config, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -145,27 +147,8 @@ def test_what_does_not_run_is_named_with_its_value(config, words):
 )
 def test_values_that_no_method_writes_are_errors(config, words):
     with pytest.raises(ConclaveCheckpointError) as caught:
-        read_scheme(config, PREFIX)
+        read_scheme(config, NAMES)
     assert all(word in str(caught.value) for word in words), caught.value
-
-
-def test_layers_of_several_schemes_are_refused():
-    groups = {
-        "a": {"targets": ["re:.*gate_proj"], "weights": {**FLOAT8, "strategy": "channel"}},
-        "b": {"targets": ["re:.*proj"], "weights": {**FLOAT8, "strategy": "tensor"}},
-    }
-    config = {"quant_method": "compressed-tensors", "config_groups": groups}
-    with pytest.raises(ConclaveUnsupportedError, match="config_groups: one group runs"):
-        read_scheme(config, PREFIX)
-    groups["b"]["weights"] = groups["a"]["weights"]
-    assert read_scheme(config, PREFIX).weights == "channel"
-    mixed = modelopt("MIXED_PRECISION")
-    mixed["quantization"]["quantized_layers"] = {
-        PREFIX: {"quant_algo": "FP8"},
-        PREFIX.replace("0", "1"): {"quant_algo": "NVFP4"},
-    }
-    with pytest.raises(ConclaveUnsupportedError, match="quantized_layers"):
-        read_scheme(mixed, PREFIX)
 
 
 class Fp8Config:
@@ -184,25 +167,25 @@ class Fp8Config:
 
 
 def test_objects_state_by_their_attributes():
-    assert read_scheme(Fp8Config(), PREFIX).rows == "dynamic"
-    assert read_scheme(Fp8Config(activation_scheme="static"), PREFIX).rows == "static"
-    assert read_scheme(Fp8Config(weight_block_size=[128, 128]), PREFIX).block == WIDE
-    assert read_scheme(Fp8Config(is_checkpoint_fp8_serialized=False), PREFIX).encodes
-    assert not read_scheme(Fp8Config(ignored_layers=[PREFIX]), PREFIX).is_coded
+    assert read_scheme(Fp8Config(), NAMES).rows == "dynamic"
+    assert read_scheme(Fp8Config(activation_scheme="static"), NAMES).rows == "static"
+    assert read_scheme(Fp8Config(weight_block_size=[128, 128]), NAMES).block == WIDE
+    assert read_scheme(Fp8Config(is_checkpoint_fp8_serialized=False), NAMES).encodes
+    assert not read_scheme(Fp8Config(ignored_layers=[PREFIX]), NAMES).is_coded
 
 
 def test_mappings_may_hold_what_json_does_not():
     inner = types.MappingProxyType({**FLOAT8, "strategy": "channel", "scale_dtype": torch.float32})
     config = compressed({}, None, ignore=("lm_head",), torch_dtype=torch.bfloat16)
     config["config_groups"]["group_0"]["weights"] = inner
-    assert read_scheme(types.MappingProxyType(config), PREFIX).weights == "channel"
+    assert read_scheme(types.MappingProxyType(config), NAMES).weights == "channel"
 
 
 def test_a_layer_that_is_left_out_needs_no_method_that_is_read():
     config = {"quant_method": "hqq", "modules_to_not_convert": [PREFIX]}
-    assert not read_scheme(config, PREFIX).is_coded
+    assert not read_scheme(config, NAMES).is_coded
     with pytest.raises(Error, match="hqq"):
-        read_scheme({**config, "modules_to_not_convert": []}, PREFIX)
+        read_scheme({**config, "modules_to_not_convert": []}, NAMES)
 
 
 # Rows that a GPU does not make.

@@ -25,8 +25,10 @@ _SAMPLE = 1024  # rows and columns, where sizes do not matter
 
 
 @functools.lru_cache(maxsize=1024)
-def _layout(method: str, matrix: str, rows: int, cols: int) -> dict[str, Any]:
-    return _conclave.method_layout(method, matrix, rows, cols)
+def _layout(
+    method: str, matrix: str, rows: int, cols: int, modules: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    return _conclave.method_layout(method, matrix, rows, cols, list(modules))
 
 
 def _is_number(plane: str, shares: str) -> bool:
@@ -54,7 +56,7 @@ def _in_json(value: Any) -> Any:
     return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
-def _as_text(config: Mapping[str, Any]) -> str:
+def as_text(config: Mapping[str, Any]) -> str:
     """A configuration as config.json has it, where torch's types and others stand by their
     names."""
     return json.dumps(config, default=_in_json, skipkeys=True)
@@ -62,38 +64,45 @@ def _as_text(config: Mapping[str, Any]) -> str:
 
 def kept_modules(config: Mapping[str, Any]) -> list[str]:
     """The modules that a configuration leaves as they are, as it names them."""
-    return _conclave.kept_modules(_as_text(config))
+    return _conclave.kept_modules(as_text(config))
 
 
 def kernel_order(name: str) -> str:
     """The kernel in whose order files of a method hold codes; empty for other methods."""
-    text = _as_text({"quant_method": name.replace("-", "_")})
+    text = as_text({"quant_method": name.replace("-", "_")})
     return _layout(text, ".weight", _SAMPLE, _SAMPLE)["kernel_order"]
 
 
 class Method:
-    """The reader's description of the matrices of a configuration.
+    """The reader's description of the matrices of a configuration, or, with modules, of what its
+    rules say of these.
 
     Raises ConclaveUnsupportedError with the reason of what is not read, and the reader's Error,
     which names the value, for what no such method writes.
     """
 
-    def __init__(self, name: str, config: Mapping[str, Any], matrix: str = ".weight") -> None:
-        self.text = _as_text({**config, "quant_method": name})
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        modules: tuple[str, ...] = (),
+        matrix: str = ".weight",
+    ) -> None:
+        self.text = as_text({**config, "quant_method": name})
+        self.modules = modules
         self._matrix = matrix
-        self._found = _layout(self.text, matrix, _SAMPLE, _SAMPLE)
-        if self._found["kernel_order"]:
-            refuse_order(self._found["kernel_order"])
-        if self._found["reason"]:
+        self._found = _layout(self.text, matrix, _SAMPLE, _SAMPLE, modules)
+        refuse_unread(name, self._found)
+        if self._found["has_module_schemes"]:
             raise ConclaveUnsupportedError(
-                f"quant_config: {name} does not run here: {self._found['reason']}"
+                f"prefix: expected the layer's name, since {name} has rules for modules here, "
+                "found ''"
             )
         self.codes: str = self._found["codes"]
         self.shares: str = self._found["weights"]
         self.group: int = self._found["block_cols"] if self.shares == "block" else 0
         self.rows: str = self._found["activations"]  # none, tensor_static, token, group
         self.row_group: int = self._found["activation_group"] if self.rows == "group" else 0
-        self.has_module_schemes: bool = self._found["has_module_schemes"]
 
     @property
     def block(self) -> tuple[int, int]:
@@ -186,7 +195,8 @@ class Method:
         first = self._found["tensors"][place]
         parts = 1 if first["rows_axis"] == first["cols_axis"] else m.parts
         cols = m.cols * m.ranks if has_groups else m.cols
-        found = _layout(self.text, self._matrix, m.rows // parts, cols)["tensors"][place]
+        size = (m.rows // parts, cols)
+        found = _layout(self.text, self._matrix, *size, self.modules)["tensors"][place]
         shape = list(found["shape"])
         shape[found["rows_axis"]] *= parts
         shape[1:] = [math.prod(shape[1:])] if len(shape) > 1 else []
@@ -199,7 +209,16 @@ class Method:
 
     def scheme(self, *planes: Plane, **choices: Any) -> MethodScheme:
         """Parameters of these planes; by default of all."""
-        return MethodScheme(planes or tuple(self.planes()), self.text, self.group, **choices)
+        planes = planes or tuple(self.planes())
+        return MethodScheme(planes, self.text, self.modules, self.group, **choices)
+
+
+def refuse_unread(name: str, found: Mapping[str, Any]) -> None:
+    """Raises ConclaveUnsupportedError with the reason why a layout is not read, if there is one."""
+    if found["kernel_order"]:
+        refuse_order(found["kernel_order"])
+    if found["reason"]:
+        raise ConclaveUnsupportedError(f"quant_config: {name} does not run here: {found['reason']}")
 
 
 def refuse_order(order: str) -> NoReturn:
@@ -211,15 +230,15 @@ def refuse_order(order: str) -> NoReturn:
     )
 
 
-def gptq(config: Mapping[str, Any]) -> MethodScheme:
+def gptq(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
     """Words along columns, transposed; the group of each column."""
-    method = Method("gptq", config)
+    method = Method("gptq", config, modules)
     return method.scheme(has_all_groups=method.is_ordered)
 
 
-def awq(config: Mapping[str, Any]) -> MethodScheme:
+def awq(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
     """Words along rows, transposed."""
-    method = Method("awq", config)
+    method = Method("awq", config, modules)
     if method.lies_by_rows:
         refuse_order("awq of version gemv")
     return method.scheme()
@@ -235,9 +254,9 @@ def compressed_tensors(method: Method) -> MethodScheme:
     return method.scheme()
 
 
-def mxfp4(config: Mapping[str, Any]) -> MethodScheme:
+def mxfp4(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
     """gpt-oss: tensors of all experts, whose rows are padded or not."""
-    method = Method("mxfp4", config, matrix="experts")
+    method = Method("mxfp4", config, modules, matrix="experts")
     names = {"_blocks": "weight", "_scales": "weight_scale"}
     planes = (
         dataclasses.replace(plane, name=names[plane.name], fed_as=plane.name)
@@ -258,18 +277,19 @@ def modelopt(method: Method, config: Mapping[str, Any]) -> MethodScheme:
     )
 
 
-def quark(config: Mapping[str, Any]) -> MethodScheme:
+def quark(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
     """Floats with exponents as scales; e4m3 by tensor or channel."""
-    method = Method("quark", config)
+    method = Method("quark", config, modules)
     if method.in_words:
-        kind = ((config.get("global_quant_config") or {}).get("weight") or {}).get("dtype")
+        stated = ((config.get("global_quant_config") or {}).get("weight") or {}).get("dtype")
+        kind = stated if stated == "uint4" else method.codes
         raise ConclaveUnsupportedError(f"quant_config: quark's {kind} does not run here")
     return method.scheme()
 
 
-def bitsandbytes(config: Mapping[str, Any]) -> MethodScheme:
+def bitsandbytes(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
     """Codes that run over the ends of rows, with tensors that say what they mean; int8 by row."""
-    method = Method("bitsandbytes", config)
+    method = Method("bitsandbytes", config, modules)
     if method.shares == "channel":
         form = tensor_scale("weight_format", is_read=False, dtype=torch.uint8)
         return method.scheme(*method.planes(), form)

@@ -99,6 +99,7 @@ class MethodScheme(PackedScheme):
 
     planes: tuple[Plane, ...]
     method: str  # the text of a quantization_config
+    modules: tuple[str, ...] = ()  # what its rules for modules call the experts
     group: int = 0  # of columns, which tensor-parallel ranks must not cut
     # Columns of a slice belong to any groups, so that each tensor-parallel rank has all groups.
     has_all_groups: bool = False
@@ -158,10 +159,12 @@ class MethodScheme(PackedScheme):
         if ranks > 1:
             sizes = sizes._replace(inner=sizes.inner * ranks)
             parallel = ParallelSpec(tp_size=ranks, tp_rank=layer.tp_rank, reduce="partial")
-        return MethodExperts(spec, sizes, self.method, tensors, device, parallel=parallel)
+        return MethodExperts(
+            spec, sizes, self.method, tensors, device, parallel=parallel, modules=self.modules
+        )
 
     def rule(self, layer: Any) -> tuple[Any, ...]:
-        return (self.method, layer.tp_rank, self._ranks(layer))
+        return (self.method, self.modules, layer.tp_rank, self._ranks(layer))
 
     def _ranks(self, layer: Any) -> int:
         """Ranks of which the library cuts out this one's part, where it reads tensors as whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from conclave import _frameworks
@@ -137,8 +137,9 @@ class MethodExperts:
         device: str,
         interleaved: bool = False,
         parallel: ParallelSpec | None = None,
+        modules: Sequence[str] = (),
     ) -> None:
-        self._parallel = parallel
+        self._parallel, self._modules = parallel, modules
         self._method, self._tensors = method, tensors
         self._device, self._interleaved = device, interleaved
         self._spec = _own_experts(spec, sizes)
@@ -152,6 +153,7 @@ class MethodExperts:
                 self._tensors(),
                 device=self._device,
                 interleaved=self._interleaved,
+                modules=self._modules,
                 parallel=self._parallel,
             )
             return growing(layer)
@@ -160,7 +162,12 @@ class MethodExperts:
         """Packs what the arrays hold now."""
         with _names_of_vllm():
             reload_of_method(
-                layer, self._spec, self._method, self._tensors(), interleaved=self._interleaved
+                layer,
+                self._spec,
+                self._method,
+                self._tensors(),
+                interleaved=self._interleaved,
+                modules=self._modules,
             )
 
 

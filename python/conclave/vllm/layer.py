@@ -11,6 +11,7 @@ import torch
 
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.eplb import EplbLayerState, map_to_physical
 from conclave.vllm.expert_maps import ExpertMapManager
@@ -177,7 +178,8 @@ class FusedMoE(RankedExperts):
         self._output_transform = routed_output_transform
         self._capture: Callable[[torch.Tensor], None] | None = None
         self._check_shared_sum()
-        self._scheme = read_scheme(quant_config, prefix, has_bias)
+        names = LayerNames(prefix, num_experts, members_of(expert_mapping))
+        self._scheme = read_scheme(quant_config, names, has_bias)
         self._create_weights()
         self.moe_config = FusedMoEConfig(
             num_experts=self.global_num_experts,

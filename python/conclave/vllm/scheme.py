@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -14,8 +12,9 @@ from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, Conclav
 from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
 from conclave.vllm._gguf import GgufScheme
-from conclave.vllm._method_readers import Method, kept_modules, kernel_order, refuse_order
+from conclave.vllm._method_readers import Method, kernel_order, refuse_order
 from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
+from conclave.vllm._modules import LayerNames, ignored_entries, is_ignored, modules_by_rules
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
@@ -140,9 +139,11 @@ def _with_biases(config: FusedMoEQuantConfig, w1_bias: Any, w2_bias: Any) -> Fus
     )
 
 
-def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Scheme | PackedScheme:
+def read_scheme(
+    quant_config: Any, names: LayerNames, has_bias: bool = False
+) -> Scheme | PackedScheme:
     """The scheme of None, a `FusedMoEQuantConfig`, a mapping as in config.json, or an object of
-    vLLM's `QuantizationConfig` kind.
+    vLLM's `QuantizationConfig` kind, as its rules for modules say of a layer.
 
     Raises ConclaveUnsupportedError with the reason, ConclaveValueError for biases that both the
     layer and the configuration would have, and an Error that names the value for one that no such
@@ -154,12 +155,14 @@ def read_scheme(quant_config: Any, prefix: str, has_bias: bool = False) -> Schem
         return _fixed(quant_config, has_bias)
     stated = _stated(quant_config)
     name = str(stated.get("quant_method") or _name_of(quant_config)).replace("_", "-")
-    if is_ignored(prefix, _ignored(stated)):
+    name = _OTHER_NAMES.get(name, name)
+    if is_ignored(names.prefix, ignored_entries(stated)):
         return Scheme()
     reader = _READERS.get(name)
     if reader is None:
         _refuse(name)
-    return reader(stated)
+    modules = modules_by_rules({**stated, "quant_method": name}, names)
+    return Scheme() if modules is None else reader(stated, modules)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -200,11 +203,6 @@ def _stated(config: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, kinds)}
 
 
-def _ignored(stated: Mapping[str, Any]) -> list[str]:
-    """Modules that a configuration leaves as they are; vLLM's of GGUF files lists them too."""
-    return [*kept_modules(stated), *(stated.get("unquantized_modules") or ())]
-
-
 def _name_of(config: Any) -> str:
     get_name = getattr(config, "get_name", None)
     if get_name is None:
@@ -213,53 +211,6 @@ def _name_of(config: Any) -> str:
             f"object with get_name, found {type(config).__name__}"
         )
     return get_name()
-
-
-# Names of an expert's matrices in checkpoints: gate, up, down.
-_MEMBERS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-
-
-def is_ignored(prefix: str, entries: Iterable[str]) -> bool:
-    """Whether a configuration leaves a layer of experts as it is.
-
-    Args:
-        prefix: the layer's name, such as "model.layers.0.mlp.experts".
-        entries: names of modules, which hold for all beneath them, "re:" and a pattern that a name
-            must begin with, as compressed-tensors has them, or ModelOpt's with asterisks; also of
-            an expert's matrices.
-
-    Raises:
-        ConclaveUnsupportedError: for a part of an expert's matrices. ConclaveValueError: for what
-        is no pattern.
-    """
-    rules = [_rule(entry) for entry in entries]
-    if any(rule(prefix) for rule in rules):
-        return True
-    for members in _MEMBERS:
-        found = [any(rule(f"{prefix}.0.{name}") for rule in rules) for name in members]
-        if all(found):
-            return True
-        if any(found):
-            named = [name for name, hit in zip(members, found, strict=True) if hit]
-            raise ConclaveUnsupportedError(
-                f"quant_config: ignores {', '.join(named)} of the experts of {prefix!r} and "
-                "quantises the rest; all matrices of an expert have one scheme"
-            )
-    return False
-
-
-def _rule(entry: str) -> Callable[[str], bool]:
-    if "*" in entry and not entry.startswith("re:"):
-        return lambda name: (
-            fnmatch.fnmatchcase(name, entry) or fnmatch.fnmatchcase(name, f"{entry}.*")
-        )
-    if not entry.startswith("re:"):
-        return lambda name: name == entry or name.startswith(f"{entry}.")
-    try:
-        pattern = re.compile(entry.removeprefix("re:"))
-    except re.error as error:
-        raise ConclaveValueError(f"ignore: {entry!r} is no pattern: {error}") from None
-    return lambda name: pattern.match(name) is not None
 
 
 # The reader's names of rows are the keys, those of a `Scheme` the values.
@@ -297,8 +248,8 @@ def _in_blocks(method: Method, rows_key: str, block_key: str) -> Scheme:
     return Scheme("block", rows, method.block, method.parameter_of("scale"))
 
 
-def _fp8(stated: Mapping[str, Any]) -> Scheme:
-    method = Method("fp8", stated)
+def _fp8(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme:
+    method = Method("fp8", stated, modules)
     found = _plain_e4m3(method, "activation_scheme", "weight_block_size")
     if found.rows == "token":
         # vLLM calls these rows dynamic by tensor; layers quantise each by itself.
@@ -314,19 +265,15 @@ def _fp8(stated: Mapping[str, Any]) -> Scheme:
     return dataclasses.replace(found, encodes=True)
 
 
-def _compressed(stated: Mapping[str, Any]) -> Scheme | MethodScheme:
-    method = Method("compressed-tensors", stated)
-    if method.has_module_schemes:
-        raise ConclaveUnsupportedError("config_groups: one group runs, for all experts alike")
+def _compressed(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | MethodScheme:
+    method = Method("compressed-tensors", stated, modules)
     if method.is_plain_e4m3:
         return _plain_e4m3(method, "config_groups", "config_groups")
     return _method_readers.compressed_tensors(method)
 
 
-def _modelopt(stated: Mapping[str, Any]) -> Scheme | MethodScheme:
-    method = Method("modelopt", stated)
-    if method.has_module_schemes:
-        raise ConclaveUnsupportedError("quantized_layers: all experts have one algorithm here")
+def _modelopt(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | MethodScheme:
+    method = Method("modelopt", stated, modules)
     if method.types_of("column_factor"):
         algorithm = (stated.get("quantization") or stated).get("quant_algo")
         raise ConclaveUnsupportedError(
@@ -337,22 +284,24 @@ def _modelopt(stated: Mapping[str, Any]) -> Scheme | MethodScheme:
     return _method_readers.modelopt(method, stated)
 
 
-# "gptq_marlin" and "awq_marlin" name a kernel that reorders plain files after they are loaded.
-_READERS: dict[str, Callable[[Mapping[str, Any]], Scheme | PackedScheme]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], Scheme | PackedScheme]] = {
     "fp8": _fp8,
-    "experts-int8": lambda _: Scheme("channel", codes=torch.int8, encodes=True),
+    "experts-int8": lambda *_: Scheme("channel", codes=torch.int8, encodes=True),
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
-    "modelopt-mxfp8": _modelopt,
     "gptq": _method_readers.gptq,
-    "gptq-marlin": _method_readers.gptq,
     "awq": _method_readers.awq,
-    "awq-marlin": _method_readers.awq,
     "mxfp4": _method_readers.mxfp4,
     "quark": _method_readers.quark,
     "bitsandbytes": _method_readers.bitsandbytes,
-    "gguf": lambda _: GgufScheme(),
+    "gguf": lambda *_: GgufScheme(),
+}
+# "gptq_marlin" and "awq_marlin" name a kernel that reorders plain files after they are loaded.
+_OTHER_NAMES = {
+    "modelopt-fp4": "modelopt",
+    "modelopt-mxfp8": "modelopt",
+    "gptq-marlin": "gptq",
+    "awq-marlin": "awq",
 }
 # Methods that the library reads, and for which a `FusedMoE` has no parameters.
 WITHOUT_PARAMETERS = {

@@ -16,7 +16,7 @@ QUANTISED = pathlib.Path(__file__).parents[3] / "testdata" / "quantised"
 # vLLM's FusedMoE has no parameters for these families, methods and layouts.
 OTHERS = {
     "awq-gemv": "awq of version gemv",
-    "-mixed-": "config_groups: one group runs",
+    "-mixed-": "prefix: expected the layer's name",
     "modelopt-awq-rows": "W4A8_AWQ",
     "modelopt-awq": "W4A16_AWQ",
     "quark-int4": "quark's int4",
@@ -69,7 +69,7 @@ def expert_tensors(name):
     }
 
 
-def layer_of(name, quantization=None, **arguments):
+def layer_of(name, quantization=None, prefix="", **arguments):
     """A layer of golden's routing, and what it is fed with."""
     config, method = config_of(name)
     hidden, ids, weights, expected = golden_of(name)
@@ -82,7 +82,7 @@ def layer_of(name, quantization=None, **arguments):
         top_k=ids.shape[1],
         params_dtype=torch.float32,
         quant_config=quantization or method,
-        prefix="",
+        prefix=prefix,
         custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: (
             weights[: len(hidden_states)],
             ids[: len(hidden_states)],
