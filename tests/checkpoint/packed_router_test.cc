@@ -212,8 +212,8 @@ Tensor forward(const Context& context, const MoeSpec& spec, const WeightSource& 
 
 class PackedRouter : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Folders, PackedRouter, ::testing::ValuesIn(folder_names()),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& folder) {
+                           std::string name = folder.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
