@@ -41,6 +41,7 @@ nb::dict layout_to_dict(const MethodLayout& layout) {
   dict["block_cols"] = layout.quant.block_cols;
   dict["activations"] = word_of(layout.quant.activations);
   dict["activation_group"] = layout.quant.activation_group;
+  dict["power_of_two_scales"] = layout.quant.power_of_two_scales;
   dict["has_module_schemes"] = layout.has_module_schemes;
   dict["leaves_out"] = layout.leaves_out;
   dict["tensors"] = tensors;

@@ -33,6 +33,14 @@ _NEWER_BEHIND = "of newer versions of vLLM, behind all of the older"
 _ONE_RANK = "left out: one rank"
 _ROCM = "a kernel for other GPUs"
 
+_ACTIVATION_AND_SCALES = {
+    **{
+        f"+{name}": _NEWER_BEHIND
+        for name in ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "is_scale_swizzled")
+    },
+    "+scale_fmt": _BEHIND + ": vLLM's kernels decide by the device",
+}
+
 DIFFERENCES = {
     "layer.FusedMoE": {
         "+router": _NEWER,
@@ -106,14 +114,8 @@ DIFFERENCES = {
         "+is_scale_swizzled": _NEWER_BEHIND,
         "+parameters": _NEWER + ": of the activation",
     },
-    "config.FusedMoEQuantConfig": {
-        f"+{name}": _NEWER_BEHIND
-        for name in ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "is_scale_swizzled")
-    },
-    "config.FusedMoEQuantConfig.make": {
-        f"+{name}": _NEWER_BEHIND
-        for name in ("gemm1_alpha", "gemm1_beta", "gemm1_clamp_limit", "is_scale_swizzled")
-    },
+    "config.FusedMoEQuantConfig": _ACTIVATION_AND_SCALES,
+    "config.FusedMoEQuantConfig.make": _ACTIVATION_AND_SCALES,
     "config.FusedMoEParallelConfig": {
         **{
             f"{name} default": _ONE_RANK

@@ -105,6 +105,15 @@ TEST(GptqConfig, WhatIsNotRead_HasAReason) {
   expect_error(with(gptq(), {{"sym", 1}}), ErrorCode::kJsonType);
 }
 
+TEST(Fp8Config, ScalesOfRows) {
+  const auto found = [](const char* format) {
+    return read({{"quant_method", "fp8"}, {"scale_fmt", format}}).weights->spec;
+  };
+  EXPECT_TRUE(found("ue8m0").power_of_two_scales);
+  EXPECT_FALSE(found("float").power_of_two_scales);
+  expect_reason({{"quant_method", "fp8"}, {"scale_fmt", "e8m0"}}, "scales of e8m0");
+}
+
 TEST(AutoRoundConfig, IsWhatItPacksAs) {
   const json config = {{"quant_method", "auto-round"},
                        {"bits", 4},

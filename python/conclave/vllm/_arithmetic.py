@@ -39,7 +39,8 @@ def _row_fields(config: FusedMoEQuantConfig, kind: WeightFormat) -> dict[str, An
     if rows is None or rows_stay_plain(config) or kind.method:  # a method's reader says it
         return {}
     if rows not in ROWS_IN_GROUPS:
-        return {"activations": _row_scales(config, kind)}
+        powers = config.scale_fmt == "ue8m0"
+        return {"activations": _row_scales(config, kind), "power_of_two_scales": powers}
     return {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
 
 

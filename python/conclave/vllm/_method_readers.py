@@ -103,6 +103,7 @@ class Method:
         self.group: int = self._found["block_cols"] if self.shares == "block" else 0
         self.rows: str = self._found["activations"]  # none, tensor_static, token, group
         self.row_group: int = self._found["activation_group"] if self.rows == "group" else 0
+        self.row_scales_are_powers: bool = self._found["power_of_two_scales"]
 
     @property
     def block(self) -> tuple[int, int]:

@@ -24,6 +24,7 @@ _OCP_ROWS: dict[str | None, tuple[str | None, ...]] = {
 }
 MX_TYPES = ("mxfp4", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp8")
 _NAMES = (*MX_TYPES, "nvfp4", "int4", "int8", FP8)
+_SCALE_FORMATS = (None, "float", "ue8m0")
 
 
 class _Shape(NamedTuple):
@@ -121,7 +122,9 @@ def _precision(operand: FusedMoEQuantDesc) -> Any:
 class FusedMoEQuantConfig:
     """Descriptors of both products' rows (a1, a2) and weights (w1, w2).
 
-    Make one with a builder (`fp8_w8a8_moe_quant_config`, ...) or with `make`.
+    Make one with a builder (`fp8_w8a8_moe_quant_config`, ...) or with `make`. `scale_fmt` says how
+    dynamic scales of rows of e4m3 are made, as a quantization_config has it: "ue8m0" rounds them
+    up to powers of two.
     """
 
     _a1: FusedMoEQuantDesc
@@ -132,6 +135,7 @@ class FusedMoEQuantConfig:
     gemm1_beta: float | None = None
     gemm1_clamp_limit: float | None = None
     is_scale_swizzled: bool = False
+    scale_fmt: str | None = None
 
     a1_scale = _of("_a1", "scale")
     a2_scale = _of("_a2", "scale")
@@ -161,6 +165,10 @@ class FusedMoEQuantConfig:
     def __post_init__(self) -> None:
         if self.per_act_token_quant and self.block_shape is not None:
             raise ConclaveValueError("block_shape: illegal quantization: also by token")
+        if self.scale_fmt not in _SCALE_FORMATS:
+            raise ConclaveValueError(
+                f"scale_fmt: expected None, 'float' or 'ue8m0', found {self.scale_fmt!r}"
+            )
 
     @property
     def is_quantized(self) -> bool:
@@ -308,6 +316,7 @@ class FusedMoEQuantConfig:
         gemm1_alpha: float | None = None,
         gemm1_beta: float | None = None,
         gemm1_clamp_limit: float | None = None,
+        scale_fmt: str | None = None,
     ) -> FusedMoEQuantConfig:
         """A configuration of any kind.
 
@@ -320,6 +329,7 @@ class FusedMoEQuantConfig:
             w1_scale, w2_scale, a1_scale, a2_scale: scales of the weights; static ones of the rows.
             w1_bias, w2_bias: [E, 2N] and [E, H].
             gemm1_alpha, gemm1_beta, gemm1_clamp_limit: parameters of the activation.
+            scale_fmt: "ue8m0" for dynamic scales of rows that are powers of two.
         """
         for argument, dtype in (("quant_dtype", quant_dtype), ("weight_dtype", weight_dtype)):
             if isinstance(dtype, str) and dtype not in _NAMES:
@@ -340,6 +350,7 @@ class FusedMoEQuantConfig:
             gemm1_beta,
             gemm1_clamp_limit,
             is_scale_swizzled,
+            scale_fmt,
         )
 
 

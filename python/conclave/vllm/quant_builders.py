@@ -44,7 +44,9 @@ def fp8_w8a8_moe_quant_config(
     g2_alphas: Array | None = None,
     **parameters: Any,
 ) -> Config:
-    """e4m3 weights and rows. Scales of w1 [E], [E, 2N], or one a block; a1_scale: static.
+    """e4m3 weights and rows. Scales of w1 [E], [E, 2N], or one a block, as floats or as exponents,
+    uint8 or float8_e8m0fnu; a1_scale: static. Parameters are those of the activation, and scale_fmt
+    "ue8m0", where scales of rows are powers of two.
 
     Versions of vLLM disagree about what follows a2_scale by position, so that names are needed.
     """
@@ -75,7 +77,7 @@ def fp8_w8a16_moe_quant_config(
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
 ) -> Config:
-    """e4m3 weights, rows as they are."""
+    """e4m3 weights, rows as they are. Scales as for `fp8_w8a8_moe_quant_config`."""
     shape = GroupShape(*block_shape) if block_shape is not None else None
     if per_out_ch_quant:
         shape = GroupShape.PER_TOKEN

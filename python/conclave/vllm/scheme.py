@@ -35,6 +35,7 @@ class Scheme:
     fixed: FusedMoEQuantConfig | None = None  # with scales and biases of its own
     codes: torch.dtype = torch.float8_e4m3fn
     encodes: bool = False  # weights of values become codes when they are loaded
+    scale_fmt: str | None = None  # "ue8m0": scales of rows are powers of two
 
     @property
     def is_coded(self) -> bool:
@@ -70,7 +71,8 @@ class Scheme:
                 continue
             yield Declared(name, shape, self.codes if self.is_coded else dtype, attributes)
         for name, (shape, kind) in self.shapes(experts, rows, inner, hidden).items():
-            yield Declared(name, shape, torch.float32, {"quant_method": kind})
+            attributes = {"quant_method": kind, "takes_exponents": not self.encodes}
+            yield Declared(name, shape, torch.float32, attributes)
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
@@ -127,6 +129,7 @@ class Scheme:
             a1_scale=getattr(layer, "w13_input_scale", None),
             a2_scale=getattr(layer, "w2_input_scale", None),
             per_act_token_quant=self.rows == "token",
+            scale_fmt=self.scale_fmt,
         )
 
 
@@ -221,16 +224,17 @@ _GROUP = 128  # columns of a row that share a scale, beside weights in blocks
 def _plain_e4m3(method: Method, rows_key: str, block_key: str) -> Scheme:
     """Codes of e4m3 under the names of plain matrices. The keys are those that state rows and
     blocks, for messages."""
+    powers = "ue8m0" if method.row_scales_are_powers else None
     if method.shares == "block":
-        return _in_blocks(method, rows_key, block_key)
+        return _in_blocks(method, rows_key, block_key, powers)
     if method.rows == "group":
         raise ConclaveUnsupportedError(
             f"{rows_key}: rows in groups of {method.row_group} columns go with weights in blocks"
         )
-    return Scheme(method.shares, _ROWS[method.rows])
+    return Scheme(method.shares, _ROWS[method.rows], scale_fmt=powers)
 
 
-def _in_blocks(method: Method, rows_key: str, block_key: str) -> Scheme:
+def _in_blocks(method: Method, rows_key: str, block_key: str, powers: str | None) -> Scheme:
     if method.rows == "tensor_static":
         raise ConclaveUnsupportedError(f"{rows_key}: static scales do not go with blocks")
     if method.block[1] != _GROUP:
@@ -245,7 +249,7 @@ def _in_blocks(method: Method, rows_key: str, block_key: str) -> Scheme:
         )
     # Rows with a scale each have one for each group beside blocks, as in vLLM.
     rows = "none" if method.rows == "none" else "dynamic"
-    return Scheme("block", rows, method.block, method.parameter_of("scale"))
+    return Scheme("block", rows, method.block, method.parameter_of("scale"), scale_fmt=powers)
 
 
 def _fp8(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme:

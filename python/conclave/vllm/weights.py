@@ -3,7 +3,8 @@
 A parameter says by its attributes what it is: `is_transposed` (stored [in, out]), `shard_dim`,
 `load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`. Further
 ones are ours: `turns` (the checkpoint has it transposed), `is_stacked` (tensors of all experts at
-once), `aids` (further tensors, kept as they come) and `encoded_with` (the scales of weights that
+once), `aids` (further tensors, kept as they come), `takes_exponents` (scales that may be stored as
+bytes of e8m0), `encoded_with` (the scales of weights that
 become codes when they are loaded) and `flat_cols` (of a whole w2 whose codes are one line, where
 ranks have a part of them).
 """
@@ -115,7 +116,7 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
     """
     if shard.which not in _SHARDS:
         raise ConclaveValueError(f"shard_id: expected one of w1, w2, w3, found {shard.which!r}")
-    source = _tensor_of(source, param)
+    source = _tensor_of(source, param, shard)
     whole = source.ndim == 3
     with torch.no_grad():
         target = param if whole else param[expert]
@@ -145,9 +146,11 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
     return True
 
 
-def _tensor_of(source: Any, param: torch.nn.Parameter) -> torch.Tensor:
+def _tensor_of(source: Any, param: torch.nn.Parameter, shard: Shard) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
         source = torch.as_tensor(source)
+    if getattr(param, "takes_exponents", False) and _is_of_exponents(source):
+        return _powers(source.detach(), shard)
     fp8 = torch.float8_e4m3fn
     if param.dtype == fp8 and source.dtype not in (fp8, torch.uint8, torch.int8):
         raise ConclaveTypeError(f"loaded_weight: expected float8_e4m3fn, found {source.dtype}")
@@ -156,9 +159,25 @@ def _tensor_of(source: Any, param: torch.nn.Parameter) -> torch.Tensor:
     if param.dtype == torch.uint8 and source.element_size() == 1:
         source = source.view(torch.uint8)  # bits, whatever they are called
     unsigned = param.dtype == torch.int8 and source.dtype == torch.uint8
-    if unsigned or (not param.dtype.is_floating_point and source.dtype.is_floating_point):
+    if unsigned or param.dtype.is_floating_point != source.dtype.is_floating_point:
         raise ConclaveTypeError(f"loaded_weight: expected {param.dtype}, found {source.dtype}")
     return source.detach()
+
+
+def _is_of_exponents(source: torch.Tensor) -> bool:
+    """Whether a tensor of scales holds bytes of e8m0, under that name or none."""
+    return source.dtype == torch.uint8 or "e8m0" in str(source.dtype)
+
+
+def _powers(source: torch.Tensor, shard: Shard) -> torch.Tensor:
+    """Scales 2^(byte - 127), exact in float32."""
+    stored = source.view(torch.uint8).int()
+    if stored.eq(255).any():
+        raise ConclaveValueError(
+            f"{shard.name}: {shard.which} expected exponents of 0 to 254, found 255, which is no "
+            "number"
+        )
+    return torch.where(stored == 0, 1 << 22, stored << 23).view(torch.float32)
 
 
 def _axis(param: torch.nn.Parameter, shard: Shard, whole: bool) -> int:

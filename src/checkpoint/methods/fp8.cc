@@ -15,9 +15,13 @@ QuantizedWeights read_fp8(const io::JsonValue& config) {
   QuantSpec spec{.weights = WeightScale::kTensor};
   if (const auto block = config.find_set("weight_block_size")) set_block(*block, spec);
   const std::string scheme = text_of(config, "activation_scheme", "dynamic");
+  const std::string scales = text_of(config, "scale_fmt", "float");
+  if (scales != "float" && scales != "ue8m0") {
+    throw NotRead{"scales of " + io::show_name(scales)};
+  }
   if (scheme == "dynamic") {
     set_dynamic_rows(spec);
-    spec.power_of_two_scales = text_of(config, "scale_fmt", "float") == "ue8m0";
+    spec.power_of_two_scales = scales == "ue8m0";
   } else if (scheme == "static") {
     spec.activations = ActivationScale::kTensorStatic;
   } else {
