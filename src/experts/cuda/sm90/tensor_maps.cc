@@ -89,9 +89,8 @@ CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
       MapDimension{.size = static_cast<uint64_t>(planes.rows),
                    .box = static_cast<uint32_t>(box_rows) / static_cast<uint32_t>(parts)},
       MapDimension{.size = parts, .stride_bytes = part, .box = static_cast<uint32_t>(parts)},
-      MapDimension{.size = groups,
-                   .stride_bytes = parts * part,
-                   .box = static_cast<uint32_t>(box_groups)},
+      MapDimension{
+          .size = groups, .stride_bytes = parts * part, .box = static_cast<uint32_t>(box_groups)},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = groups * parts * part}};
   return cuda::make_tensor_map({.data = numbers.data,
