@@ -71,8 +71,8 @@ class Scheme:
                 continue
             yield Declared(name, shape, self.codes if self.is_coded else dtype, attributes)
         for name, (shape, kind) in self.shapes(experts, rows, inner, hidden).items():
-            attributes = {"quant_method": kind, "takes_exponents": not self.encodes}
-            yield Declared(name, shape, torch.float32, attributes)
+            of_scales = {"quant_method": kind, "takes_exponents": not self.encodes}
+            yield Declared(name, shape, torch.float32, of_scales)
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
