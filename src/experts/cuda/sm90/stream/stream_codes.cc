@@ -34,8 +34,8 @@ Support supports_groups(const ExpertsProblem& problem) {
   if (group == 0) return Support::yes();
   const int64_t stage = columns_of_stage(problem);
   if (group % kColumnsOfStep != 0 || (stage % group != 0 && group % stage != 0)) {
-    return Support::no("takes scales of 16, 32, 64 or whole multiples of 128 columns; found " +
-                       std::to_string(group));
+    return Support::no("takes scales of 16, 32, 64, 128 or whole multiples of " +
+                       std::to_string(stage) + " columns; found " + std::to_string(group));
   }
   if (group == kColumnsOfStep && bit_size(problem.weight_dtype) != 4) {
     return Support::no("takes scales of 16 columns beside codes of 4 bits");
