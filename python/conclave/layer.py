@@ -121,7 +121,8 @@ class Layer:
                 all up rows) or "interleaved" (gate 0, up 0, gate 1, ...).
             transposed: gate_up and down are [E, H, 2I] and [E, I, H].
             expert_map: [num_experts], the index in the arrays of each expert, -1 for none; for
-                layers that hold a part of the experts (`parallel`).
+                layers that hold a part of the experts (`parallel`). Static scales of rows may be
+                those of all experts, of which the largest counts.
             weights: by name, those that the spec needs: ``gate_up`` [E, 2I, H] ([E, I, H] without a
                 gate) or ``gate`` and ``up`` [E, I, H] apart; ``down`` [E, H, I]; ``router`` [E, H];
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];

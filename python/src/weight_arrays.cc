@@ -182,9 +182,13 @@ MatrixArrays Cutter::plane_of(const std::string& name, nb::handle object, Weight
   return stack;
 }
 
-// Experts on other ranks have no matrix but are included in the count.
+// Experts on other ranks have no matrix but are included in the count. Of the steps of rows the
+// largest of all experts counts: an array may have those of other ranks too, and else these have
+// the step of an expert that is here.
 void Cutter::place(WeightId id, MatrixArrays arrays, bool by_expert) {
-  if (by_expert && !layout_.local_of.empty()) {
+  const bool is_step = id.plane() == WeightPlane::kInputScale;
+  const bool has_all = is_step && std::ssize(layout_.local_of) == arrays.info.count;
+  if (by_expert && !layout_.local_of.empty() && !has_all) {
     std::vector<const std::byte*> of_expert(layout_.local_of.size(), nullptr);
     for (size_t expert = 0; expert < of_expert.size(); ++expert) {
       const int32_t local = layout_.local_of[expert];
@@ -194,6 +198,9 @@ void Cutter::place(WeightId id, MatrixArrays arrays, bool by_expert) {
                     std::to_string(arrays.info.count));
       }
       of_expert[expert] = arrays.matrices[static_cast<size_t>(local)];
+    }
+    if (is_step && arrays.info.count > 0) {
+      std::ranges::replace(of_expert, nullptr, arrays.matrices.front());
     }
     arrays.matrices = std::move(of_expert);
     arrays.info.count = static_cast<int64_t>(arrays.matrices.size());

@@ -12,7 +12,6 @@ from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error 
 from conclave.vllm.weights import pack_flat, unpack_flat  # noqa: E402
 from support.method_layers import (  # noqa: E402
     QUANTISED,
-    config_of,
     golden_of,
     layer_of,
     load,
@@ -173,33 +172,6 @@ def test_names_of_kernels_over_plain_files_run(config):
     other = vllm.FusedMoE(4, 2, 64, 64, quant_config=named)
     shapes = [{k: p.shape for k, p in layer.named_parameters()} for layer in (plain, other)]
     assert shapes[0] == shapes[1]
-
-
-def test_input_scales_of_all_ranks_are_kept_where_asked():
-    name = "qwen3_moe-modelopt-nvfp4"
-    config = {**config_of(name)[1], "use_global_sf": True}
-    split = vllm.FusedMoEParallelConfig(ep_size=2, ep_rank=1, use_ep=True)
-    layer, *_ = layer_of(name, config, moe_parallel_config=split)
-    assert layer.w13_weight.shape[0] == 2
-    assert layer.w13_input_scale.shape == (4, 2) and layer.w2_input_scale.shape == (4,)
-    for expert in range(4):
-        for shard, key in (("w1", "w13"), ("w3", "w13"), ("w2", "w2")):
-            value = torch.tensor(expert + 0.25 * (shard == "w3"))
-            taken = layer.weight_loader(
-                getattr(layer, f"{key}_input_scale"),
-                value,
-                f"{key}_input_scale",
-                shard,
-                expert,
-                True,
-            )
-            assert taken
-    assert layer.w13_input_scale.tolist() == [[e, e + 0.25] for e in range(4)]
-    assert layer.w2_input_scale.tolist() == [0, 1, 2, 3]
-    scale = torch.tensor(1.0)
-    assert not layer.weight_loader(
-        layer.w2_weight_scale_2, scale, "w2_weight_scale_2", "w2", 0, True
-    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -160,10 +160,14 @@ def _sharing_of(scale: Any, name: str, rows: int, cols: int) -> tuple[str, int]:
 
 
 def weight_arguments(
-    config: FusedMoEQuantConfig, quant: QuantSpec, w1: Any, w2: Any
+    config: FusedMoEQuantConfig,
+    quant: QuantSpec,
+    w1: Any,
+    w2: Any,
+    local_of: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
     """Biases and the planes of codes, by the names of `Layer.from_tensors`; `quant` is the rule of
-    the configuration."""
+    the configuration. Static scales of rows may be those of all experts that `local_of` knows."""
     experts = int(w1.shape[0])
     given = _biases(config, w1, w2)
     kind = format_of(config)
@@ -185,11 +189,30 @@ def weight_arguments(
             given[f"{name}_zero"] = zero_points(zero, weights, kind, f"w{operand}_zp")
         if quant.activations == "tensor_static":
             static = getattr(config, f"a{operand}_scale")
-            given[f"{name}_input_scale"] = by_expert(static, experts)
+            given[f"{name}_input_scale"] = _steps(static, f"a{operand}_scale", experts, local_of)
         if _has_steps(quant):
             inverse = by_expert(getattr(config, f"a{operand}_gscale"), experts)
             given[f"{name}_input_scale"] = 1 / _frameworks.as_float32(inverse)
     return given
+
+
+def _steps(static: Any, argument: str, experts: int, local_of: tuple[int, ...] | None) -> Any:
+    """Static scales of rows: of the experts that are here, or of all, of which the largest counts.
+    Those of experts elsewhere that were not loaded, which are 0, are the largest."""
+    count, known = _count(static), len(local_of or ()) or experts
+    if count not in (1, experts, known):
+        expected = " or ".join(str(number) for number in sorted({1, experts, known}))
+        raise ConclaveValueError(f"{argument}: expected {expected} numbers, found {count}")
+    if local_of is None or count != known or known == experts:
+        return by_expert(static, experts)
+    flat = _frameworks.as_float32(static).reshape(-1)
+    elsewhere = [index < 0 for index in local_of]
+    if _frameworks.is_torch(flat):
+        absent = (flat == 0) & flat.new_tensor(elsewhere).bool()
+        return flat.masked_fill(absent, float(flat.max()))
+    import numpy
+
+    return numpy.where((flat == 0) & numpy.asarray(elsewhere), flat.max(), flat)
 
 
 def _biases(config: FusedMoEQuantConfig, w1: Any, w2: Any) -> dict[str, Any]:

@@ -38,7 +38,11 @@ def _is_number(plane: str, shares: str) -> bool:
 
 
 def tensor_scale(
-    name: str, is_read: bool = True, dtype: torch.dtype = torch.float32, of_each: bool = True
+    name: str,
+    is_read: bool = True,
+    dtype: torch.dtype = torch.float32,
+    of_each: bool = True,
+    of_all_ranks: bool = False,
 ) -> Plane:
     """One number of each matrix, of which w13 has two, or one of w13 and one of w2."""
     return Plane(
@@ -47,6 +51,8 @@ def tensor_scale(
         dtype,
         "tensor",
         is_read=is_read,
+        of_all_ranks=of_all_ranks,
+        divides=name.endswith("_global_scale"),
     )
 
 
@@ -166,8 +172,9 @@ class Method:
             return Plane(name, lambda m: tuple(tensor["shape"]), dtype, is_read=False)
         if _is_number(plane, self.shares):
             # The steps of e4m3 rows are one of w13; those of nvfp4 are one of gate and one of up.
-            of_each = plane != "input_scale" or bool(self.types_of("global_scale"))
-            return tensor_scale(name, dtype=dtype, of_each=of_each)
+            of_rows = plane == "input_scale"
+            of_each = not of_rows or bool(self.types_of("global_scale"))
+            return tensor_scale(name, dtype=dtype, of_each=of_each, of_all_ranks=of_rows)
         if plane == "column_order":
             # vLLM has one for gate and up; files may have two.
             return Plane(
@@ -206,7 +213,7 @@ class Method:
     def steps_of_plain_rows(self, name: str) -> Iterator[Plane]:
         """The parameter of steps that files have although rows stay as they are."""
         if not self.types_of("input_scale"):
-            yield tensor_scale(name, is_read=False)
+            yield tensor_scale(name, is_read=False, of_all_ranks=True)
 
     def scheme(self, *planes: Plane, **choices: Any) -> MethodScheme:
         """Parameters of these planes; by default of all."""
@@ -266,14 +273,13 @@ def mxfp4(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodSch
     return method.scheme(*planes, is_stacked=True)
 
 
-def modelopt(method: Method, config: Mapping[str, Any]) -> MethodScheme:
+def modelopt(method: Method) -> MethodScheme:
     """The packed algorithms."""
     if not method.types_of("global_scale"):
         return method.scheme(combines=True)
     return method.scheme(
         *method.planes(),
         *method.steps_of_plain_rows("input_scale"),
-        keeps_all_input_scales=bool(config.get("use_global_sf")),
         combines=True,
     )
 

@@ -51,6 +51,8 @@ class Plane:
     is_of_rows: bool = False  # scales of whole rows, where the kind is group
     is_order: bool = False  # of columns: one of gate, one of up
     is_read: bool = True  # by layers
+    of_all_ranks: bool = False  # the static steps of rows, of which the largest of all counts
+    divides: bool = False  # steps are its inverses
     fed_as: str = ""  # its name for the reader, where it is another
 
     def attributes(self, is_w2: bool, ranks: int) -> dict[str, Any]:
@@ -60,6 +62,8 @@ class Plane:
             found["quant_method"] = self.kind
         if self.turns:
             found["turns"] = True
+        if self.of_all_ranks:
+            found["of_all_ranks"] = True
         if is_w2 and self.kind == "group":
             # Every rank has the numbers of whole rows, or of all groups.
             found["load_full_w2"] = self.is_of_rows or ranks > 1
@@ -104,7 +108,6 @@ class MethodScheme(PackedScheme):
     # Columns of a slice belong to any groups, so that each tensor-parallel rank has all groups.
     has_all_groups: bool = False
     is_stacked: bool = False  # tensors of all experts at once, maybe smaller than parameters
-    keeps_all_input_scales: bool = False  # of the experts of all ranks
     has_aids: bool = False  # further tensors of a matrix, kept as they come
     combines: bool = False  # a tensor of scales may have those of gate and up
 
@@ -186,6 +189,8 @@ class MethodScheme(PackedScheme):
                 continue
             joint = getattr(layer, f"w13_{plane.name}")
             alone = getattr(layer, f"w2_{plane.name}")
+            if plane.of_all_ranks:
+                joint, alone = (largest_step(t, plane.divides, layer) for t in (joint, alone))
             halves = _halves(joint, plane, interleaved) if gated else [joint]
             names = ("gate_proj", "up_proj") if gated else ("up_proj",)
             for name, tensor in zip((*names, "down_proj"), (*halves, alone), strict=True):
@@ -220,6 +225,21 @@ class MethodScheme(PackedScheme):
         for parameter in ("w13_weight", "w2_weight") if self.has_aids else ():
             for (expert, shard, suffix), tensor in getattr(layer, parameter).aids.items():
                 yield f"{expert}.{names[shard]}.weight.{suffix}", tensor
+
+
+def largest_step(steps: torch.Tensor, divides: bool, layer: Any) -> torch.Tensor:
+    """The steps of this rank's experts: for each the largest of all ranks', so that rows are those
+    of a layer on one rank. Steps of experts elsewhere that were not loaded, which are 0, do not
+    count; one of an expert that is here stays, for the reader to refuse."""
+    local = layer.local_num_experts
+    if steps.shape[0] == local:
+        return steps
+    own = steps[layer.expert_map >= 0]
+    if (own == 0).any():
+        return own
+    loaded = steps[steps != 0]
+    largest = loaded.amin() if divides else loaded.amax()
+    return largest.expand(local, *steps.shape[1:]).contiguous()
 
 
 def biases(layer: Any, gated: bool, interleaved: bool) -> Iterator[tuple[str, torch.Tensor]]:

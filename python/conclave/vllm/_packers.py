@@ -101,11 +101,9 @@ class ArrayExperts:
         }
 
     def _arrays(self) -> dict[str, Any]:
-        given = {
-            "gate_up": self._w1,
-            "down": self._w2,
-            **weight_arguments(self._config, self._spec.quant, self._w1, self._w2),
-        }
+        local_of = self._layout["expert_map"]
+        given = weight_arguments(self._config, self._spec.quant, self._w1, self._w2, local_of)
+        given |= {"gate_up": self._w1, "down": self._w2}
         return {name: readable(array, _NAMES[name]) for name, array in given.items()}
 
     def make(self) -> Layer:

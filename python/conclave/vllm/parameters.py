@@ -52,10 +52,6 @@ class ExpertParameters(torch.nn.Module):
         """Ranks that a tensor is cut for."""
         raise NotImplementedError
 
-    @property
-    def _keeps_all_input_scales(self) -> bool:
-        return getattr(self._scheme, "keeps_all_input_scales", False)
-
     def _create_weights(self) -> None:
         experts, inner = self.local_num_experts, self.intermediate_size_per_partition
         rows = 2 * inner if self.activation.is_gated else inner
@@ -69,7 +65,7 @@ class ExpertParameters(torch.nn.Module):
 
     def _add(self, declared: Declared) -> None:
         shape = declared.shape
-        if "input_scale" in declared.name and self._keeps_all_input_scales:
+        if declared.attributes.get("of_all_ranks"):
             shape = (self.global_num_experts, *shape[1:])
         param = torch.nn.Parameter(torch.zeros(shape, dtype=declared.dtype), requires_grad=False)
         if declared.fill:
@@ -110,7 +106,7 @@ class ExpertParameters(torch.nn.Module):
             taken = blocks.load(self, param, loaded_weight, shard, expert_id)
             return taken if return_success else None
         local = self._map_global_expert_id_to_local_expert_id(expert_id)
-        if "input_scale" in weight_name and self._keeps_all_input_scales:
+        if getattr(param, "of_all_ranks", False):
             local = expert_id
         loaded = local >= 0
         if loaded:
@@ -193,11 +189,15 @@ class ExpertParameters(torch.nn.Module):
 
     def get_expert_weights(self) -> list[torch.Tensor]:
         """Views [E, -1] of every parameter of the experts, for whoever moves experts about: of the
-        same memory, in its order, also where a scale is stored transposed."""
+        same memory, in its order, also where a scale is stored transposed. What a rank holds of all
+        ranks' experts is not moved."""
+        local = self.local_num_experts
         return [
-            _in_order(param).view(self.local_num_experts, math.prod(param.shape[1:]))
+            _in_order(param).view(local, math.prod(param.shape[1:]))
             for name, param in self.named_parameters()
-            if not name.startswith(_OTHERS) and param.ndim > 0
+            if not name.startswith(_OTHERS)
+            and param.ndim > 0
+            and not (getattr(param, "of_all_ranks", False) and param.shape[0] != local)
         ]
 
     @classmethod

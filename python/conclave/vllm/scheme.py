@@ -71,8 +71,10 @@ class Scheme:
                 continue
             yield Declared(name, shape, self.codes if self.is_coded else dtype, attributes)
         for name, (shape, kind) in self.shapes(experts, rows, inner, hidden).items():
-            of_scales = {"quant_method": kind, "takes_exponents": not self.encodes}
-            yield Declared(name, shape, torch.float32, of_scales)
+            attributes = {"quant_method": kind, "takes_exponents": not self.encodes}
+            if "input_scale" in name:
+                attributes["of_all_ranks"] = True
+            yield Declared(name, shape, torch.float32, attributes)
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
@@ -285,7 +287,7 @@ def _modelopt(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | M
         )
     if method.is_plain_e4m3:
         return _plain_e4m3(method, "quant_algo", "quant_algo")
-    return _method_readers.modelopt(method, stated)
+    return _method_readers.modelopt(method)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], Scheme | PackedScheme]] = {
