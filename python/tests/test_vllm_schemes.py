@@ -13,6 +13,7 @@ from conclave import _conclave, vllm  # noqa: E402
 from conclave._methods import needs_plain_rows  # noqa: E402
 from conclave.errors import (  # noqa: E402
     ConclaveCheckpointError,
+    ConclaveTypeError,
     ConclaveUnsupportedError,
     Error,
 )
@@ -172,6 +173,68 @@ def test_objects_state_by_their_attributes():
     assert read_scheme(Fp8Config(weight_block_size=[128, 128]), NAMES).block == WIDE
     assert read_scheme(Fp8Config(is_checkpoint_fp8_serialized=False), NAMES).encodes
     assert not read_scheme(Fp8Config(ignored_layers=[PREFIX]), NAMES).is_coded
+
+
+def vllms(name, **attributes):
+    """An object that keeps what it was made of as vLLM's does."""
+    return types.SimpleNamespace(get_name=lambda: name, **attributes)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": True, "sym": True}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+QUARK = {
+    "quant_method": "quark",
+    "global_quant_config": {
+        "weight": {
+            "dtype": "fp4",
+            "qscheme": "per_group",
+            "group_size": 32,
+            "scale_format": "e8m0",
+        }
+    },
+}
+CHANNEL = compressed({"strategy": "channel"}, DYNAMIC)
+LAYERS = {f"{PREFIX}.{e}": {"quant_algo": "FP8"} for e in range(4)}
+OBJECTS = [
+    (vllms("gptq", weight_bits=8, group_size=32, desc_act=True, is_sym=True), GPTQ),
+    (vllms("gptq", weight_bits=8, group_size=32, desc_act=True), {**GPTQ, "sym": False}),
+    (vllms("gptq_marlin", weight_bits=8, full_config=GPTQ), GPTQ),
+    (vllms("awq", weight_bits=4, group_size=32, zero_point=True), AWQ),
+    (vllms("awq_marlin", weight_bits=4, group_size=32, zero_point=True, full_config=AWQ), AWQ),
+    (vllms("quark", quant_config=QUARK, kv_cache_group=[], pack_method="reorder"), QUARK),
+    (vllms("compressed-tensors", config=CHANNEL, quant_format="float-quantized"), CHANNEL),
+    (vllms("modelopt", quant_method="FP8", exclude_modules=["lm_head"]), modelopt("FP8")),
+    (vllms("modelopt", quant_method="FP8_PB_WO"), modelopt("FP8_PB_WO")),
+    (vllms("modelopt", is_checkpoint_fp8_serialized=True), modelopt("FP8")),
+    (vllms("modelopt_fp4", group_size=16, exclude_modules=[]), modelopt("NVFP4")),
+    (vllms("modelopt_mxfp8", exclude_modules=[]), modelopt("MXFP8")),
+    (vllms("modelopt_mixed", quantized_layers=LAYERS), modelopt("FP8")),
+]
+
+
+def described(scheme):
+    """Parameters for E 4, N 64 and H 128."""
+    return [declared[:3] for declared in scheme.parameters(4, 128, 64, 128, torch.float32)]
+
+
+@pytest.mark.parametrize(("found", "stated"), OBJECTS)
+def test_vllms_objects_are_read_as_what_they_were_made_of(found, stated):
+    assert described(read_scheme(found, NAMES)) == described(read_scheme(stated, NAMES))
+
+
+def test_rules_of_an_object_are_followed():
+    rules = {r"+:.*\.0\.mlp.*": {"bits": 4}, "-:.*": {}}
+    found = vllms("gptq_marlin", weight_bits=8, group_size=32, dynamic=rules, full_config=GPTQ)
+    four = read_scheme({**GPTQ, "bits": 4}, NAMES)
+    assert described(read_scheme(found, NAMES)) == described(four)
+    other = LayerNames(PREFIX.replace("0", "1"), 4)
+    assert not read_scheme(found, other).is_coded
+
+
+@pytest.mark.parametrize("config", [{}, {"bits": 4}, {"quant_method": None}, 4, "fp8", object()])
+def test_what_names_no_method_is_refused(config):
+    with pytest.raises(ConclaveTypeError, match=f"found {type(config).__name__}"):
+        read_scheme(config, NAMES)
 
 
 def test_mappings_may_hold_what_json_does_not():

@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm import _method_readers
 from conclave.vllm._formats import format_of, refuse_unsupported
 from conclave.vllm._gguf import GgufScheme
 from conclave.vllm._method_readers import Method, kernel_order, refuse_order
 from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
 from conclave.vllm._modules import LayerNames, ignored_entries, is_ignored, modules_by_rules
+from conclave.vllm._statements import stated_by
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
@@ -71,10 +72,13 @@ class Scheme:
                 continue
             yield Declared(name, shape, self.codes if self.is_coded else dtype, attributes)
         for name, (shape, kind) in self.shapes(experts, rows, inner, hidden).items():
-            attributes = {"quant_method": kind, "takes_exponents": not self.encodes}
+            of_scales: dict[str, Any] = {
+                "quant_method": kind,
+                "takes_exponents": not self.encodes,
+            }
             if "input_scale" in name:
-                attributes["of_all_ranks"] = True
-            yield Declared(name, shape, torch.float32, attributes)
+                of_scales["of_all_ranks"] = True
+            yield Declared(name, shape, torch.float32, of_scales)
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:
         """Parameters of scales: name to shape and kind. rows: of w13; inner: columns of w2."""
@@ -158,8 +162,8 @@ def read_scheme(
         return Scheme()
     if isinstance(quant_config, FusedMoEQuantConfig):
         return _fixed(quant_config, has_bias)
-    stated = _stated(quant_config)
-    name = str(stated.get("quant_method") or _name_of(quant_config)).replace("_", "-")
+    stated = stated_by(quant_config)
+    name = str(stated["quant_method"]).replace("_", "-")
     name = _OTHER_NAMES.get(name, name)
     if is_ignored(names.prefix, ignored_entries(stated)):
         return Scheme()
@@ -195,27 +199,6 @@ def _fixed(config: FusedMoEQuantConfig, has_bias: bool) -> Scheme:
         signed = config.block_shape is None and config.w1_zp is None
         codes = torch.int8 if signed or config.quant_dtype is not None else torch.uint8
     return Scheme(weights="tensor", fixed=config, codes=codes)
-
-
-def _stated(config: Any) -> dict[str, Any]:
-    """What a configuration says, by the keys of config.json, which attributes of vLLM's objects
-    are called after."""
-    if isinstance(config, Mapping):
-        return dict(config)
-    kinds = (bool, int, float, str, list, tuple, Mapping)
-    names = (name for name in dir(config) if not name.startswith("_"))
-    values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if isinstance(value, kinds)}
-
-
-def _name_of(config: Any) -> str:
-    get_name = getattr(config, "get_name", None)
-    if get_name is None:
-        raise ConclaveTypeError(
-            "quant_config: expected a FusedMoEQuantConfig, a mapping with quant_method, or an "
-            f"object with get_name, found {type(config).__name__}"
-        )
-    return get_name()
 
 
 # The reader's names of rows are the keys, those of a `Scheme` the values.
@@ -306,6 +289,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], Scheme | Pack
 _OTHER_NAMES = {
     "modelopt-fp4": "modelopt",
     "modelopt-mxfp8": "modelopt",
+    "modelopt-mixed": "modelopt",
     "gptq-marlin": "gptq",
     "awq-marlin": "awq",
 }
