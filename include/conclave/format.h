@@ -30,8 +30,8 @@ struct WeightForm {
 CONCLAVE_API std::vector<WeightForm> weight_forms();
 
 // Yes if the kernels of a GPU make the rows that a spec has beside weights of this type. Otherwise
-// layers there need with_plain_rows: rows have a scale rule, a group width or a type for which no
-// kernel is built.
+// layers there need with_plain_rows: groups of rows have float32 scales in another width than 128,
+// or become codes of an unusual type.
 CONCLAVE_API Support gpu_rows_support(DType weights, const QuantSpec& quant);
 
 }  // namespace conclave::inline v0

@@ -53,7 +53,7 @@ def _fed(
 
 def needs_plain_rows(spec: MoeSpec, device_type: str) -> bool:
     """Whether layers of modules leave rows as they are on a device, since it makes no codes of
-    them, such as those of mxfp4, mxfp6, mxfp8 and nvfp4 on a GPU."""
+    them: on a GPU, of groups of other widths than 128 whose scales are no powers of two."""
     return device_type != "cpu" and _conclave.gpu_rows_reason(to_dict(spec)) != ""
 
 

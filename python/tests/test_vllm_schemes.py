@@ -258,9 +258,11 @@ def test_rows_stay_plain_on_a_gpu_where_the_library_makes_none():
     by_name = {
         form.name: MoeSpec(weight_dtype=form.dtype, quant=form.quant) for form in weight_forms()
     }
+    odd = QuantSpec(weights="channel", activations="group", activation_group=32)
+    by_name["odd groups"] = MoeSpec(weight_dtype="int8", quant=odd)
     plain = {name for name, spec in by_name.items() if needs_plain_rows(spec, "cuda:0")}
-    assert {"mxfp8", "mxfp4-rows", "nvfp4-rows"} <= plain
-    assert not {"bf16", "fp8-block", "fp8-channel", "fp8-static", "int8-token"} & plain
+    assert plain == {"odd groups"}
+    assert {"mxfp8", "mxfp4-rows", "nvfp4-rows", "fp8-static", "int8-token"} <= set(by_name)
     assert not any(needs_plain_rows(spec, "cpu") for spec in by_name.values())
 
 

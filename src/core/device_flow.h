@@ -8,8 +8,9 @@
 
 namespace conclave::inline v0 {
 
-// Rows of activations. 16-bit rows have no scales. Rows of codes have one float32 scale per row, or
-// one per 128 columns: that of row r and group g is scales[r * scale_stride + g * group_stride].
+// Rows of activations. 16-bit rows have no scales, unless they are values of codes with a scale for
+// each row. Rows of codes have one float32 scale per row, or one per 128 columns: that of row r and
+// group g is scales[r * scale_stride + g * group_stride].
 struct DeviceRows {
   const void* data = nullptr;
   int64_t num_rows = 0;

@@ -105,8 +105,10 @@ constexpr std::array kDeviceRows = {
                      .cost = {.product_share = share16(350),
                               .memory_share = share_of_memory(3),
                               .row_step = 16,
-                              .decode_share = share_of_cache(2)},
-                     .reads_factors = true}},
+                              .decode_share = share_of_cache(2),
+                              .wide_share = 0.9},
+                     .reads_factors = true,
+                     .reads_values = true}},
     DeviceKernelRow{{.name = kTileSm90, .supports = tile_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = tile_sm90_tiles,
@@ -135,7 +137,8 @@ constexpr std::array kDeviceRows = {
                      .workspace_bytes = reference_bytes,
                      .cost = {.products = &cuda::DeviceRates::float32_teraflops,
                               .product_share = 1 / kMeasured.float32_teraflops,
-                              .memory_share = share_of_memory(1)}}},
+                              .memory_share = share_of_memory(1)},
+                     .reads_values = true}},
 };
 #else
 constexpr std::array<DeviceKernelRow, 0> kDeviceRows = {};

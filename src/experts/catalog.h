@@ -41,6 +41,9 @@ struct TileCost {
   // Share of L2's rate at which tiles get their weights, if it is not the whole of it: where each
   // tile decodes them anew, it also adds to the time of products.
   double decode_share = 0;
+  // Share of the time that tiles of 256 weight rows take, where every multiprocessor has some; else
+  // 0.
+  double wide_share = 0;
   // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
   double sorted_product_share = 0;
   double sorted_memory_share = 0;
@@ -79,6 +82,8 @@ struct DeviceKernel {
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
   // Reads DeviceExpertMatrix::factors in the place of scales and offsets.
   bool reads_factors = false;
+  // Reads quantised rows as values of bf16, where these hold them (quant/gpu_rows.h).
+  bool reads_values = false;
 };
 
 // The whole forward of few tokens at once (one_launch.h), beside a kernel in tiles, which serves

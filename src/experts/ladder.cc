@@ -2,6 +2,7 @@
 
 #include "core/verdicts.h"
 #include "experts/cuda/tile_choice.h"
+#include "quant/gpu_rows.h"
 
 #include "conclave/error.h"
 
@@ -140,6 +141,10 @@ void mark_chosen(const std::vector<LadderRung>& ladder, std::vector<PlanRow>& ve
 }
 
 }  // namespace
+
+bool reads_values(const LadderRung& rung, const ExpertsProblem& problem) {
+  return rung.row->reads_values && quant::value_rows_support(problem.weight_dtype, problem.quant);
+}
 
 int64_t tokens_added(const std::vector<LadderRung>& ladder, const CallRange& calls) {
   int64_t most = 0;

@@ -29,6 +29,9 @@ struct LadderRung {
   std::vector<int64_t> most_even_tiles = {};
 };
 
+// True if a rung's kernel reads quantised rows as values of bf16.
+bool reads_values(const LadderRung& rung, const ExpertsProblem& problem);
+
 struct LadderRequest {
   const ExpertsProblem& problem;
   Determinism determinism = Determinism::kRepeatable;

@@ -39,6 +39,8 @@ struct ExpertsProblem {
   QuantSpec quant = {};  // for weights that are codes
   // Columns of down's first block of scales that other ranks hold: slices begin anywhere.
   int64_t skipped_columns = 0;
+  // Rows of gate's and up's first block of scales that other ranks hold.
+  int64_t skipped_rows = 0;
   // Columns of down over all ranks, whose groups orders of columns name; 0: those of this one.
   int64_t whole_intermediate_size = 0;
   activation::Activation activation = {};

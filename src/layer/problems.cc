@@ -27,6 +27,9 @@ bool is_beside_quantised_rows(const MoeSpec& spec, DType weights) {
 int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
 }
+int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
+  return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_rows : 0;
+}
 
 // Numbers in steps share columns of the whole matrix, which a slice that begins among them has a
 // part of: it holds them as float32.
@@ -49,6 +52,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .weight_dtype = spec.weight_dtype,
           .quant = quant_of_slice(spec.quant, request.part.inner),
           .skipped_columns = skipped_columns(spec.quant, request.part.inner),
+          .skipped_rows = skipped_rows(spec.quant, request.part.inner),
           .whole_intermediate_size = spec.intermediate_size,
           .activation = activation::parse_activation(spec.activation),
           .has_bias = spec.has_bias,
@@ -66,6 +70,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .weight_dtype = dtype,
           .quant = quant_of_slice(quant_for(spec, dtype), request.part.shared_inner),
           .skipped_columns = skipped_columns(quant_for(spec, dtype), request.part.shared_inner),
+          .skipped_rows = skipped_rows(quant_for(spec, dtype), request.part.shared_inner),
           .whole_intermediate_size = spec.shared.intermediate_size,
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),

@@ -5,6 +5,7 @@
 #include "quant/code_quotient.h"
 #include "quant/code_rows.h"
 #include "quant/formats.h"
+#include "quant/row_grid.h"
 
 #include <algorithm>
 #include <array>
@@ -50,17 +51,6 @@ constexpr auto list_row_codes(FormatList<Matrix...>, FormatList<Row...>) {
 }
 constexpr auto kCodes = list_row_codes(CodedFormats{}, RowFormats{});
 
-uint32_t rounding_of(const ActivationRule& rule) {
-  switch (rule.scale) {
-    case RowScaleRule::kEvenPower:
-      return mantissa_rounding(*rule.codes->mantissa_bits);
-    case RowScaleRule::kHalfPower:
-      return mantissa_rounding(1);
-    default:
-      return 0;
-  }
-}
-
 float dynamic_step(float amax, const ActivationRule& rule) {
   const float largest = rule.codes->largest;
   switch (rule.scale) {
@@ -69,41 +59,17 @@ float dynamic_step(float amax, const ActivationRule& rule) {
     case RowScaleRule::kTwoLevel:
       return two_level_step(amax, largest, rule.static_scale);
     default:
-      return power_step(amax, largest, rounding_of(rule));
+      return power_step(amax, largest, power_rounding(rule));
   }
 }
 
-// The values of float codes: multiples of a unit, which doubles with each power of two from the
-// least normal value on.
-struct FloatGrid {
-  float least_normal;
-  float largest;
-  uint32_t shift;  // turns an exponent into that of a number whose last place is the unit
-
-  explicit FloatGrid(const CodeBook& codes)
-      : least_normal(std::ldexp(codes.decode(1), *codes.mantissa_bits)),
-        largest(codes.largest),
-        shift(static_cast<uint32_t>(23 - *codes.mantissa_bits) << 23) {}
-
-  // The nearest value to one that is not negative, ties to even, as a code would have it: adding a
-  // number with the unit in its last place rounds to it. Without branches, so that loops become
-  // vectors.
-  float nearest(float magnitude) const {
-    const float value = magnitude < largest ? magnitude : largest;
-    const float normal = value > least_normal ? value : least_normal;
-    constexpr uint32_t kExponent = 0x7f800000U;
-    const float shifter =
-        std::bit_cast<float>((std::bit_cast<uint32_t>(normal) & kExponent) + shift);
-    return (value + shifter) - shifter;
-  }
-};
-
-void round_to_grid(float* values, int64_t count, const FloatGrid& grid, float scale) {
+// Floats have values of the same magnitudes on both sides.
+void round_to_grid(float* values, int64_t count, const RowGrid& grid, float scale) {
   for (int64_t i = 0; i < count; ++i) {
     const float quotient = values[i] / scale;
     const uint32_t sign = std::bit_cast<uint32_t>(quotient) & 0x80000000U;
     const float magnitude = std::bit_cast<float>(std::bit_cast<uint32_t>(quotient) ^ sign);
-    const float nearest = grid.nearest(magnitude);
+    const float nearest = grid.nearest(magnitude, grid.largest);
     values[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) | sign);
   }
 }
@@ -142,6 +108,17 @@ std::string float_row_types() {
 float largest_over_step(const ActivationRule& rule) {
   const float largest = rule.codes->largest;
   return rule.scale == RowScaleRule::kTwoLevel ? largest * kLargestE4m3 : largest;
+}
+
+uint32_t power_rounding(const ActivationRule& rule) {
+  switch (rule.scale) {
+    case RowScaleRule::kEvenPower:
+      return mantissa_rounding(*rule.codes->mantissa_bits);
+    case RowScaleRule::kHalfPower:
+      return mantissa_rounding(1);
+    default:
+      return 0;
+  }
 }
 
 int64_t scale_width(const ActivationRule& rule, int64_t columns) {
@@ -210,7 +187,7 @@ void round_to_activation_codes(float* values, int64_t columns, const ActivationR
     values[column] = rule.codes->decode(activation_code(*rule.codes, values[column], scale));
   };
   if (!rule.codes->mantissa_bits) return for_each_column(values, columns, rule, scales, by_codes);
-  const FloatGrid grid(*rule.codes);
+  const RowGrid grid = RowGrid::of(*rule.codes);
   const int64_t width = scale_width(rule, columns);
   for (int64_t begin = 0; begin < columns; begin += width) {
     const int64_t count = std::min(width, columns - begin);

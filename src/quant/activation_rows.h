@@ -43,6 +43,9 @@ std::string float_row_types();
 // Whether int8 rows go beside weights of this type, which are codes.
 bool takes_int8_rows(DType weights);
 
+// The units that power_step of code_quotient.h adds to a magnitude for the rule's powers of two.
+uint32_t power_rounding(const ActivationRule& rule);
+
 // The largest magnitude that codes and scales reach, over the step that a checkpoint states.
 float largest_over_step(const ActivationRule& rule);
 

@@ -43,12 +43,16 @@ constexpr uint32_t mantissa_rounding(int mantissa_bits) {
   return uint32_t{1} << (22 - mantissa_bits);
 }
 
-// The step of RowScaleRule::kTwoLevel, with `whole` for t: 1 x t where no step is left.
-constexpr float two_level_step(float amax, float largest_code, float whole) {
+// The step of RowScaleRule::kTwoLevel over `whole`, its t: a value of e4m3, 1 where none is left.
+constexpr float two_level_ratio(float amax, float largest_code, float whole) {
   if (!(amax <= std::numeric_limits<float>::max())) return amax;
   const float ratio = amax / largest_code / whole;
   const float step = ratio < kLargestE4m3 ? e4m3_to_float(float_to_e4m3(ratio)) : kLargestE4m3;
-  return (step == 0.0F ? 1.0F : step) * whole;
+  return step == 0.0F ? 1.0F : step;
+}
+constexpr float two_level_step(float amax, float largest_code, float whole) {
+  if (!(amax <= std::numeric_limits<float>::max())) return amax;
+  return two_level_ratio(amax, largest_code, whole) * whole;
 }
 
 // Many values share a step, and one division serves them all. The inverse of a step below 2^-128 is

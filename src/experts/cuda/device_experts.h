@@ -14,12 +14,14 @@ struct CUstream_st;
 
 namespace conclave::inline v0::experts {
 
-// What gives codes a meaning to kernels that decode them for tensor cores, w = (value - zero)
-// scale: [E, groups of columns, parts, row_stride], where gate and up are two parts and down is
-// one.
+// What gives codes a meaning to kernels that decode them for tensor cores, w = (value - zero) scale
+// or w = value scale - offset: [E, groups of columns, parts, row_stride], where gate and up are two
+// parts and down is one.
 struct FactorPlanes {
   const float* scales = nullptr;
-  const void* zeros = nullptr;  // bf16; null without zero points
+  const void* zeros = nullptr;     // bf16; null without zero points
+  const float* offsets = nullptr;  // null without offsets
+  int64_t columns = 0;             // that share factors; 0: all
   int64_t groups = 0;
   int64_t parts = 0;
   int64_t rows = 0;        // each part has

@@ -1,5 +1,7 @@
 #include "experts/cuda/tile_choice.h"
 
+#include "core/checked.h"
+
 #include "conclave/dtype.h"
 
 #include <algorithm>
@@ -102,6 +104,20 @@ double end_share(const ExpertsProblem& problem, double end_depth) {
 // Loads of the routed experts, and of the shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
+// True if each multiprocessor has at least two items of the shorter product.
+bool fill_device(const ExpertsProblem& problem, const DeviceTile& tile, const Loads& loads,
+                 double row_step) {
+  const int64_t up = (problem.activation.gated ? 2 : 1) * problem.intermediate_size;
+  const int64_t rows = std::min(up, problem.hidden_size);
+  double items = 0;
+  for (const Load& load : loads) {
+    if (load.active_experts == 0) continue;
+    items += load.active_experts * expected_work(load, tile, row_step).tiles *
+             static_cast<double>(ceil_div(rows, int64_t{tile.features}));
+  }
+  return items >= 2.0 * problem.gpu().multiprocessors;
+}
+
 double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
                     const DeviceTile& tile, const Loads& loads, int64_t tokens) {
   const double matrices = problem.activation.gated ? 3.0 : 2.0;
@@ -133,7 +149,13 @@ double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
     const bool in_order = problem.num_local_experts == 1 && problem.top_k == 1;
     if (!in_order) before = copy_seconds(problem, tokens);
   }
-  return before + std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
+  const double products =
+      std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
+  constexpr int32_t kWideFeatures = 256;
+  if (row.cost.wide_share == 0 || tile.features < kWideFeatures) return before + products;
+  // With fewer items half of a device would wait.
+  const bool fills = fill_device(problem, tile, loads, rates.row_step);
+  return before + products * (fills ? row.cost.wide_share : 2.0);
 }
 
 Loads expected_loads(const ExpertsProblem& problem, int64_t tokens, int64_t shared_experts) {

@@ -102,17 +102,25 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return most;
 }
 
+bool reads_some_values(const CudaMlpPlan& part) {
+  return std::ranges::any_of(part.ladder, [&](const experts::LadderRung& rung) {
+    return experts::reads_values(rung, part.problem);
+  });
+}
+
 void size_mlp(Sizes& sizes, const CudaMlpPlan& part, const MlpBuffers& buffers,
               const CallRange& calls, int64_t rows_per_token = 1) {
   const experts::ExpertsProblem& problem = part.problem;
   const int64_t unsorted = unsorted_tokens(part, calls) * rows_per_token;
+  const int64_t values = part.row_stride * byte_size(part.row_dtype);
   if (part.quantises()) {
     const bool grouped = problem.quant.activations == ActivationScale::kGroup;
     const int64_t scales = grouped ? ceil_div(problem.hidden_size, kScaleColumns) : 1;
-    sizes.set(buffers.rows, unsorted, padded_codes(problem.hidden_size));
+    const int64_t codes = padded_codes(problem.hidden_size);
+    sizes.set(buffers.rows, unsorted, reads_some_values(part) ? std::max(codes, values) : codes);
     sizes.set(buffers.scales, padded_row(unsorted, DType::kF32) * scales, sizeof(float));
   } else {
-    sizes.set(buffers.rows, unsorted, part.row_stride * byte_size(part.row_dtype));
+    sizes.set(buffers.rows, unsorted, values);
   }
   sizes.set(buffers.output, output_bytes(part, calls), 1);
   sizes.set(buffers.sums,

@@ -3,6 +3,7 @@
 #include "core/float_convert.h"
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
+#include "experts/cuda/factor_planes.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
@@ -27,6 +28,8 @@ struct MatrixSizes {
   int64_t rows = 0;   // each part has
   int64_t cols = 0;
   bool has_bias = false;
+  // Columns that share factors in FactorPlanes; 0: all.
+  int64_t factor_columns = 0;
 };
 
 // Scales of one part [rows, cols].
@@ -36,8 +39,10 @@ quant::PlaneShape scales_of(const experts::ExpertsProblem& problem, const Matrix
                          sizes.cols);
 }
 
-experts::FactorPlanes factors_of(const experts::ExpertsProblem& problem, const MatrixSizes& sizes) {
-  return {.groups = scales_of(problem, sizes).cols,
+experts::FactorPlanes factors_of(const MatrixSizes& sizes) {
+  const int64_t columns = sizes.factor_columns;
+  return {.columns = columns,
+          .groups = columns == 0 ? 1 : ceil_div(sizes.cols, columns),
           .parts = sizes.parts,
           .rows = sizes.rows,
           .row_stride = padded_row(sizes.rows, DType::kBF16)};
@@ -62,15 +67,20 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     view.offset = memory.offset.as<float>();
   }
   if (mlp.forms.factors) {
-    view.factors = factors_of(problem, sizes);
+    view.factors = factors_of(sizes);
     const int64_t count = mlp.count() * numbers_of(view.factors);
     memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.factors.scales = memory.factor_scale.as<float>();
-    if (has_zeros) {
+    const experts::FactorForm form = experts::factor_form(problem);
+    if (form == experts::FactorForm::kZeros) {
       memory.factor_zero =
           arrays.make(count * byte_size(DType::kBF16), (sizes.name + "_zero").c_str());
     }
+    if (form == experts::FactorForm::kOffsets) {
+      memory.factor_offset = arrays.floats(count, (sizes.name + "_offset").c_str());
+    }
     view.factors.zeros = memory.factor_zero.as();
+    view.factors.offsets = memory.factor_offset.as<float>();
   }
 }
 
@@ -165,20 +175,26 @@ CodeMeaning read_meaning(const QuantSpec& quant, const WeightSource& source,
 // Factors of the codes of one expert's gate and up, or of its down, as a kernel reads them.
 class FactorBuffer {
  public:
-  explicit FactorBuffer(const experts::FactorPlanes& planes)
+  // A scale has `stored` columns; other ranks hold `skipped` columns that share the first one.
+  FactorBuffer(const experts::FactorPlanes& planes, int64_t stored, int64_t skipped)
       : planes_(planes),
+        stored_(stored),
+        skipped_(skipped),
         scales_(static_cast<size_t>(numbers_of(planes))),
-        zeros_(planes.zeros == nullptr ? 0 : scales_.size()) {}
+        zeros_(planes.zeros == nullptr ? 0 : scales_.size()),
+        offsets_(planes.offsets == nullptr ? 0 : scales_.size()) {}
 
   // Zero points are offsets in units of a scale.
   void set_part(int64_t part, const CodeMeaning& meaning) {
     for (int64_t row = 0; row < planes_.rows; ++row) {
       for (int64_t group = 0; group < planes_.groups; ++group) {
-        const auto from = static_cast<size_t>(row * planes_.groups + group);
+        const int64_t whole = (skipped_ + group * planes_.columns) / stored_;
+        const auto from = static_cast<size_t>(row * meaning.groups + whole);
         const auto to =
             static_cast<size_t>((group * planes_.parts + part) * planes_.row_stride + row);
         const float scale = meaning.scales[from];
         scales_[to] = scale;
+        if (!offsets_.empty()) offsets_[to] = meaning.offsets[from];
         if (zeros_.empty() || scale == 0) continue;
         zeros_[to] = float_to_bf16(meaning.offsets[from] / scale);
       }
@@ -187,20 +203,27 @@ class FactorBuffer {
   void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) const {
     const int64_t first = expert * numbers_of(planes_);
     upload.copy_floats(scales_, memory.factor_scale.as<float>() + first);
+    if (!offsets_.empty()) {
+      upload.copy_floats(offsets_, memory.factor_offset.as<float>() + first);
+    }
     if (zeros_.empty()) return;
     upload.copy_bytes(std::as_bytes(std::span(zeros_)), memory.factor_zero.as<uint16_t>() + first);
   }
 
  private:
   experts::FactorPlanes planes_;
+  int64_t stored_;
+  int64_t skipped_;
   std::vector<float> scales_;
   std::vector<uint16_t> zeros_;  // bf16
+  std::vector<float> offsets_;
 };
 
 void fill_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  FactorBuffer gate_up(weights.view.gate_up.factors);
-  FactorBuffer down(weights.view.down.factors);
+  const int64_t stored = problem.quant.block_cols;
+  FactorBuffer gate_up(weights.view.gate_up.factors, stored, 0);
+  FactorBuffer down(weights.view.down.factors, stored, problem.skipped_columns);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
     const auto read = [&](WeightMatrix matrix) {
@@ -268,13 +291,15 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
                                      .parts = mlp.halves(),
                                      .rows = inner,
                                      .cols = hidden,
-                                     .has_bias = problem.has_bias},
+                                     .has_bias = problem.has_bias,
+                                     .factor_columns = experts::gate_up_factor_columns(problem)},
                                     layout.gate_up, weights.view.gate_up);
   weights.down = allocate_matrix(arrays, mlp,
                                  {.name = "down",
                                   .rows = hidden,
                                   .cols = inner,
-                                  .has_bias = problem.has_bias && mlp.adds_down_bias},
+                                  .has_bias = problem.has_bias && mlp.adds_down_bias,
+                                  .factor_columns = experts::down_factor_columns(problem)},
                                  layout.down, weights.view.down);
   if (!is_plain(problem.weight_dtype) && has_input_scale(problem.quant)) {
     weights.static_scales = arrays.floats(2, "static scales");

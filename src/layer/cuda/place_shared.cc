@@ -19,13 +19,12 @@ bool same_formula(const ActivationSpec& a, const ActivationSpec& b) {
 // True if a shared expert's intermediate rows may be cut every `columns` columns; scales over whole
 // rows forbid it.
 bool can_slice(const QuantSpec& quant, int64_t columns) {
-  constexpr int64_t kGroupColumns = 128;
   if (quant.weights == WeightScale::kNone) return true;
   const bool whole_blocks = quant.weights != WeightScale::kBlock ||
                             (columns % quant.block_rows == 0 && columns % quant.block_cols == 0);
   const bool whole_scales =
       quant.activations == ActivationScale::kNone ||
-      (quant.activations == ActivationScale::kGroup && columns % kGroupColumns == 0);
+      (quant.activations == ActivationScale::kGroup && columns % quant.activation_group == 0);
   return whole_blocks && whole_scales;
 }
 
@@ -62,6 +61,10 @@ Support fused_support(const CudaPlan& plan, const experts::ExpertsProblem& share
   }
   if (slices > 1 && !can_slice(spec.quant, routed.intermediate_size)) {
     return Support::no("scales of whole rows");
+  }
+  if (shared.skipped_columns != routed.skipped_columns ||
+      shared.skipped_rows != routed.skipped_rows) {
+    return Support::no("their slice begins at another place of a block of scales");
   }
   const int64_t slots = spec.shared.count * slices;
   if (slots > kMaxShared || routed.top_k + slots > kMaxSlots ||

@@ -21,6 +21,7 @@ struct CudaMatrixMemory {
   DeviceMemory offset;
   DeviceMemory factor_scale;
   DeviceMemory factor_zero;
+  DeviceMemory factor_offset;
 };
 
 // One MLP's experts, in own memory or in the source's; `view` points to either.

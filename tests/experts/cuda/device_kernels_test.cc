@@ -240,7 +240,7 @@ void expect_same_bits(const DeviceKernelRow& own, const CudaProblemOptions& opti
   KernelRunner first(problem, own, all_tiles(own, problem).front());
   first.run();
   const auto expected = first.bits();
-  for (const DeviceKernelRow& row : experts::device_kernels().rows()) {
+  for (const DeviceKernelRow& row : rows_without_factors()) {
     const bool same =
         row.name == own.name || (!row.arithmetic.empty() && row.arithmetic == own.arithmetic);
     if (!same || !row.supports(problem.sizes())) continue;
@@ -423,10 +423,7 @@ TEST_P(DeviceKernels, TensorsBeyondFourGigabytes_MatchesOracle) {
 }
 
 // Rows of one launch take another call: device_decode_test.cc.
-std::vector<DeviceKernelRow> all_rows() {
-  const auto rows = experts::device_kernels().rows();
-  return {rows.begin(), rows.end()};
-}
+std::vector<DeviceKernelRow> all_rows() { return rows_without_factors(); }
 
 std::string name_of(const ::testing::TestParamInfo<DeviceKernelRow>& info) {
   std::string name(info.param.name);

@@ -46,6 +46,16 @@ class KernelRunner {
   GuardedDevice output_;
 };
 
+// The rows in tiles, but for those that read factors, which a CudaProblem has none of:
+// tests/layer/cuda/code_meaning_test.cc.
+inline std::vector<experts::DeviceKernelRow> rows_without_factors() {
+  std::vector<experts::DeviceKernelRow> rows;
+  for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
+    if (!row.reads_factors) rows.push_back(row);
+  }
+  return rows;
+}
+
 inline std::vector<experts::DeviceTile> all_tiles(const experts::DeviceKernelRow& row,
                                                   const CudaProblem& problem) {
   const auto tiles = row.tiles(problem.sizes());

@@ -34,7 +34,7 @@ TEST_F(SiluPairs, GateFarBelowZero_LeavesItsNeighbour) {
     for (int64_t i = 0; i < 2 * 72; ++i) {
       problem.set_gate_bias(i / 72, i % 72, i % 2 == 1 ? -100.0F : -8.0F);
     }
-    for (const DeviceKernelRow& row : experts::device_kernels().rows()) {
+    for (const DeviceKernelRow& row : rows_without_factors()) {
       if (!row.supports(problem.sizes())) continue;
       for (const DeviceTile& tile : all_tiles(row, problem)) {
         KernelRunner runner(problem, row, tile);

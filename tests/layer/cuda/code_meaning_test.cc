@@ -7,8 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,10 +96,25 @@ std::vector<CodedForm> coded_forms() {
           {"int4, 128 columns", DType::kI4, groups(128)},
           {"int4, 512 columns, zero points", DType::kI4, groups(512, WeightZero::kPoint)},
           {"int4, rows", DType::kI4, {.weights = WeightScale::kChannel}},
+          {"int4, 96 columns", DType::kI4, groups(96)},
+          {"int4, 32 columns, offsets", DType::kI4, groups(32, WeightZero::kOffset)},
+          {"int4, 16 columns, offsets", DType::kI4, groups(16, WeightZero::kOffset)},
+          {"int4, 16 columns, zero points", DType::kI4, groups(16, WeightZero::kPoint)},
+          {"int4, rows, offsets",
+           DType::kI4,
+           {.weights = WeightScale::kChannel, .zeros = WeightZero::kOffset}},
+          {"nf4, 64 columns", DType::kNF4, groups(64)},
+          {"nf4, 16 columns", DType::kNF4, groups(16)},
+          {"fp4 of bitsandbytes, 64 columns", DType::kBnbFP4, groups(64)},
+          {"iq4, 32 columns", DType::kIQ4, groups(32)},
           {"e2m1, 16 columns", DType::kF4, groups(16)},
           {"e2m1, 32 columns", DType::kF4, groups(32)},
           {"int8, 32 columns, zero points", DType::kI8, groups(32, WeightZero::kPoint)},
           {"int8, rows", DType::kI8, {.weights = WeightScale::kChannel}},
+          {"int8, 16 columns", DType::kI8, groups(16)},
+          {"int8, 16 columns, offsets", DType::kI8, groups(16, WeightZero::kOffset)},
+          {"int8, 32 columns, offsets", DType::kI8, groups(32, WeightZero::kOffset)},
+          {"e4m3, 128 columns, zero points", DType::kF8E4M3, groups(128, WeightZero::kPoint)},
           {"e4m3, blocks", DType::kF8E4M3, {.weights = WeightScale::kBlock}},
           {"e4m3, 64 columns", DType::kF8E4M3, groups(64)},
           {"e5m2, one scale", DType::kF8E5M2, {.weights = WeightScale::kTensor}}};
@@ -134,6 +153,188 @@ TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
         }
         EXPECT_GE(tiles, 2) << form.name;
       }
+    }
+  }
+}
+
+// Rows of every kind that checkpoints have beside codes, in the form that they have it.
+std::vector<CodedForm> forms_with_rows() {
+  const auto by_token = [](DType dtype, int64_t columns, std::optional<DType> rows = {}) {
+    QuantSpec quant{.activations = ActivationScale::kToken, .activation_dtype = rows};
+    quant.weights = columns == 0 ? WeightScale::kChannel : WeightScale::kBlock;
+    if (columns != 0) quant.block_rows = 1;
+    if (columns != 0) quant.block_cols = columns;
+    return CodedForm{"by token", dtype, quant};
+  };
+  const auto by_group = [](const char* name, DType dtype, int64_t columns, DType rows,
+                           RowScaleRule rule) {
+    return CodedForm{name,
+                     dtype,
+                     {.weights = WeightScale::kBlock,
+                      .block_rows = 1,
+                      .block_cols = columns,
+                      .activations = ActivationScale::kGroup,
+                      .activation_group = columns,
+                      .activation_dtype = rows,
+                      .activation_scale_rule = rule}};
+  };
+  CodedForm nvfp4 = by_group("nvfp4", DType::kF4, 16, DType::kF4, RowScaleRule::kTwoLevel);
+  nvfp4.quant.has_global_scale = true;
+  CodedForm blocks{"e4m3, 64x32 blocks, rows of powers of two",
+                   DType::kF8E4M3,
+                   {.weights = WeightScale::kBlock,
+                    .block_rows = 64,
+                    .block_cols = 32,
+                    .activations = ActivationScale::kGroup,
+                    .power_of_two_scales = true}};
+  CodedForm e2m1_blocks = blocks;
+  e2m1_blocks.name = "e2m1, e4m3 rows in groups of 128, powers of two";
+  e2m1_blocks.dtype = DType::kF4;
+  CodedForm fixed{
+      "int8, one step",
+      DType::kI8,
+      {.weights = WeightScale::kChannel, .activations = ActivationScale::kTensorStatic}};
+  CodedForm fixed_e4m3 = fixed;
+  fixed_e4m3.name = "e2m1, e4m3 rows with one step";
+  fixed_e4m3.dtype = DType::kF4;
+  return {by_token(DType::kI8, 0),
+          by_token(DType::kI8, 64),
+          by_token(DType::kI4, 32),
+          by_token(DType::kI4, 128),
+          by_token(DType::kF4, 32),
+          by_token(DType::kF4, 32, DType::kI8),
+          by_group("mxfp8", DType::kF8E4M3, 32, DType::kF8E4M3, RowScaleRule::kFloorPower),
+          by_group("mxfp4", DType::kF4, 32, DType::kF4, RowScaleRule::kEvenPower),
+          by_group("mxfp4, mxfp8 rows", DType::kF4, 32, DType::kF8E4M3, RowScaleRule::kFloorPower),
+          by_group("mxfp4, e5m2 rows", DType::kF4, 32, DType::kF8E5M2, RowScaleRule::kHalfPower),
+          by_group("mxfp4, e2m3 rows", DType::kF4, 32, DType::kF6E2M3, RowScaleRule::kEvenPower),
+          by_group("mxfp4, e3m2 rows", DType::kF4, 32, DType::kF6E3M2, RowScaleRule::kFloorPower),
+          nvfp4,
+          blocks,
+          e2m1_blocks,
+          fixed,
+          fixed_e4m3};
+}
+
+// On tensor cores and by the plain kernel, which rounds rows by the same rule.
+TEST_F(CudaCodeMeaning, QuantisedRowsBesideCodes_AreWithinTheBarOnBothKernels) {
+  for (const CodedForm& form : forms_with_rows()) {
+    for (const char* kernel : {"cuda.stream_codes_sm90", "cuda.reference"}) {
+      SCOPED_TRACE(std::string(form.name) + " of " + std::string(to_string(form.dtype)) + ", " +
+                   kernel);
+      MoeSpec shared = make_spec(6, 2, 264, 136, form.dtype);
+      shared.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 272};
+      MoeSpec on_input = make_spec(6, 3, 136, 72, form.dtype);
+      on_input.weight_on = WeightOn::kInput;
+      MoeSpec biased = make_spec(5, 2, 712, 328, form.dtype);
+      biased.has_bias = true;
+      MoeSpec plain = make_spec(5, 2, 127, 65, form.dtype);
+      plain.activation = {.name = "relu2_no_mul"};
+      for (MoeSpec spec : {shared, on_input, biased, plain}) {
+        spec.quant = form.quant;
+        DeviceLayer owned(spec, {.max_tokens = 64, .kernel = kernel});
+        for (const int64_t tokens : {1, 8, 40}) expect_accurate(owned, tokens);
+      }
+    }
+  }
+}
+
+// A result does not depend on the tile with quantised rows either.
+TEST_F(CudaCodeMeaning, EveryTileBesideQuantisedRows_GivesTheSameBits) {
+  const Context context({.device = "cuda:0", .num_threads = 1});
+  for (const CodedForm& form : forms_with_rows()) {
+    MoeSpec spec = make_spec(5, 2, 712, 328, form.dtype);
+    spec.quant = form.quant;
+    const Tensor hidden = random_tensor(DType::kBF16, 90, spec.hidden_size, 5);
+    std::vector<std::byte> first;
+    int tiles = 0;
+    for (const TuningEntry& entry : tuning_candidates(context, spec, {.max_tokens = 90}, {}, 90)) {
+      if (entry.kernel != "cuda.stream_codes_sm90") continue;
+      SCOPED_TRACE(std::string(form.name) + ", " + entry.tile);
+      auto table = std::make_shared<TuningTable>();
+      table->set(entry);
+      DeviceLayer owned(spec, {.max_tokens = 90, .tuning = table});
+      const Tensor out = testing::run_device_layer(owned, hidden.view(), DType::kBF16).out;
+      const std::vector<std::byte> bytes(out.as<std::byte>(),
+                                         out.as<std::byte>() + out.size_bytes());
+      if (tiles++ == 0) first = bytes;
+      EXPECT_EQ(bytes, first);
+    }
+    EXPECT_GE(tiles, 2) << form.name;
+  }
+}
+
+// A row with a value that is not finite is NaN, and the others are as without it.
+TEST_F(CudaCodeMeaning, ValuesThatAreNotFinite_StayInTheirRow) {
+  for (const CodedForm& form : forms_with_rows()) {
+    SCOPED_TRACE(std::string(form.name) + " of " + std::string(to_string(form.dtype)));
+    MoeSpec spec = make_spec(5, 2, 264, 136, form.dtype);
+    spec.quant = form.quant;
+    DeviceLayer owned(spec, {.max_tokens = 16});
+    Tensor hidden = random_tensor(DType::kBF16, 9, spec.hidden_size, 5);
+    const testing::GivenRouting routing = testing::random_routing(9, 5, 2, 3);
+    const auto run = [&] {
+      testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
+      forward.route_by(routing.ids, routing.weights);
+      forward.enqueue();
+      return forward.out();
+    };
+    const Tensor before = run();
+    constexpr uint16_t kInfinity = 0x7f80;
+    constexpr uint16_t kNan = 0x7fc0;
+    hidden.as<uint16_t>()[2 * spec.hidden_size + 7] = kInfinity;
+    hidden.as<uint16_t>()[6 * spec.hidden_size + 200] = kNan;
+    const Tensor after = run();
+    for (int64_t token = 0; token < 9; ++token) {
+      for (int64_t i = 0; i < spec.hidden_size; ++i) {
+        const int64_t at = token * spec.hidden_size + i;
+        if (token == 2 || token == 6) {
+          ASSERT_TRUE(std::isnan(after.as<float>()[at])) << token << " " << i;
+        } else {
+          ASSERT_EQ(after.as<float>()[at], before.as<float>()[at]) << token << " " << i;
+        }
+      }
+    }
+  }
+}
+
+// Ranks hold columns of groups that begin anywhere, with shared experts beside them.
+TEST_F(CudaCodeMeaning, SlicesInsideGroups_AddUpToTheWhole) {
+  const auto groups = [](int64_t rows, int64_t columns, WeightZero zeros = WeightZero::kNone) {
+    return QuantSpec{
+        .weights = WeightScale::kBlock, .block_rows = rows, .block_cols = columns, .zeros = zeros};
+  };
+  const std::vector<CodedForm> forms = {
+      {"int4, 128 columns", DType::kI4, groups(1, 128)},
+      {"int4, 64 columns, zero points", DType::kI4, groups(1, 64, WeightZero::kPoint)},
+      {"int8, 48 columns, offsets", DType::kI8, groups(1, 48, WeightZero::kOffset)},
+      {"e4m3, blocks", DType::kF8E4M3, groups(128, 128)},
+      {"nf4, 64 columns", DType::kNF4, groups(1, 64)}};
+  for (const CodedForm& form : forms) {
+    for (const int32_t ranks : {2, 3}) {
+      SCOPED_TRACE(std::string(form.name) + ", " + std::to_string(ranks) + " ranks");
+      MoeSpec spec = make_spec(6, 2, 136, 96 * ranks, form.dtype);
+      spec.quant = form.quant;
+      spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 48 * ranks};
+      const Tensor hidden = random_tensor(DType::kBF16, 20, spec.hidden_size, 5);
+      const testing::GivenRouting routing = testing::random_routing(20, 6, 2, 9);
+      Tensor total(DType::kF32, {20, spec.hidden_size});
+      std::fill_n(total.as<float>(), 20 * spec.hidden_size, 0.0F);
+      std::unique_ptr<DeviceLayer> last;
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        last = std::make_unique<DeviceLayer>(
+            spec, LayerOptions{.max_tokens = 32},
+            ParallelSpec{.tp_size = ranks, .tp_rank = rank, .reduce = Reduce::kPartial});
+        EXPECT_EQ(last->layer.plan().ladder.front().kernel, "cuda.stream_codes_sm90");
+        testing::DeviceForward forward(*last, hidden.view(), DType::kF32);
+        forward.route_by(routing.ids, routing.weights);
+        forward.enqueue();
+        const Tensor part = forward.out();
+        for (int64_t i = 0; i < 20 * spec.hidden_size; ++i) {
+          total.as<float>()[i] += part.as<float>()[i];
+        }
+      }
+      EXPECT_LE(testing::worst_error(*last, hidden, routing, total), 6e-3);
     }
   }
 }

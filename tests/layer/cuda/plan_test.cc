@@ -85,16 +85,14 @@ TEST(CudaPlan, WeightsOnTheInput_AreAppliedBeforeRowsAreQuantised) {
   }
 }
 
-TEST(CudaPlan, RowsWithScalesOfAnotherRule_AreRefusedWithTheWayOut) {
+TEST(CudaPlan, GroupsOfRowsWithFloat32Scales_AreRefusedWithTheWayOut) {
   MoeSpec spec = qwen3();
   spec.weight_dtype = DType::kF4;
   spec.quant = {.weights = WeightScale::kBlock,
                 .block_rows = 1,
                 .block_cols = 32,
                 .activations = ActivationScale::kGroup,
-                .activation_group = 32,
-                .activation_dtype = DType::kF4,
-                .activation_scale_rule = RowScaleRule::kEvenPower};
+                .activation_group = 32};
   try {
     static_cast<void>(plan(spec));
     FAIL() << "no error";
@@ -105,17 +103,45 @@ TEST(CudaPlan, RowsWithScalesOfAnotherRule_AreRefusedWithTheWayOut) {
   EXPECT_NO_THROW(static_cast<void>(plan(with_plain_rows(spec))));
 }
 
-// A constant step cannot say that a value of a row is not finite, and neither can int8.
-TEST(CudaPlan, Int8RowsWithAStaticStep_AreRefusedWithTheReason) {
-  MoeSpec spec = qwen3();
-  spec.weight_dtype = DType::kI8;
-  spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kTensorStatic};
-  try {
-    static_cast<void>(plan(spec));
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_NE(std::string(error.what()).find("not finite"), std::string::npos) << error.what();
+// What checkpoints have beside codes runs on tensor cores, whatever the number of tokens.
+TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
+  std::vector<WeightForm> forms = weight_forms();
+  const auto add = [&](const char* name, DType dtype, QuantSpec quant) {
+    forms.push_back({.name = name, .dtype = dtype, .quant = quant});
+  };
+  const auto groups = [](int64_t columns, WeightZero zeros = WeightZero::kNone) {
+    return QuantSpec{
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns, .zeros = zeros};
+  };
+  add("Q4_K", DType::kI4, groups(32, WeightZero::kOffset));
+  add("Q6_K", DType::kI8, groups(16));
+  add("Q2_K", DType::kI8, groups(16, WeightZero::kOffset));
+  add("MLX, 8 bits", DType::kI8, groups(64, WeightZero::kOffset));
+  add("GPTQ with zero points", DType::kI4, groups(128, WeightZero::kPoint));
+  add("nf4", DType::kNF4, groups(64));
+  add("odd groups", DType::kI4, groups(48));
+  QuantSpec rows = groups(128);
+  rows.activations = ActivationScale::kToken;
+  add("int4 x int8", DType::kI4, rows);
+  QuantSpec nvfp4 = groups(16);
+  nvfp4.activations = ActivationScale::kGroup;
+  nvfp4.activation_group = 16;
+  nvfp4.activation_dtype = DType::kF4;
+  nvfp4.activation_scale_rule = RowScaleRule::kTwoLevel;
+  add("nvfp4 x nvfp4", DType::kF4, nvfp4);
+  add("int8 x int8, one step", DType::kI8,
+      {.weights = WeightScale::kChannel, .activations = ActivationScale::kTensorStatic});
+  for (const WeightForm& form : forms) {
+    if (form.quant.weights == WeightScale::kNone) continue;
+    if (!gpu_rows_support(form.dtype, form.quant)) continue;
+    MoeSpec spec = qwen3();
+    spec.weight_dtype = form.dtype;
+    spec.quant = form.quant;
+    const CudaPlan own = plan(spec, {.max_tokens = 4096});
+    for (const experts::LadderRung& rung : own.routed.ladder) {
+      EXPECT_FALSE(rung.row->is_reference)
+          << form.name << " up to " << rung.last_tokens << " tokens";
+    }
   }
 }
 
@@ -366,7 +392,7 @@ TEST(CudaPlan, WorkspaceOfTheReference_HoldsFloat32Rows) {
   MoeSpec spec = make_spec(8, 2, 256, 2048, DType::kI8);
   spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
   const int64_t tokens = 512;
-  const CudaPlan made = plan(spec, {.max_tokens = tokens});
+  const CudaPlan made = plan(spec, {.max_tokens = tokens, .kernel = "cuda.reference"});
   EXPECT_TRUE(made.routed.ladder.back().row->is_reference);
   const int64_t slots = tokens * spec.top_k;
   EXPECT_GE(made.summary.workspace_bytes,

@@ -12,9 +12,7 @@ std::string reason(const QuantSpec& quant, int64_t inner, int32_t ranks = 2) {
   return support ? "accepted" : support.reason();
 }
 
-TEST(SliceSupport, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
-  const QuantSpec blocks{.weights = WeightScale::kBlock};
-  EXPECT_NE(reason(blocks, 384).find("inside a block of 128x128"), std::string::npos);
+TEST(SliceSupport, SlicesInsideAGroupOrOfARowScale_AreRefusedWithAReason) {
   QuantSpec rows{.weights = WeightScale::kChannel, .activations = ActivationScale::kGroup};
   EXPECT_NE(reason(rows, 96).find("inside a group of 128"), std::string::npos);
   rows.activations = ActivationScale::kToken;
@@ -23,6 +21,7 @@ TEST(SliceSupport, SlicesInsideABlockOrOfARowScale_AreRefusedWithAReason) {
 
 TEST(SliceSupport, WholeBlocksAndGroups_AreTaken) {
   EXPECT_EQ(reason({.weights = WeightScale::kChannel}, 96), "accepted");
+  EXPECT_EQ(reason({.weights = WeightScale::kBlock}, 384), "accepted");
   EXPECT_EQ(reason({.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}, 512),
             "accepted");
   EXPECT_EQ(

@@ -1,6 +1,8 @@
 #include "experts/cuda/reference/reference.h"
 
 #include "core/checked.h"
+#include "experts/cuda/factor_planes.h"
+#include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
 
 #include <array>
@@ -37,12 +39,11 @@ Support reference_supports(const ExpertsProblem& problem) {
   if (Support device = cuda::runs_plain_kernels(problem.gpu()); !device) return device;
   const DType dtype = problem.weight_dtype;
   const quant::WeightFormat* format = quant::find_format(dtype);
-  const bool has_static_rows = problem.quant.activations == ActivationScale::kTensorStatic;
-  if (format != nullptr && format->codes != nullptr && has_static_rows &&
-      !format->row_codes->has_nan) {
-    return Support::no("rows in " + std::string(conclave::to_string(format->row_codes->element)) +
-                       " with one step for all have nothing to say that a value is not finite");
+  if (format != nullptr && format->codes != nullptr &&
+      !quant::value_rows_support(dtype, problem.quant)) {
+    if (Support rows = quant::code_rows_support(dtype, problem.quant); !rows) return rows;
   }
+  if (Support slice = begins_with_block(problem); !slice) return slice;
   if (problem.quant.has_column_order) return Support::no("does not support a column order");
   if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +

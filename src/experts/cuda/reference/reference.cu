@@ -3,6 +3,7 @@
 #include "core/weight_types.h"
 #include "cuda/check.h"
 #include "cuda/launch.h"
+#include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/reference/reference.h"
 #include "quant/activation_rows.h"
 #include "quant/code_quotient.h"
@@ -112,11 +113,9 @@ struct ReferenceParams {
   const int32_t* row_slot = nullptr;
   int32_t top_k = 1;
   const float* input_weights = nullptr;
-  float* intermediate = nullptr;  // [rows, I]
-  ActivationScale quantised = ActivationScale::kNone;
-  DType row_codes = DType::kBF16;  // what quantised rows become
+  float* intermediate = nullptr;   // [rows, I]
+  DType row_codes = DType::kBF16;  // what rows become whose groups have float32 scales
   bool power_of_two = false;
-  const float* intermediate_scale = nullptr;
   void* output = nullptr;
   int64_t output_stride = 0;
   DType output_dtype = DType::kBF16;
@@ -195,13 +194,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Rounds the intermediate rows in place to the values of their codes, one warp per group.
+// Rounds the intermediate rows in place to the values of their codes, one warp per 128 columns,
+// where a scale of float32 for each of these keeps bf16 from holding the values.
 __global__ void __launch_bounds__(kThreads)
     reference_quantise(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
   const int64_t inner = params.intermediate_size;
-  const int64_t width =
-      params.quantised == ActivationScale::kGroup ? quant::kActivationGroup : inner;
+  const int64_t width = quant::kActivationGroup;
   const int64_t groups = (inner + width - 1) / width;
   const int64_t warps = int64_t{gridDim.x} * kWarpsPerBlock;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -220,10 +219,8 @@ __global__ void __launch_bounds__(kThreads)
       amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, step));
     }
     is_finite = __all_sync(0xffffffffU, is_finite) != 0;
-    const bool is_static = params.quantised == ActivationScale::kTensorStatic;
     visit_format(params.row_codes, quant::CodedFormats{}, [&](auto format) {
-      float scale = is_static ? *params.intermediate_scale
-                              : quant::step_of(amax, format.kLargest, params.power_of_two);
+      float scale = quant::step_of(amax, format.kLargest, params.power_of_two);
       if (!format.kHasNan && !is_finite) scale = NAN;
       for (int64_t col = begin + lane; col < end; col += kLanes) {
         row[col] = format.decode(quant::row_code<decltype(format)>(row[col], scale)) * scale;
@@ -281,13 +278,14 @@ Matrix input_matrix(const ExpertsProblem& problem, const DeviceExperts& weights,
                 .stride = rows.row_stride,
                 .dtype = rows.dtype,
                 .bits = bit_size(rows.dtype)};
-  if (is_plain(rows.dtype)) return matrix;
-  if (problem.quant.activations == ActivationScale::kTensorStatic) {
+  const quant::RowFactor factor = quant::row_factor(problem.quant);
+  if (factor == quant::RowFactor::kStated) {
     matrix.scales = weights.input_scale;
     matrix.scale_cols = problem.hidden_size;
     matrix.scale_stride = 0;
     return matrix;
   }
+  if (is_plain(rows.dtype) && factor == quant::RowFactor::kNone) return matrix;
   matrix.scales = rows.scales;
   matrix.scale_stride = rows.scale_stride;
   const bool grouped = problem.quant.activations == ActivationScale::kGroup;
@@ -328,11 +326,9 @@ ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& 
   params.input_weights = call.input_weights;
   params.intermediate = static_cast<float*>(call.workspace);
   if (const quant::CodeBook* codes = quant::format_of(problem.weight_dtype).row_codes) {
-    params.quantised = problem.quant.activations;
     params.row_codes = codes->element;
   }
   params.power_of_two = problem.quant.power_of_two_scales;
-  params.intermediate_scale = weights.intermediate_scale;
   params.output = call.output;
   params.output_stride = call.output_stride;
   params.output_dtype = is_plain(problem.weight_dtype) ? problem.weight_dtype : DType::kBF16;
@@ -349,6 +345,28 @@ cuda::LaunchShape shape_for(const ExpertsProblem& problem, int64_t items, CUstre
           .stream = stream};
 }
 
+void quantise_intermediate(const ExpertsProblem& problem, const DeviceExperts& weights,
+                           const ReferenceParams& params, int64_t rows, CUstream_st* stream) {
+  if (problem.quant.activations == ActivationScale::kNone) return;
+  if (!quant::value_rows_support(problem.weight_dtype, problem.quant)) {
+    cuda::launch("experts.reference.quantise", reference_quantise, shape_for(problem, rows, stream),
+                 params);
+    return;
+  }
+  round_rows_cuda({.rows = params.intermediate,
+                   .dtype = DType::kF32,
+                   .num_rows = rows,
+                   .live_rows = params.expert_begin + problem.num_local_experts,
+                   .columns = problem.intermediate_size,
+                   .row_stride = problem.intermediate_size,
+                   .rule = row_rounding(problem.weight_dtype, problem.quant),
+                   .stated_step = weights.intermediate_scale,
+                   .values = params.intermediate,
+                   .value_dtype = DType::kF32,
+                   .value_stride = problem.intermediate_size},
+                  stream);
+}
+
 }  // namespace
 
 void run_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
@@ -358,10 +376,7 @@ void run_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
   if (rows == 0) return;
   cuda::launch("experts.reference.up", reference_up,
                shape_for(problem, rows * problem.intermediate_size, stream), params);
-  if (params.quantised != ActivationScale::kNone) {
-    cuda::launch("experts.reference.quantise", reference_quantise, shape_for(problem, rows, stream),
-                 params);
-  }
+  quantise_intermediate(problem, weights, params, rows, stream);
   cuda::launch("experts.reference.down", reference_down,
                shape_for(problem, rows * problem.hidden_size, stream), params);
 }

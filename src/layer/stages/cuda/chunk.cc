@@ -117,13 +117,13 @@ class KernelMaker {
   std::vector<Made> made_;
 };
 
-std::vector<CudaRung> make_rungs(const std::vector<experts::LadderRung>& ladder,
-                                 KernelMaker maker) {
+std::vector<CudaRung> make_rungs(const CudaMlpPlan& part, KernelMaker maker) {
   std::vector<CudaRung> rungs;
-  for (const experts::LadderRung& rung : ladder) {
+  for (const experts::LadderRung& rung : part.ladder) {
     rungs.push_back({.last_tokens = rung.last_tokens,
                      .kernel = maker.kernel(rung.row, rung.tile),
                      .sorted_input = rung.tile.sorted_input,
+                     .reads_values = experts::reads_values(rung, part.problem),
                      .adds_rows = rung.adds_rows,
                      .skewed = maker.kernel(rung.skewed_row, rung.skewed_tile)});
   }
@@ -136,7 +136,7 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
   prepare_launches(plan, weights);
   CudaKernels kernels;
   const auto make = [&](const CudaMlpPlan& part, const CudaMlpWeights& own) {
-    return make_rungs(part.ladder, KernelMaker(part.problem, own.view, kernels));
+    return make_rungs(part, KernelMaker(part.problem, own.view, kernels));
   };
   kernels.routed = make(plan.routed, weights.routed);
   for (CudaRung& rung : kernels.routed) {

@@ -18,6 +18,7 @@ struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
   bool sorted_input = false;   // the input that the kernel's tile wants
+  bool reads_values = false;   // quantised rows are values of bf16, not codes
   bool adds_rows = false;      // to the buffer of sums, in any order
   bool finishes_rows = false;  // can write the output itself
   // Launched as well, for the tiles that skewed choices are cut into; or null.

@@ -7,6 +7,7 @@
 #include "dispatch/cuda/spread_rows.h"
 #include "dispatch/cuda/sum_rows.h"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/common/round_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
@@ -99,9 +100,36 @@ DeviceRows quantised_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Sour
   return rows;
 }
 
-// The rows in the caller's order: plain ones, or their codes and scales.
+// The values of the rows' codes in bf16, and what belongs to a whole row.
+DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
+  const bool has_factors = quant::row_factor(problem.quant) == quant::RowFactor::kOfRow;
+  const DeviceRows rows{
+      .data = chunk.scratch.at<void>(mlp.buffers.rows),
+      .num_rows = chunk.count * source.rows_per_token,
+      .row_stride = mlp.plan.row_stride,
+      .dtype = mlp.plan.row_dtype,
+      .scales = has_factors ? chunk.scratch.at<float>(mlp.buffers.scales) : nullptr,
+      .scale_stride = 1};
+  experts::round_rows_cuda(
+      {.rows = source.data,
+       .dtype = source.dtype,
+       .num_rows = rows.num_rows,
+       .columns = problem.hidden_size,
+       .row_stride = source.stride,
+       .rule = experts::row_rounding(problem.weight_dtype, problem.quant),
+       .stated_step = mlp.weights.view.input_scale,
+       .values = chunk.scratch.at<void>(mlp.buffers.rows),
+       .value_stride = rows.row_stride,
+       .factors = has_factors ? chunk.scratch.at<float>(mlp.buffers.scales) : nullptr},
+      chunk.stream);
+  return rows;
+}
+
+// The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
 DeviceRows token_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
   if (!mlp.plan.quantises()) return plain_rows(chunk, mlp, source);
+  if (rung_for(mlp.rungs, chunk.count).reads_values) return rounded_rows(chunk, mlp, source);
   return quantised_rows(chunk, mlp, source,
                         {.codes = chunk.scratch.at<uint8_t>(mlp.buffers.rows),
                          .scales = chunk.scratch.at<float>(mlp.buffers.scales),

@@ -157,6 +157,7 @@ Support decode_supports(const ExpertsProblem& problem) {
     return Support::no("weights are not bf16, f16 or e4m3");
   if (is_quantised(problem)) {
     if (Support support = supports_quant(problem.quant); !support) return support;
+    if (Support support = supports_codes_as_stored(problem); !support) return support;
   }
   if (problem.num_local_experts < 1) return Support::no("no local experts");
   if (problem.hidden_size > kMaxWidth || problem.intermediate_size > kMaxWidth)

@@ -10,29 +10,35 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// A thread's part of 64 columns of K of its warpgroup's 64 weight rows.
+// A thread's part of 64 columns of K of its warpgroup's 64 weight rows, in one or two terms.
+template <int kTerms>
 struct CodeFragments {
   static constexpr int kSteps = 4;  // each has 16 columns
-  uint32_t step[kSteps][4];
+  uint32_t step[kSteps][kTerms][4];
 };
 
 // Fills the table of values, with all threads of the block. A byte of two codes has the value of
 // the lower one, which is the earlier column, in the lower half; a byte of one code has its value
-// there.
+// there. Values of two terms are listed by code, the second one in the upper half.
 template <class Config>
 __device__ __forceinline__ void fill_values(const CodedParams& params,
                                             SharedStorage<Config>& shared) {
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < 256 * 32; i += Config::kThreads) {
-    const int32_t byte = i / 32;
-    const uint32_t low = params.values[Config::kCodeBits == 4 ? byte & 15 : byte];
-    const uint32_t high = params.values[Config::kCodeBits == 4 ? byte >> 4 : 0];
-    shared.codes.values[byte][i % 32] = low | high << 16;
+  constexpr int32_t kValues = decltype(shared.codes)::kValues;
+  constexpr bool kPairs = Config::kCodes.terms == 1 && Config::kCodeBits == 4;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kValues * 32; i += Config::kThreads) {
+    const int32_t entry = i / 32;
+    const uint32_t low = params.values[kPairs ? entry & 15 : entry];
+    const uint32_t high = kPairs ? params.values[entry >> 4] << 16 : 0;
+    shared.codes.values[entry][i % 32] = low | high;
   }
 }
 
 template <class Config>
 class CodeOperand {
  public:
+  static constexpr int kTerms = Config::kCodes.terms;
+  using Fragments = CodeFragments<kTerms>;
+
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
                                          int32_t warp, int32_t lane, bool gated)
       : params_(static_cast<const CodedParams&>(params)),
@@ -47,9 +53,9 @@ class CodeOperand {
         values_(ptx::shared_address(shared.codes.values) + 4 * lane) {}
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
-  __device__ __forceinline__ void decode(int32_t slot, int atom, CodeFragments& a) const {
+  __device__ __forceinline__ void decode(int32_t slot, int atom, Fragments& a) const {
     // Uniform over the grid.
-    if (params_.has_zeros) {
+    if (!Config::kCodes.offsets && kTerms == 1 && params_.has_zeros) {
       decode_part<true>(slot, atom, a);
     } else {
       decode_part<false>(slot, atom, a);
@@ -58,19 +64,27 @@ class CodeOperand {
 
   // The scales of the thread's two rows for 16 columns of the stage in `slot`, its `steps`th.
   __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
-    const auto* const group = reinterpret_cast<const float*>(shared_.codes.factors[slot]) +
-                              (steps >> params_.steps_shift) * Config::kWeightRows;
-    return {group[first_factor_], group[second_factor_]};
+    return factors(slot, steps >> params_.steps_shift);
+  }
+  // The offsets, likewise.
+  __device__ __forceinline__ float2 offsets(int32_t slot, int32_t steps) const {
+    return factors(slot, params_.groups_of_stage + (steps >> params_.steps_shift));
   }
 
  private:
+  __device__ __forceinline__ float2 factors(int32_t slot, int32_t group) const {
+    const auto* const rows =
+        reinterpret_cast<const float*>(shared_.codes.factors[slot]) + group * Config::kWeightRows;
+    return {rows[first_factor_], rows[second_factor_]};
+  }
+
   // The zero points of the thread's two rows, each in both halves.
   struct Zeros {
     uint32_t of[2];
   };
 
   template <bool kZeros>
-  __device__ __forceinline__ void decode_part(int32_t slot, int atom, CodeFragments& a) const {
+  __device__ __forceinline__ void decode_part(int32_t slot, int atom, Fragments& a) const {
     const uint8_t* codes = shared_.weights[slot][0] + row_;
     Zeros zeros;
     if constexpr (Config::kCodeBits == 4) {
@@ -82,24 +96,29 @@ class CodeOperand {
             codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle_) * 16);
       }
 #pragma unroll
-      for (int step = 0; step < CodeFragments::kSteps; ++step) {
+      for (int step = 0; step < Fragments::kSteps; ++step) {
         if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint32_t value = value_of_byte(word(words[i % 2][step / 2], step % 2 * 2 + i / 2));
-          a.step[step][i] = shifted<kZeros>(value, zeros.of[i % 2]);
+          const uint32_t codes_of_lanes = word(words[i % 2][step / 2], step % 2 * 2 + i / 2);
+          if constexpr (kTerms == 1) {
+            const uint32_t value = value_of_byte(codes_of_lanes);
+            a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
+          } else {
+            terms_of_byte(codes_of_lanes, a.step[step][0][i], a.step[step][1][i]);
+          }
         }
       }
     } else {
 #pragma unroll
-      for (int step = 0; step < CodeFragments::kSteps; ++step) {
+      for (int step = 0; step < Fragments::kSteps; ++step) {
         if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint8_t* chunk =
               codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle_) * 16;
           const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
-          a.step[step][i] = shifted<kZeros>(value_of_pair(both), zeros.of[i % 2]);
+          a.step[step][0][i] = shifted<kZeros>(value_of_pair(both), zeros.of[i % 2]);
         }
       }
     }
@@ -129,6 +148,15 @@ class CodeOperand {
   // more bits, of lanes.
   __device__ __forceinline__ uint32_t value_of_byte(uint32_t codes) const {
     return look_up(__funnelshift_r(codes, codes, 8 * pair_ - 7) & 0x7f80U);
+  }
+  // The first and the second terms of both values of that byte.
+  __device__ __forceinline__ void terms_of_byte(uint32_t codes, uint32_t& first,
+                                                uint32_t& second) const {
+    const uint32_t pair = codes >> (8 * pair_);
+    const uint32_t low = look_up((pair & 0xfU) << 7);
+    const uint32_t high = look_up((pair & 0xf0U) << 3);
+    first = __byte_perm(low, high, 0x5410);
+    second = __byte_perm(low, high, 0x7632);
   }
   __device__ __forceinline__ uint32_t value_of_pair(uint32_t codes) const {
     const uint32_t low = look_up((codes & 0xffU) << 7);

@@ -51,25 +51,39 @@ struct Shape {
   // The up product reads rows that were copied into sorted order, by TMA as the down product does:
   // gathering them costs a quarter of the time of a product that is not limited by memory.
   bool sorted = false;
+  int consumers = 2;  // warpgroups that multiply
 };
 
-// One block per multiprocessor: two warpgroups multiply 64 or 128 weight rows each, a third fills
-// the ring. The ring is as deep as shared memory allows: a multiprocessor must keep 64 KiB of
-// weights in flight for its share of the memory's rate.
+// What weights that are codes ask of a kernel.
+struct Codes {
+  int bits = 0;  // 0: weights are elements
+  // Sums of so many times 16 columns have one scale.
+  int steps_of_sum = 2;
+  bool offsets = false;  // w = value scale - offset
+  // Values of bf16 that add up to a code's.
+  int terms = 1;
+};
+
+// One block per multiprocessor: warpgroups multiply 64 or 128 weight rows each, and one more fills
+// the ring. There are two of them, or four where they decode codes of few rows: these wait for
+// their own lookups, and others use the time. The ring is as deep as shared memory allows: a
+// multiprocessor must keep 64 KiB of weights in flight for its share of the memory's rate.
 //
-// Weights are elements like those of the rows, or codes of kCodeBits_ that consumers decode to such
-// elements: the codes of a stage are one box of 128 bytes of K.
-template <class Element_, Shape kShape, int kCodeBits_ = 0, int kStepsOfSum_ = 2>
+// Weights are elements like those of the rows, or codes that consumers decode to such elements: the
+// codes of a stage are one box of 128 bytes of K.
+template <class Element_, Shape kShape, Codes kCodes_ = Codes{}>
 struct Config {
   using Element = Element_;
-  static constexpr int kCodeBits = kCodeBits_;
+  static constexpr Codes kCodes = kCodes_;
+  static constexpr int kCodeBits = kCodes.bits;
   static constexpr bool kIsCoded = kCodeBits != 0;
-  static constexpr int kStepsOfSum = kStepsOfSum_;  // 16 columns each, with one scale
   using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
   static constexpr int kMaxTokens = kShape.max_tokens;
   static constexpr Widths kWidths = widths(kMaxTokens);
   static constexpr int kWeightRows = kShape.weight_rows;
-  static constexpr int kSlices = kWeightRows / 128;  // slices of 64 rows per warpgroup
+  static constexpr int kConsumers = kShape.consumers;
+  static constexpr int kSlices =
+      kWeightRows / 64 / kConsumers;  // each warpgroup has so many times 64 rows
   static constexpr Scaling kScaling = kShape.scaling;
   static constexpr bool kIsFp8 = kScaling != Scaling::kNone;
   static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
@@ -87,15 +101,19 @@ struct Config {
   static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
   // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
   static constexpr int kTokenBox = kMaxTokens % 32 == 0 ? 32 : 16;
-  static constexpr int kConsumerWarps = 8;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kGatherWarps = 3;
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
   // 384 threads have 168 registers each; accumulators beyond 112, and codes that are decoded while
   // others are multiplied, need registers that the producers give up.
   static constexpr bool kMovesRegisters =
       kIsCoded || kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
-  static constexpr uint32_t kConsumerRegisters = 224;
+  static constexpr uint32_t kConsumerRegisters = kConsumers == 2 ? 224 : 104;
   static constexpr uint32_t kProducerRegisters = 56;
+  // Warps that ask for more than a block was given at its launch would wait for ever.
+  static constexpr uint32_t kLaunchRegisters = 65536 / kThreads / 8 * 8;
+  static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <=
+                kThreads * kLaunchRegisters);
   // Stages of weights that the down product prefetches to L2 while it waits: 256 KiB per block.
   static constexpr int kStagesAhead = (256 << 10) / (kWeightAtoms * kWeightRows * 128);
   // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
@@ -148,17 +166,19 @@ struct LineStaging {
   alignas(16) uint8_t halves[2][2][kBytes];
 };
 
-// What consumers need to decode a stage's codes: the values of a byte, a copy for each lane of a
-// warp so that no two use the same bank, and factors of the weight rows for each group of columns,
-// scales first and zero points behind them.
-template <bool kIsCoded, int kStages, int kDepth>
+// What consumers need to decode a stage's codes: the values of a byte, or of a code where these
+// have two terms, a copy for each lane of a warp so that no two use the same bank, and factors of
+// the weight rows for each group of columns, scales first and offsets or zero points behind them.
+template <Codes kCodes, int kStages, int kDepth, int kRows>
 struct CodeStorage {
-  static constexpr int kFactorBytes = kDepth / 16 * 128 * static_cast<int>(sizeof(float));
-  alignas(128) uint8_t factors[kStages][kFactorBytes];
-  alignas(128) uint32_t values[256][32];
+  static constexpr int kGroups = kDepth / 16 / kCodes.steps_of_sum;
+  static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : 6);
+  static constexpr int kValues = kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
+  alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
+  alignas(128) uint32_t values[kValues][32];
 };
-template <int kStages, int kDepth>
-struct CodeStorage<false, kStages, kDepth> {};
+template <int kStages, int kDepth, int kRows>
+struct CodeStorage<Codes{}, kStages, kDepth, kRows> {};
 
 template <class Config>
 struct SharedStorage {
@@ -168,7 +188,9 @@ struct SharedStorage {
   alignas(16) float token_scales[Config::kStages][Config::kAtoms]
                                 [Config::kBlockScales ? Config::kMaxTokens : 4];
   float weight_scales[Config::kStages][Config::kAtoms][2];
-  [[no_unique_address]] CodeStorage<Config::kIsCoded, Config::kStages, Config::kDepth> codes;
+  [[no_unique_address]] CodeStorage<Config::kCodes, Config::kStages, Config::kDepth,
+                                    Config::kWeightRows>
+      codes;
   union {
     alignas(16) uint8_t scratch[Config::kConsumerWarps][512];
     CodeStaging<Config> staging;
@@ -245,18 +267,25 @@ struct Params {
   float finish_scale = 1;
 };
 
-// Parameters of a product whose weights are codes: w = (value - zero) scale.
+// Parameters of a product whose weights are codes: w = (value - zero) scale, or value scale -
+// offset.
 struct CodedParams : Params {
-  // {rows, gate and up, groups of columns, E}, with boxes of a stage's groups: float32 scales, bf16
-  // zero points.
+  // {rows, gate and up, groups of columns, E}, with boxes of a stage's groups: float32 scales, and
+  // bf16 zero points or, for kernels of them, float32 offsets.
   CUtensorMap scales;
-  CUtensorMap zeros;
+  CUtensorMap shifts;
   bool has_zeros = false;
   int32_t group = 0;            // columns of a group
   int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
   int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage
   int32_t features_of_tile = 0;
-  uint16_t values[256] = {};  // bf16, by code
+  // What sums of a row are multiplied by, for row r (up: of the input; down: sorted) at
+  // row_factors[r * row_factor_stride]; null: nothing.
+  const float* row_factors = nullptr;
+  int32_t row_factor_stride = 1;
+  // Up: results are float32 [sorted rows, stride], which become values of codes.
+  bool stores_floats = false;
+  uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
 };
 
 // True if blocks draw their items from a counter instead of taking fixed turns.

@@ -25,7 +25,7 @@ struct Consumer : Epilogue<Config> {
   __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {
     const uint64_t a =
         ptx::wgmma_descriptor_128b(ptx::shared_address(shared.weights[ring.slot][atom]) +
-                                   warp / 4 * (Config::kWeightBytes / 2));
+                                   warp / 4 * (Config::kWeightBytes / Config::kConsumers));
     const uint64_t b =
         ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[ring.slot][atom]));
 #pragma unroll
@@ -76,14 +76,57 @@ struct Consumer : Epilogue<Config> {
     release(previous);
   }
 
-  // Adds sums of columns that share a scale to those of all, and settles both.
+  // Adds sums of columns that share factors to those of all, and settles both.
   template <int N>
   static __device__ __forceinline__ void add_scaled(float (&d)[N / 2], float (&sums)[N / 2],
-                                                    float2 scales) {
+                                                    float2 factors) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::wgmma_fence_operand(sums[i]);
-      d[i] = fmaf(sums[i], i % 4 < 2 ? scales.x : scales.y, d[i]);
+      d[i] = fmaf(sums[i], i % 4 < 2 ? factors.x : factors.y, d[i]);
+    }
+  }
+
+  // Sums of columns that share factors: of the products, and of the rows alone, which offsets
+  // multiply.
+  template <int N>
+  struct GroupSums {
+    float products[N / 2];
+    float2 scales;
+    float rows[Config::kCodes.offsets ? N / 2 : 1];
+    float2 offsets;
+  };
+
+  template <int N>
+  static __device__ __forceinline__ void clear(GroupSums<N>& sums) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) sums.products[i] = 0.0F;
+#pragma unroll
+    for (float& sum : sums.rows) sum = 0.0F;
+    sums.scales = {0.0F, 0.0F};
+    sums.offsets = {0.0F, 0.0F};
+  }
+  template <int N>
+  static __device__ __forceinline__ void add_group(float (&d)[N / 2], GroupSums<N>& sums) {
+    add_scaled<N>(d, sums.products, sums.scales);
+    if constexpr (Config::kCodes.offsets) {
+      add_scaled<N>(d, sums.rows, {-sums.offsets.x, -sums.offsets.y});
+    }
+  }
+
+  // Multiplies 16 columns whose codes have become `a`.
+  template <int N>
+  static __device__ __forceinline__ void multiply_step(GroupSums<N>& sums,
+                                                       const uint32_t (&a)[Config::kCodes.terms][4],
+                                                       uint64_t b, bool adds) {
+    ptx::WgmmaOfRegisters<N>::mma(sums.products, a[0], b, adds);
+    if constexpr (Config::kCodes.terms == 2) {
+      ptx::WgmmaOfRegisters<N>::mma(sums.products, a[1], b, true);
+    }
+    if constexpr (Config::kCodes.offsets) {
+      constexpr uint32_t kOnes = 0x3f803f80U;
+      const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
+      ptx::WgmmaOfRegisters<N>::mma(sums.rows, ones, b, adds);
     }
   }
 
@@ -92,30 +135,30 @@ struct Consumer : Epilogue<Config> {
   // multiplied, the next are decoded to other registers.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
-    constexpr int kSteps = Config::kStepsOfSum;
-    constexpr int kMostSets = CodeFragments::kSteps / kSteps;
+    constexpr int kSteps = Config::kCodes.steps_of_sum;
+    using Operand = CodeOperand<Config>;
+    constexpr int kMostSets = Operand::Fragments::kSteps / kSteps;
     // Sums that are not scaled yet, as many as registers have room for.
-    constexpr int kSets = N * kMostSets <= 64 ? kMostSets : 1;
+    constexpr int kSumsOfSet = Config::kCodes.offsets ? N : N / 2;
+    constexpr int kSets = kSumsOfSet * kMostSets <= 32 ? kMostSets : 1;
     // With many sums there is no room for a second set of operands: the other warpgroup multiplies
     // while this one decodes.
-    constexpr int kBuffers = N <= 64 ? 2 : 1;
+    constexpr int kOperands = 16 * Config::kCodes.terms;
+    constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= 112 ? 2 : 1;
     float(&d)[N / 2] = all[0];
-    float sums[kSets][N / 2];
-    float2 scales[kSets];
+    GroupSums<N> sums[kSets];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kSets * N / 2; ++i) sums[i / (N / 2)][i % (N / 2)] = 0.0F;
-#pragma unroll
-    for (float2& scale : scales) scale = {0.0F, 0.0F};
-    const CodeOperand<Config> operand(params, shared, warp, lane,
-                                      kProduct == Product::kUp && params.activation.gated);
-    CodeFragments a[kBuffers];
+    for (GroupSums<N>& set : sums) clear<N>(set);
+    const Operand operand(params, shared, warp, lane,
+                          kProduct == Product::kUp && params.activation.gated);
+    typename Operand::Fragments a[kBuffers];
     int32_t previous = 0;
     const auto finish = [&] {
       ptx::wgmma_wait_group<0>();
 #pragma unroll
-      for (int set = 0; set < kSets; ++set) add_scaled<N>(d, sums[set], scales[set]);
+      for (GroupSums<N>& set : sums) add_group<N>(d, set);
     };
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
@@ -132,13 +175,15 @@ struct Consumer : Epilogue<Config> {
         for (int sum = 0; sum < kMostSets; ++sum) {
           const int set = sum % kSets;
           if (set == 0 && sum > 0) finish();
-          scales[set] = operand.scales(ring.slot, 4 * atom + sum * kSteps);
+          sums[set].scales = operand.scales(ring.slot, 4 * atom + sum * kSteps);
+          if constexpr (Config::kCodes.offsets) {
+            sums[set].offsets = operand.offsets(ring.slot, 4 * atom + sum * kSteps);
+          }
           if (set == 0) ptx::wgmma_fence();
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
             const int k = sum * kSteps + step;
-            ptx::WgmmaOfRegisters<N>::mma(sums[set], a[atom % kBuffers].step[k], b + 2 * k,
-                                          step > 0);
+            multiply_step<N>(sums[set], a[atom % kBuffers].step[k], b + 2 * k, step > 0);
           }
           if (set == kSets - 1) ptx::wgmma_commit_group();
         }
@@ -165,10 +210,16 @@ struct Consumer : Epilogue<Config> {
     multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
+      Base::template scale_rows<N, Product::kUp>(d[slice], tile);
       Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
       Base::template activate_gated<N>(d[slice]);
       if constexpr (!Config::kWholeLines) {
-        Base::template store_gated<N>(d[slice], tile, Base::first_feature(feature_tile, slice, 8));
+        const int32_t feature = Base::first_feature(feature_tile, slice, 8);
+        if (Base::stores_floats()) {
+          Base::template store_floats<N>(d[slice], tile, feature + lane / 4, true);
+        } else {
+          Base::template store_gated<N>(d[slice], tile, feature);
+        }
       }
     }
     if constexpr (Config::kWholeLines) {
@@ -194,6 +245,7 @@ struct Consumer : Epilogue<Config> {
     multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
+      Base::template scale_rows<N, kProduct>(d[slice], tile);
       if constexpr (kProduct == Product::kUp) {
         Base::template weigh_and_bias<N>(d[slice], tile, low_bias[slice], high_bias[slice]);
         Base::template activate_plain<N>(d[slice]);
@@ -201,8 +253,12 @@ struct Consumer : Epilogue<Config> {
         Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
       }
       if constexpr (!Config::kWholeLines) {
-        Base::template store_plain<N>(d[slice], tile.count,
-                                      Base::first_feature(feature_tile, slice, 16), slots);
+        const int32_t feature = Base::first_feature(feature_tile, slice, 16);
+        if (kProduct == Product::kUp && Base::stores_floats()) {
+          Base::template store_floats<N>(d[slice], tile, feature + lane / 4, false);
+        } else {
+          Base::template store_plain<N>(d[slice], tile.count, feature, slots);
+        }
       }
     }
     if constexpr (Config::kWholeLines) {

@@ -37,6 +37,50 @@ struct Epilogue {
     if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
   }
 
+  // Multiplies the sums of rows that are values of codes by their factors.
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void scale_rows(float (&d)[N / 2], const TokenTile& tile) const {
+    if constexpr (Config::kIsCoded) {
+      const auto& own = static_cast<const CodedParams&>(params);
+      if (own.row_factors == nullptr) return;
+#pragma unroll
+      for (int i = 0; i < N / 4; ++i) {
+        const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+        float factor = 1.0F;
+        if (token < tile.count) {
+          const int32_t sorted = tile.begin + token;
+          const int32_t row =
+              kProduct == Product::kUp ? params.row_slot[sorted] / params.top_k : sorted;
+          factor = own.row_factors[int64_t{row} * own.row_factor_stride];
+        }
+        const int at = i / 2 * 4 + i % 2;
+        d[at] *= factor;
+        d[at + 2] *= factor;
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool stores_floats() const {
+    if constexpr (Config::kIsCoded) return static_cast<const CodedParams&>(params).stores_floats;
+    return false;
+  }
+  // Stores a row of sums for each of the warp's weight rows that is a feature: the first, and
+  // without a gate the one eight below.
+  template <int N>
+  __device__ __forceinline__ void store_floats(const float (&d)[N / 2], const TokenTile& tile,
+                                               int32_t feature, bool gated) const {
+    auto* const output = static_cast<float*>(params.output);
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) {
+      const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
+      if (token >= tile.count) continue;
+      float* const row = output + int64_t{tile.begin + token} * params.output_stride;
+      const int at = i / 2 * 4 + i % 2;
+      if (feature < params.features) row[feature] = d[at];
+      if (!gated && feature + 8 < params.features) row[feature + 8] = d[at + 2];
+    }
+  }
+
   // Multiplies by the slot's weight and adds the bias in one rounding, which equals
   // tile/epilogue.cuh bit for bit.
   template <int N>
@@ -283,7 +327,7 @@ struct Epilogue {
   // without.
   __device__ __forceinline__ int32_t first_feature(int32_t feature_tile, int slice,
                                                    int32_t features_of_warp) const {
-    const int32_t slices = 2 * kSlices;
+    const int32_t slices = Config::kConsumers * kSlices;
     const int32_t warps = (feature_tile * slices + warp / 4 * kSlices + slice) * 4 + warp % 4;
     return warps * features_of_warp;
   }
@@ -291,7 +335,7 @@ struct Epilogue {
   // The first feature of this warpgroup, for whole lines.
   __device__ __forceinline__ int32_t first_of_group(int32_t feature_tile,
                                                     int32_t features_of_warp) const {
-    return (feature_tile * 2 + warp / 4) * kSlices * 4 * features_of_warp;
+    return (feature_tile * Config::kConsumers + warp / 4) * kSlices * 4 * features_of_warp;
   }
 
   // Sets slots[i] to the output row of token 32 i + lane.

@@ -15,7 +15,15 @@ __device__ __forceinline__ const CodedParams& coded(const Params& params) {
   return static_cast<const CodedParams&>(params);
 }
 
-// Loads the factors of a stage's codes: scales, and behind them zero points.
+// True if a stage has offsets or zero points, which have so many bytes each.
+template <class Config>
+__device__ __forceinline__ bool has_shifts(const CodedParams& params) {
+  return Config::kCodes.offsets || params.has_zeros;
+}
+template <class Config>
+inline constexpr uint32_t kShiftBytes = Config::kCodes.offsets ? sizeof(float) : sizeof(uint16_t);
+
+// Loads the factors of a stage's codes: scales, and behind them offsets or zero points.
 template <class Config>
 __device__ __forceinline__ void load_factors(const CodedParams& params,
                                              SharedStorage<Config>& shared, int32_t slot,
@@ -25,8 +33,8 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   uint8_t* factors = shared.codes.factors[slot];
   ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, group, expert,
                    ptx::CacheHint::kEvictFirst);
-  if (!params.has_zeros) return;
-  ptx::tma_load_4d(&params.zeros, &shared.full[slot],
+  if (!has_shifts<Config>(params)) return;
+  ptx::tma_load_4d(&params.shifts, &shared.full[slot],
                    factors + params.groups_of_stage * Config::kWeightRows * sizeof(float), feature,
                    0, group, expert, ptx::CacheHint::kEvictFirst);
 }
@@ -62,7 +70,8 @@ __device__ __forceinline__ void expect_stage(const Params& params, SharedStorage
                                              int32_t slot, int32_t count) {
   uint32_t bytes = Config::kWeightAtoms * Config::kWeightBytes;
   if constexpr (Config::kIsCoded) {
-    const uint32_t each = sizeof(float) + (coded(params).has_zeros ? sizeof(uint16_t) : 0);
+    const uint32_t each =
+        sizeof(float) + (has_shifts<Config>(coded(params)) ? kShiftBytes<Config> : 0);
     bytes += coded(params).groups_of_stage * Config::kWeightRows * each;
   }
   if constexpr (kRowsInOrder<Config, kProduct>) {

@@ -1,7 +1,9 @@
 #include "experts/cuda/sm90/stream/stream_codes.h"
 
 #include "core/checked.h"
+#include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
 
 #include <array>
@@ -10,41 +12,47 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// stream_codes.cu has a kernel for each of these, with the stages that shared memory has room for.
-constexpr std::array kFourBitTiles = {
-    DeviceTile{.tokens = 16, .features = 128, .depth = 128, .stages = 5},
-    DeviceTile{.tokens = 32, .features = 128, .depth = 128, .stages = 4},
-    DeviceTile{.tokens = 64, .features = 128, .depth = 128, .stages = 3},
-    DeviceTile{.tokens = 96, .features = 128, .depth = 128, .stages = 2},
-};
-// With scales of 16 columns.
-constexpr std::array kFineTiles = {kFourBitTiles[0], kFourBitTiles[2]};
-constexpr std::array kEightBitTiles = {
-    DeviceTile{.tokens = 16, .features = 128, .depth = 128, .stages = 7},
-    DeviceTile{.tokens = 32, .features = 128, .depth = 128, .stages = 6},
-    DeviceTile{.tokens = 64, .features = 128, .depth = 128, .stages = 5},
-    DeviceTile{.tokens = 96, .features = 128, .depth = 128, .stages = 4},
-};
+// stream_codes.cu has a kernel for each of these.
+constexpr DeviceTile tile_of(const CodeKernelForm& form, int32_t tokens, int32_t weight_rows) {
+  return {.tokens = tokens,
+          .features = weight_rows,
+          .depth = 128,
+          .stages = code_stages(form, tokens, weight_rows)};
+}
+template <int64_t kBits>
+constexpr std::array kAllTiles = {
+    tile_of({.bits = kBits}, 16, 128), tile_of({.bits = kBits}, 16, 256),
+    tile_of({.bits = kBits}, 32, 128), tile_of({.bits = kBits}, 32, 256),
+    tile_of({.bits = kBits}, 64, 128), tile_of({.bits = kBits}, 96, 128)};
+// Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
+template <int64_t kBits, bool kFine, bool kOffsets>
+constexpr std::array kFewTiles = {
+    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 16, 128),
+    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 64, 128)};
+
+template <int64_t kBits>
+std::span<const DeviceTile> tiles_of_bits(const CodeKernelForm& form) {
+  if (form == CodeKernelForm{.bits = kBits}) return kAllTiles<kBits>;
+  if (form.fine) {
+    if (form.offsets) return kFewTiles<kBits, true, true>;
+    return kFewTiles<kBits, true, false>;
+  }
+  if (form.offsets) return kFewTiles<kBits, false, true>;
+  return kFewTiles<kBits, false, false>;
+}
 
 // wgmma multiplies 16 columns at once.
 constexpr int64_t kColumnsOfStep = 16;
 
 Support supports_groups(const ExpertsProblem& problem) {
-  const int64_t group = columns_of_group(problem);
-  if (group == 0) return Support::yes();
-  const int64_t stage = columns_of_stage(problem);
-  if (group % kColumnsOfStep != 0 || (stage % group != 0 && group % stage != 0)) {
-    return Support::no("takes scales of 16, 32, 64, 128 or whole multiples of " +
-                       std::to_string(stage) + " columns; found " + std::to_string(group));
-  }
-  if (group == kColumnsOfStep && bit_size(problem.weight_dtype) != 4) {
-    return Support::no("takes scales of 16 columns beside codes of 4 bits");
-  }
-  if (group == kColumnsOfStep && problem.quant.zeros != WeightZero::kNone) {
-    return Support::no("takes zero points of 32 or more columns; found 16");
-  }
-  if (problem.skipped_columns % group != 0) {
-    return Support::no("a slice begins inside a group of columns that share a scale");
+  for (const int64_t columns : {gate_up_factor_columns(problem), down_factor_columns(problem)}) {
+    if (columns % kColumnsOfStep == 0) continue;
+    return Support::no("takes scales of whole multiples of 16 columns; found " +
+                       std::to_string(problem.quant.block_cols) +
+                       (problem.skipped_columns == 0
+                            ? ""
+                            : ", of which " + std::to_string(problem.skipped_columns) +
+                                  " lie before this rank's"));
   }
   return Support::yes();
 }
@@ -58,34 +66,50 @@ Support stream_codes_supports(const ExpertsProblem& problem) {
     return Support::no("takes weights that are codes; found " +
                        std::string(conclave::to_string(problem.weight_dtype)));
   }
-  if (!format->codes->exact_in_bf16) {
-    return Support::no("takes codes whose values bf16 holds");
-  }
   const QuantSpec& quant = problem.quant;
-  // Sums of other values and a zero point may have more bits than bf16.
-  if (quant.zeros == WeightZero::kPoint && !format->codes->whole.fit) {
-    return Support::no("takes zero points beside codes that stand for whole numbers");
+  if (!format->codes->exact_in_bf16) {
+    if (bit_size(problem.weight_dtype) != 4 || quant.zeros != WeightZero::kNone) {
+      return Support::no("takes codes whose values bf16 does not hold with 4 bits, without zeros");
+    }
   }
-  if (quant.activations != ActivationScale::kNone) {
-    return Support::no("takes rows that are not quantised");
-  }
+  if (Support rows = quant::value_rows_support(problem.weight_dtype, quant); !rows) return rows;
   if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
-  if (quant.zeros == WeightZero::kOffset) {
-    return Support::no("takes zero points, not offsets in the unit of the weights");
-  }
   if (quant.has_column_order) return Support::no("does not support a column order");
   return supports_groups(problem);
 }
 
+CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
+  return {.bits = bit_size(problem.weight_dtype),
+          .fine = gate_up_factor_columns(problem) == kColumnsOfStep ||
+                  down_factor_columns(problem) == kColumnsOfStep,
+          .offsets = factor_form(problem) == FactorForm::kOffsets,
+          .two_terms = !quant::format_of(problem.weight_dtype).codes->exact_in_bf16};
+}
+
 std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
-  if (columns_of_group(problem) == kColumnsOfStep) return kFineTiles;
-  if (bit_size(problem.weight_dtype) == 4) return kFourBitTiles;
-  return kEightBitTiles;
+  const CodeKernelForm form = code_kernel_form(problem);
+  return form.bits == 4 ? tiles_of_bits<4>(form) : tiles_of_bits<8>(form);
+}
+
+StreamCodesWorkspace stream_codes_workspace(const ExpertsProblem& problem, int64_t rows) {
+  constexpr int64_t kAlignment = 256;
+  const auto end_of = [](size_t begin, int64_t bytes) {
+    return begin + static_cast<size_t>(round_up(bytes, kAlignment));
+  };
+  StreamCodesWorkspace layout;
+  // TMA needs rows at multiples of 16 bytes.
+  layout.stride = round_up(problem.intermediate_size, 8);
+  layout.floats = end_of(layout.rows, rows * layout.stride * byte_size(DType::kBF16));
+  layout.factors = layout.bytes = layout.floats;
+  if (problem.quant.activations == ActivationScale::kNone) return layout;
+  constexpr int64_t kFloat = sizeof(float);
+  layout.factors = end_of(layout.floats, rows * layout.stride * kFloat);
+  layout.bytes = end_of(layout.factors, rows * kFloat);
+  return layout;
 }
 
 size_t stream_codes_bytes(const ExpertsProblem& problem, int64_t tokens) {
-  return static_cast<size_t>(tokens * problem.top_k * round_up(problem.intermediate_size, 8) *
-                             byte_size(DType::kBF16));
+  return stream_codes_workspace(problem, tokens * problem.top_k).bytes;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -1,0 +1,39 @@
+// What FactorPlanes hold for a problem: layers fill them and kernels read them.
+#pragma once
+
+#include "experts/problem.h"
+
+#include "conclave/error.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts {
+
+// How w follows from a code's value.
+enum class FactorForm : uint8_t {
+  kScales,   // value scale
+  kZeros,    // (value - zero) scale, where bf16 holds the differences
+  kOffsets,  // value scale - offset
+};
+FactorForm factor_form(const ExpertsProblem& problem);
+
+// The columns that share factors in planes for a device, of a matrix with `columns` of which
+// `skipped` more of the first group lie on other ranks: as many as divide both a group and a
+// kernel's stage, or whole stages; 0: all columns.
+int64_t factor_columns(const ExpertsProblem& problem, int64_t columns, int64_t skipped);
+inline int64_t gate_up_factor_columns(const ExpertsProblem& problem) {
+  return factor_columns(problem, problem.hidden_size, 0);
+}
+inline int64_t down_factor_columns(const ExpertsProblem& problem) {
+  return factor_columns(problem, problem.intermediate_size, problem.skipped_columns);
+}
+
+// For kernels that find the scales of blocks by themselves: yes if a slice begins with a block.
+Support begins_with_block(const ExpertsProblem& problem);
+
+// Columns of K in a stage: 128 bytes of codes.
+inline int64_t columns_of_stage(const ExpertsProblem& problem) {
+  return 1024 / bit_size(problem.weight_dtype);
+}
+
+}  // namespace conclave::inline v0::experts
