@@ -78,6 +78,7 @@ SLICED = [
     "qwen3_moe-compressed-nvfp4",
     "qwen3_moe-modelopt-nvfp4",
     "qwen3_moe-modelopt-mxfp8",
+    "qwen3_moe-modelopt-awq",
     "qwen3_moe-quark-fp6-e2m3",
     "mixtral-bnb-int8",
     # Each rank has all groups of columns, and codes whose blocks run over the ends of rows.

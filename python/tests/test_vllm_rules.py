@@ -209,7 +209,7 @@ def test_what_a_rule_says_of_groups_order_and_zeros():
     assert shape_of(found, "w13_scales") == (4, 8, 128)
     assert found.has_all_groups
     used = {plane.name: plane for plane in found.planes}
-    assert used["qzeros"].is_read and used["g_idx"].is_order
+    assert used["qzeros"].is_read and used["g_idx"].is_of_columns
     whole = of(with_rules({".*experts.*": {"group_size": -1}}))
     assert shape_of(whole, "w13_scales") == (4, 1, 128)
 

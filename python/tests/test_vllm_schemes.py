@@ -121,7 +121,6 @@ def test_groups_of_a_row_share_a_scale_as_blocks_of_one_row():
         (compressed({"strategy": "channel"}, {**DYNAMIC, "type": "int"}), "activations in I8"),
         (compressed({"strategy": "channel"}, transform_config={"a": 1}), "transforms"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 does not run here: codes of .*e5m2"),
-        (modelopt("W4A16_AWQ"), "quant_algo: W4A16_AWQ does not run here"),
         (modelopt("W4A8_LUT"), "modelopt does not run here: the algorithm .*W4A8_LUT"),
         ({"quant_method": "bitsandbytes"}, "bitsandbytes does not run here: neither 4 nor 8"),
         ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "gptq .*: codes of 5 bits"),

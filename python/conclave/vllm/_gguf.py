@@ -19,6 +19,7 @@ from conclave.spec import MoeSpec
 from conclave.vllm._checks import Sizes
 from conclave.vllm._method_schemes import Declared, PackedScheme, biases
 from conclave.vllm._packers import BlockExperts, Packer
+from conclave.vllm.activation import MoEActivation
 from conclave.vllm.weights import Shard
 
 _NO_TYPE = -1
@@ -162,7 +163,7 @@ def _row_bytes(name: str, kind: str, cols: int) -> int:
 class GgufScheme(PackedScheme):
     """Blocks of any types, of each matrix its own."""
 
-    def check(self, inner: int, tp_size: int) -> None:
+    def check(self, inner: int, tp_size: int, activation: MoEActivation) -> None:
         """Types are known when weights come: slices are checked then."""
 
     def parameters(

@@ -153,6 +153,19 @@ class Method:
         return "int32" in self.types_of("codes")
 
     @property
+    def mixes_rows(self) -> bool:
+        """Whether elements of codes, or of zero points that are read, belong to several rows."""
+        for tensor in self._found["tensors"]:
+            packed = tensor["plane"] == "codes" or (tensor["plane"] == "zero" and self.in_words)
+            if tensor["use"] != "plane" or not packed or tensor["rows_axis"] < 0:
+                continue
+            if tensor["rows_axis"] == tensor["cols_axis"]:
+                return True  # a line of codes without rows
+            if tensor["shape"][tensor["rows_axis"]] < _SAMPLE:
+                return True
+        return False
+
+    @property
     def is_ordered(self) -> bool:
         """Whether columns belong to any groups."""
         return bool(self.types_of("column_order"))
@@ -175,13 +188,14 @@ class Method:
             of_rows = plane == "input_scale"
             of_each = not of_rows or bool(self.types_of("global_scale"))
             return tensor_scale(name, dtype=dtype, of_each=of_each, of_all_ranks=of_rows)
-        if plane == "column_order":
-            # vLLM has one for gate and up; files may have two.
+        if plane in ("column_order", "column_factor"):
+            # vLLM has one order for gate and up; files may have two.
             return Plane(
                 name,
                 lambda m: (2, m.cols) if m.parts == 2 else (m.cols,),
                 dtype,
-                is_order=True,
+                is_of_columns=True,
+                fill=1 if plane == "column_factor" else 0,
                 is_read=use == "plane",
             )
         kind = None
@@ -218,7 +232,9 @@ class Method:
     def scheme(self, *planes: Plane, **choices: Any) -> MethodScheme:
         """Parameters of these planes; by default of all."""
         planes = planes or tuple(self.planes())
-        return MethodScheme(planes, self.text, self.modules, self.group, **choices)
+        return MethodScheme(
+            planes, self.text, self.modules, self.group, mixes_rows=self.mixes_rows, **choices
+        )
 
 
 def refuse_unread(name: str, found: Mapping[str, Any]) -> None:
@@ -275,13 +291,13 @@ def mxfp4(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodSch
 
 def modelopt(method: Method) -> MethodScheme:
     """The packed algorithms."""
-    if not method.types_of("global_scale"):
-        return method.scheme(combines=True)
-    return method.scheme(
-        *method.planes(),
-        *method.steps_of_plain_rows("input_scale"),
-        combines=True,
-    )
+    planes = [*method.planes()]
+    if method.types_of("global_scale"):
+        planes += method.steps_of_plain_rows("input_scale")
+    elif method.types_of("column_factor") and method.rows == "tensor_static":
+        # Codes were rounded by it, so that it cancels out.
+        planes.append(tensor_scale("weight_scale_2", is_read=False))
+    return method.scheme(*planes, combines=True)
 
 
 def quark(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:

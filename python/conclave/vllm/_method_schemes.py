@@ -49,11 +49,12 @@ class Plane:
     is_transposed: bool = False
     turns: bool = False  # the checkpoint has it by rows
     is_of_rows: bool = False  # scales of whole rows, where the kind is group
-    is_order: bool = False  # of columns: one of gate, one of up
+    is_of_columns: bool = False  # a number for each: those of gate, those of up
     is_read: bool = True  # by layers
     of_all_ranks: bool = False  # the static steps of rows, of which the largest of all counts
     divides: bool = False  # steps are its inverses
     fed_as: str = ""  # its name for the reader, where it is another
+    fill: int = 0  # what stands there before anything is loaded
 
     def attributes(self, is_w2: bool, ranks: int) -> dict[str, Any]:
         """What loaders ask a parameter for."""
@@ -64,6 +65,8 @@ class Plane:
             found["turns"] = True
         if self.of_all_ranks:
             found["of_all_ranks"] = True
+        if self.is_of_columns:
+            found["is_of_columns"] = True
         if is_w2 and self.kind == "group":
             # Every rank has the numbers of whole rows, or of all groups.
             found["load_full_w2"] = self.is_of_rows or ranks > 1
@@ -74,8 +77,9 @@ class PackedScheme(abc.ABC):
     """Parameters whose bytes the library takes apart when a layer is made."""
 
     @abc.abstractmethod
-    def check(self, inner: int, tp_size: int) -> None:
-        """Raises ConclaveUnsupportedError for slices that the parameters do not have."""
+    def check(self, inner: int, tp_size: int, activation: MoEActivation) -> None:
+        """Raises ConclaveUnsupportedError for slices and orders of rows that the parameters do not
+        have."""
 
     @abc.abstractmethod
     def parameters(
@@ -110,8 +114,14 @@ class MethodScheme(PackedScheme):
     is_stacked: bool = False  # tensors of all experts at once, maybe smaller than parameters
     has_aids: bool = False  # further tensors of a matrix, kept as they come
     combines: bool = False  # a tensor of scales may have those of gate and up
+    mixes_rows: bool = False  # elements hold codes, or zero points, of several rows
 
-    def check(self, inner: int, tp_size: int) -> None:
+    def check(self, inner: int, tp_size: int, activation: MoEActivation) -> None:
+        if activation.is_interleaved and self.mixes_rows:
+            raise ConclaveUnsupportedError(
+                f"activation: rows of gate and up alternate in {activation.value}, and elements "
+                "with codes of several rows cannot be told apart so"
+            )
         if tp_size == 1 or self.has_all_groups:
             return
         if self.group > 0 and inner % self.group:
@@ -144,7 +154,7 @@ class MethodScheme(PackedScheme):
                 if self.combines and plane.kind == "group" and name == "w13":
                     attributes["may_be_combined"] = True
                 shape = (experts, *plane.shape(matrix))
-                yield Declared(f"{name}_{plane.name}", shape, plane.dtype, attributes)
+                yield Declared(f"{name}_{plane.name}", shape, plane.dtype, attributes, plane.fill)
 
     def packer(self, layer: Any, spec: MoeSpec, sizes: Sizes, device: str) -> Packer:
         kind: MoEActivation = layer.activation
@@ -209,7 +219,11 @@ class MethodScheme(PackedScheme):
         """A tensor of all ranks' size. What is other ranks' is not used, but checked: it repeats
         this rank's."""
         ranks = self._ranks(layer)
-        if ranks == 1 or (is_down and plane.kind is not None) or (plane.is_order and not is_down):
+        if (
+            ranks == 1
+            or (is_down and plane.kind is not None)
+            or (plane.is_of_columns and not is_down)
+        ):
             return tensor
         if is_down and self.has_aids:
             codes = unpack_flat(tensor, tensor.shape[0] * layer.hidden_size)
@@ -261,7 +275,7 @@ def biases(layer: Any, gated: bool, interleaved: bool) -> Iterator[tuple[str, to
 def _halves(joint: torch.Tensor, plane: Plane, interleaved: bool) -> list[torch.Tensor]:
     if plane.kind == "tensor" and joint.ndim == 1:
         return [joint, joint]
-    if plane.is_order:
+    if plane.is_of_columns:
         return list(joint.unbind(1))
     axis = joint.ndim - 1 if plane.is_transposed or plane.kind == "tensor" else 1
     if interleaved and plane.kind != "tensor":

@@ -55,7 +55,7 @@ class ExpertParameters(torch.nn.Module):
     def _create_weights(self) -> None:
         experts, inner = self.local_num_experts, self.intermediate_size_per_partition
         rows = 2 * inner if self.activation.is_gated else inner
-        self._scheme.check(inner, self.tp_size)
+        self._scheme.check(inner, self.tp_size, self.activation)
         sizes = (experts, rows, inner, self.hidden_size)
         for declared in self._scheme.parameters(*sizes, self.params_dtype, self.tp_size):
             self._add(declared)

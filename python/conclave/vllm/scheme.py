@@ -16,6 +16,7 @@ from conclave.vllm._method_readers import Method, kernel_order, refuse_order
 from conclave.vllm._method_schemes import Declared, MethodScheme, PackedScheme
 from conclave.vllm._modules import LayerNames, ignored_entries, is_ignored, modules_by_rules
 from conclave.vllm._statements import stated_by
+from conclave.vllm.activation import MoEActivation
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_builders import (
     biased_moe_quant_config,
@@ -42,8 +43,9 @@ class Scheme:
     def is_coded(self) -> bool:
         return self.weights != "none"
 
-    def check(self, inner: int, tp_size: int) -> None:
+    def check(self, inner: int, tp_size: int, activation: MoEActivation) -> None:
         """Raises ConclaveUnsupportedError for columns of a rank that are no whole blocks."""
+        del activation
         if (
             self.block is not None
             and tp_size > 1
@@ -263,11 +265,6 @@ def _compressed(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme |
 
 def _modelopt(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | MethodScheme:
     method = Method("modelopt", stated, modules)
-    if method.types_of("column_factor"):
-        algorithm = (stated.get("quantization") or stated).get("quant_algo")
-        raise ConclaveUnsupportedError(
-            f"quant_algo: {algorithm} does not run here; parameters have no factors of columns"
-        )
     if method.is_plain_e4m3:
         return _plain_e4m3(method, "quant_algo", "quant_algo")
     return _method_readers.modelopt(method)

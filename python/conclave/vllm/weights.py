@@ -4,9 +4,9 @@ A parameter says by its attributes what it is: `is_transposed` (stored [in, out]
 `load_full_w2`, and for scales `quant_method`, a value of `FusedMoeWeightScaleSupported`. Further
 ones are ours: `turns` (the checkpoint has it transposed), `is_stacked` (tensors of all experts at
 once), `aids` (further tensors, kept as they come), `takes_exponents` (scales that may be stored as
-bytes of e8m0), `encoded_with` (the scales of weights that
-become codes when they are loaded) and `flat_cols` (of a whole w2 whose codes are one line, where
-ranks have a part of them).
+bytes of e8m0), `is_of_columns` (a number for each column), `encoded_with` (the scales of weights
+that become codes when they are loaded) and `flat_cols` (of a whole w2 whose codes are one line,
+where ranks have a part of them).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
             _load_input_scale(param, target, source, shard, expert)
         elif "weight_shape" in shard.name:
             target.copy_(_scalar_like(source, target, shard.name))
-        elif "g_idx" in shard.name:
+        elif "g_idx" in shard.name or getattr(param, "is_of_columns", False):
             if target.ndim == 2 and shard.which != "w2":  # one of gate, one of up
                 target = target[0 if shard.which == "w1" else 1]
             _copy(target, _cut(source, 0, target, shard) if shard.which == "w2" else source, shard)

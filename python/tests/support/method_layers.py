@@ -17,8 +17,6 @@ QUANTISED = pathlib.Path(__file__).parents[3] / "testdata" / "quantised"
 OTHERS = {
     "awq-gemv": "awq of version gemv",
     "-mixed-": "prefix: expected the layer's name",
-    "modelopt-awq-rows": "W4A8_AWQ",
-    "modelopt-awq": "W4A16_AWQ",
     "quark-int4": "quark's int4",
     "quark-uint4": "quark's uint4",
     "bnb-nf4-bf16-storage": "bnb_4bit_quant_storage",
