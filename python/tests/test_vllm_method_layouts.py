@@ -48,6 +48,24 @@ def test_parameters_have_the_shapes_of_vllm():
             "w13_input_scale": (4, 2),
         },
         "qwen3_moe-bnb-nf4": {"w13_weight": (4, 64 * 128, 1)},
+        "qwen3_moe-quark-int4": {
+            "w13_weight": (4, 96, 16),
+            "w13_weight_scale": (4, 3, 128),
+            "w2_weight_zero_point": (4, 2, 12),
+        },
+        # E 3, N 40, H 72.
+        "qwen3_moe-quark-channel-int4": {
+            "w13_weight": (3, 80, 9),
+            "w13_weight_scale": (3, 80, 1),
+            "w13_weight_zero_point": (3, 10),
+        },
+        "mixtral-quark-int8-static": {
+            "w13_weight": (3, 80, 72),
+            "w13_weight_scale": (3, 2),
+            "w2_weight_scale": (3,),
+            "w2_input_scale": (3,),
+            "w13_input_zero_point": (3,),
+        },
     }
     for name, expected in shapes.items():
         layer, *_ = layer_of(name)
@@ -57,6 +75,16 @@ def test_parameters_have_the_shapes_of_vllm():
     gptq, *_ = layer_of("qwen3_moe-gptq-int4-group32")
     assert gptq.w13_qweight.is_transposed and gptq.w13_scales.quant_method == "group"
     assert [view.shape[0] for view in gptq.get_expert_weights()] == [4] * 8
+
+
+def test_zero_points_of_symmetric_integers_are_checked():
+    layer, hidden, _ = layer_of("qwen3_moe-quark-int8-token")
+    load(layer, "qwen3_moe-quark-int8-token")
+    layer(hidden, logits_for(layer, hidden))
+    with torch.no_grad():
+        layer.w13_weight_zero_point[1, 40] = 3
+    with pytest.raises(Error, match=r"up_proj.weight_zero_point.*found 3"):
+        layer(hidden, logits_for(layer, hidden))
 
 
 def test_layers_follow_their_parameters():

@@ -80,6 +80,9 @@ SLICED = [
     "qwen3_moe-modelopt-mxfp8",
     "qwen3_moe-modelopt-awq",
     "qwen3_moe-quark-fp6-e2m3",
+    "qwen3_moe-quark-int4",
+    "mixtral-quark-uint4",
+    "mixtral-quark-uint8",
     "mixtral-bnb-int8",
     # Each rank has all groups of columns, and codes whose blocks run over the ends of rows.
     *(name for name in RUN if "-order" in name or "bnb-nf4" in name or "bnb-fp4" in name),
@@ -103,6 +106,19 @@ def has_whole_words(name, ranks):
 def test_slices_add_up(name):
     total, expected = on_ranks(name, 2, tp_size=lambda r: 2, tp_rank=lambda r: r)
     assert worst_error(total, expected) <= FLOAT32_BAR
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe-quark-int8-token", "mixtral-quark-int8-static"])
+def test_int8_rows_of_experts_over_ranks_are_those_of_one(name):
+    """A static step is the largest of all ranks', a row's own depends on nothing else."""
+    split = {"ep_size": lambda r: 3, "ep_rank": lambda r: r, "use_ep": lambda r: True}
+    total, expected = on_ranks(name, 3, **split)
+    assert worst_error(total, expected) <= bar_of(name)
+
+
+def test_slices_within_words_of_a_row_are_refused():
+    with pytest.raises(ConclaveValueError, match=r"w2_weight: w2 .* reads 0 to 3 of 6 on axis 1"):
+        on_ranks("qwen3_moe-quark-channel-int4", 2, tp_size=lambda r: 2, tp_rank=lambda r: r)
 
 
 @pytest.mark.parametrize(("name", "ranks"), CUT_WORDS.items())

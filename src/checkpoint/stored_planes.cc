@@ -55,8 +55,9 @@ const StoredPlane* first_with_codes(const std::optional<QuantizedWeights>& quant
 }  // namespace
 
 const StoredPlane* codes_row(const std::optional<QuantizedWeights>& quant, const TensorInfo& info) {
-  if (!quant || info.dtype == quant->element) return nullptr;
-  return first_with_codes(quant, info);
+  const StoredPlane* const row = first_with_codes(quant, info);
+  if (row == nullptr || row->has_codes != nullptr) return row;
+  return info.dtype == quant->element ? nullptr : row;
 }
 
 const StoredPlane* values_row(const std::optional<QuantizedWeights>& quant,

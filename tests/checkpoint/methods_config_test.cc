@@ -328,6 +328,40 @@ TEST(QuarkConfig, RowsInGroups_HaveTheRuleThatTheConfigurationNames) {
   }
 }
 
+TEST(QuarkConfig, Integers_HaveTheRowsThatTheConfigurationNames) {
+  const json channel = {{"dtype", "int8"}, {"qscheme", "per_channel"}, {"ch_axis", 0}};
+  const json rows = {{"dtype", "int8"}, {"qscheme", "per_channel"}, {"is_dynamic", true}};
+  const json stated = {{"dtype", "int8"}, {"qscheme", "per_tensor"}, {"is_dynamic", false}};
+  for (const char* type : {"int8", "uint8"}) {
+    const auto plain = read(quark(with(channel, {{"dtype", type}})));
+    ASSERT_TRUE(plain.weights) << plain.reason;
+    EXPECT_EQ(plain.weights->element, DType::kI8);
+    EXPECT_EQ(plain.weights->spec, (QuantSpec{.weights = WeightScale::kChannel}));
+  }
+  const json asymmetric = with(channel, {{"symmetric", false}});
+  const json group = with(channel, {{"qscheme", "per_group"}, {"group_size", 32}});
+  const json four = with(group, {{"dtype", "int4"}});
+  for (const json& weight : {channel, asymmetric, group, four}) {
+    SCOPED_TRACE(weight.dump());
+    const auto found = [&](const json& input) { return *read(quark(weight, input)).weights; };
+    EXPECT_EQ(found(rows).spec.activations, ActivationScale::kToken);
+    EXPECT_EQ(found(stated).spec.activations, ActivationScale::kTensorStatic);
+    EXPECT_TRUE(found(rows).note.empty());
+    for (const json& other :
+         {json{{"dtype", "uint8"}}, json{{"symmetric", false}}, json{{"dtype", "fp8_e4m3"}},
+          json{{"qscheme", "per_group"}}, json{{"is_dynamic", false}}}) {
+      SCOPED_TRACE(other.dump());
+      expect_plain_rows(found(with(rows, other)));
+    }
+  }
+  // Floats have no bytes beside them.
+  const json floats = {{"dtype", "fp8_e4m3"}, {"qscheme", "per_channel"}};
+  expect_plain_rows(*read(quark(floats, rows)).weights);
+  expect_reason(quark(with(asymmetric, {{"qscheme", "per_tensor"}})),
+                "one zero point for a whole matrix");
+  expect_reason(quark(with(channel, {{"dtype", "int3"}})), "int3");
+}
+
 TEST(CompressedTensorsConfig, RowsInGroups_FollowThePackage) {
   const auto config = [](const char* format, const json& weights, const json& rows) {
     return json{{"quant_method", "compressed-tensors"},

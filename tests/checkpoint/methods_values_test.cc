@@ -57,6 +57,26 @@ void set(TinyModel& model, const std::string& name, size_t index, T value) {
 constexpr const char* kQwen = "model.layers.0.mlp.experts.1.up_proj.";
 constexpr const char* kMixtral = "model.layers.0.block_sparse_moe.experts.1.w3.";
 
+// Words, bytes, and a number by itself where a matrix has one scale.
+TEST(QuarkValues, ZeroPointsOfSymmetricCodes_AreNamed) {
+  const auto changed = [](const char* folder, const std::string& module, const auto& value) {
+    TinyModel model = golden_folder(folder);
+    EXPECT_FALSE(run_error(model)) << folder;
+    set(model, module + "weight_zero_point", 0, value);
+    expect_value_error(model, module + "weight_zero_point");
+  };
+  changed("qwen3_moe-quark-int4", kQwen, int32_t{0x100});
+  changed("qwen3_moe-quark-channel-int4", kQwen, int32_t{0x100});
+  changed("qwen3_moe-quark-int8-token", kQwen, int8_t{-1});
+  changed("mixtral-quark-int8-static", kMixtral, int8_t{1});
+}
+
+TEST(QuarkValues, ZeroPointsOfAsymmetricCodes_Count) {
+  TinyModel model = golden_folder("mixtral-quark-uint8");
+  set(model, std::string(kMixtral) + "weight_zero_point", 0, uint8_t{0});
+  EXPECT_FALSE(run_error(model));
+}
+
 TEST(GptqValues, AsTheyAre_AreRead) {
   const auto error = run_error(golden_folder("qwen3_moe-gptq-int4-order"));
   EXPECT_FALSE(error) << error->what();

@@ -164,7 +164,11 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-modelopt-nvfp4", DType::kF4, nvfp4_with_rows(), kOneRounding),
     coded("mixtral-quark-fp4", DType::kF4, grouped(32)),
     coded("mixtral-quark-fp6-e3m2", DType::kF8E4M3, grouped(32)),
+    coded("mixtral-quark-fp6-e3m2-rows", DType::kF8E4M3,
+          with_rows(grouped(32), 32, RowScaleRule::kFloorPower, DType::kF6E3M2)),
+    coded("mixtral-quark-int8-static", DType::kI8, with_static_rows({.weights = kTensor})),
     coded("mixtral-quark-uint4", DType::kI4, grouped(128, kPoint)),
+    coded("mixtral-quark-uint8", DType::kI8, by_row(kPoint)),
     coded("qwen2_moe-bnb-int8-shared", DType::kI8, by_row(), kOneRounding),
     // The gate is decoded to float32.
     coded("qwen2_moe-bnb-nf4-shared", DType::kNF4, grouped(32), kOneRounding),
@@ -252,9 +256,13 @@ const std::vector<Expected> kCheckpoints = {
     coded("qwen3_moe-modelopt-awq", DType::kI4, with_factors(grouped(32))),
     coded("qwen3_moe-modelopt-mxfp8", DType::kF8E4M3, rounded_up_rows(grouped(32), 32)),
     coded("qwen3_moe-modelopt-nvfp4", DType::kF4, nvfp4_with_rows(), kOneRounding),
+    coded("qwen3_moe-quark-channel-int4", DType::kI4, by_row()),
     coded("qwen3_moe-quark-fp4", DType::kF4, grouped(32)),
+    coded("qwen3_moe-quark-fp4-rows", DType::kF4,
+          with_rows(grouped(32), 32, RowScaleRule::kEvenPower)),
     coded("qwen3_moe-quark-fp6-e2m3", DType::kF8E4M3, grouped(32)),
     coded("qwen3_moe-quark-int4", DType::kI4, grouped(32)),
+    coded("qwen3_moe-quark-int8-token", DType::kI8, {.weights = kChannel, .activations = kToken}),
 };
 std::vector<double> as_doubles(const Tensor& tensor) {
   std::vector<double> values(static_cast<size_t>(tensor.shape().num_elements()));

@@ -153,6 +153,11 @@ class Method:
         return "int32" in self.types_of("codes")
 
     @property
+    def has_integers(self) -> bool:
+        """Whether codes are those of whole numbers, by the reader's word for them."""
+        return self.codes in ("int4", "int8")
+
+    @property
     def mixes_rows(self) -> bool:
         """Whether elements of codes, or of zero points that are read, belong to several rows."""
         for tensor in self._found["tensors"]:
@@ -301,13 +306,13 @@ def modelopt(method: Method) -> MethodScheme:
 
 
 def quark(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:
-    """Floats with exponents as scales; e4m3 by tensor or channel."""
+    """Floats with exponents as scales; e4m3 by tensor or channel; integers, with zero points also
+    where they are symmetric."""
     method = Method("quark", config, modules)
-    if method.in_words:
-        stated = ((config.get("global_quant_config") or {}).get("weight") or {}).get("dtype")
-        kind = stated if stated == "uint4" else method.codes
-        raise ConclaveUnsupportedError(f"quant_config: quark's {kind} does not run here")
-    return method.scheme()
+    if not method.has_integers or method.rows != "tensor_static":
+        return method.scheme()
+    zero = tensor_scale("input_zero_point", is_read=False, dtype=torch.int8, of_each=False)
+    return method.scheme(*method.planes(), zero)
 
 
 def bitsandbytes(config: Mapping[str, Any], modules: tuple[str, ...] = ()) -> MethodScheme:

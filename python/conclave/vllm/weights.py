@@ -229,6 +229,8 @@ def _load_scale(
         if getattr(param, "may_be_combined", False) and _is_combined(target, source, shard, axis):
             _load_combined(target, source, shard, axis)
             return
+        if target.ndim == 2 and target.shape[1] == 1:
+            source = _channel(source, target)
         full = shard.which == "w2" and getattr(param, "load_full_w2", False)
         if full:
             _copy(target, source, shard)

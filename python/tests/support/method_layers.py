@@ -17,8 +17,6 @@ QUANTISED = pathlib.Path(__file__).parents[3] / "testdata" / "quantised"
 OTHERS = {
     "awq-gemv": "awq of version gemv",
     "-mixed-": "prefix: expected the layer's name",
-    "quark-int4": "quark's int4",
-    "quark-uint4": "quark's uint4",
     "bnb-nf4-bf16-storage": "bnb_4bit_quant_storage",
     "compressed-block64": "128 columns",
     "compressed-block32": "128 columns",
@@ -104,7 +102,7 @@ def logits_for(layer, hidden):
 
 def bar_of(name):
     config = json.dumps(config_of(name)[1])
-    kinds = ("modelopt-fp8", "modelopt-channel", "modelopt-nvfp4", "-token", "-rows")
+    kinds = ("modelopt-fp8", "modelopt-channel", "modelopt-nvfp4", "-token", "-rows", "-static")
     rows = any(kind in name for kind in kinds)
     fp8 = '"type": "float"' in config and '"num_bits": 8' in config
     return HALF_BAR if rows or fp8 else FLOAT32_BAR

@@ -68,7 +68,11 @@ void check_input(const PlaneInput& input, std::span<const DType> types,
   const auto has_shape = [&](const std::vector<int64_t>& shape) {
     const std::span<const int64_t> found(info.shape);
     const size_t stack = found.size() > shape.size() ? 1 : 0;
-    return std::ranges::equal(found.subspan(stack), shape);
+    if (!std::ranges::equal(found.subspan(stack), shape)) return false;
+    // A list of numbers is a stack only where one of them was handed over.
+    int64_t bytes = byte_size(info.dtype);
+    for (const int64_t size : shape) bytes *= size;
+    return input.bytes.size() == static_cast<size_t>(bytes);
   };
   if (std::ranges::find(types, info.dtype) == types.end()) {
     throw Error(ErrorCode::kTensorDType, {.what = "a tensor of quantised weights has another type",

@@ -93,6 +93,20 @@ bool has_exponents(const io::JsonValue& weight) {
   return text_of(weight, "scale_format", "float32") == "e8m0";
 }
 
+struct IntegerType {
+  std::string_view name;
+  QuarkIntegers codes;
+};
+constexpr std::array kIntegers = {IntegerType{"int4", {.bits = 4, .has_signs = true}},
+                                  IntegerType{"uint4", {.bits = 4, .has_signs = false}},
+                                  IntegerType{"int8", {.bits = 8, .has_signs = true}},
+                                  IntegerType{"uint8", {.bits = 8, .has_signs = false}}};
+
+const IntegerType* find_integer(std::string_view type) {
+  const auto* const found = std::ranges::find(kIntegers, type, &IntegerType::name);
+  return found == kIntegers.end() ? nullptr : found;
+}
+
 QuantizedWeights read_codes(const io::JsonValue& config, const io::JsonValue& weight,
                             const QuantSpec& spec) {
   const std::string type = text_of(weight, "dtype", "");
@@ -108,8 +122,8 @@ QuantizedWeights read_codes(const io::JsonValue& config, const io::JsonValue& we
     weights.planes = type == "fp6_e2m3" ? std::span<const StoredPlane>(kE2m3) : kE3m2;
     return weights;
   }
-  if (type == "int4" || type == "uint4") {
-    return read_quark_integers(config, weight, spec, {.bits = 4, .has_signs = type == "int4"});
+  if (const IntegerType* const integers = find_integer(type)) {
+    return read_quark_integers(config, weight, spec, integers->codes);
   }
   throw NotRead{"codes of " + io::show_name(type)};
 }
@@ -146,20 +160,33 @@ bool read_mx_rows(const io::JsonValue& rows, QuantizedWeights& weights) {
   return true;
 }
 
+// Rows with one step each, or one that is stated, are codes as layers have them beside such
+// weights. False: they are quantised in another way.
+bool read_whole_rows(const io::JsonValue& rows, const std::string& weight_type,
+                     QuantizedWeights& weights) {
+  const std::string type = text_of(rows, "dtype", "");
+  const std::string scheme = text_of(rows, "qscheme", "per_tensor");
+  const bool in_blocks = weights.spec.weights == WeightScale::kBlock;
+  const bool of_floats = type == "fp8_e4m3" && weight_type == type && !in_blocks;
+  const bool of_integers =
+      type == "int8" && find_integer(weight_type) != nullptr && scheme != "per_group";
+  if (!(of_floats || of_integers) || !flag_of(rows, "symmetric", true)) return false;
+  if (flag_of(rows, "is_dynamic", false)) {
+    weights.spec.activations = ActivationScale::kToken;
+    return true;
+  }
+  if (scheme != "per_tensor") return false;
+  weights.spec.activations = ActivationScale::kTensorStatic;
+  weights.planes = weights.planes.first(weights.planes.size() - 1);  // the step is read
+  return true;
+}
+
 // Rows that are quantised by a rule that layers have stay so; others are read as they are.
 void read_rows(const io::JsonValue& global, QuantizedWeights& weights) {
   const auto rows = global.find_set("input_tensors");
   if (!rows) return;
-  const std::string type = text_of(*rows, "dtype", "");
-  const bool bytes = type == "fp8_e4m3" && text_of(global.at("weight"), "dtype", "") == type;
-  const bool tensor = text_of(*rows, "qscheme", "per_tensor") == "per_tensor";
-  const bool whole = weights.spec.weights != WeightScale::kBlock;
-  if (bytes && whole && flag_of(*rows, "is_dynamic", false)) {
-    weights.spec.activations = ActivationScale::kToken;
-  } else if (bytes && whole && tensor) {
-    weights.spec.activations = ActivationScale::kTensorStatic;
-    weights.planes = {};
-  } else if (!read_mx_rows(*rows, weights)) {
+  const std::string weight_type = text_of(global.at("weight"), "dtype", "");
+  if (!read_whole_rows(*rows, weight_type, weights) && !read_mx_rows(*rows, weights)) {
     weights.note = kPlainRows;
   }
 }

@@ -3,6 +3,7 @@
 
 #include "checkpoint/methods/config.h"
 #include "checkpoint/methods/inputs.h"
+#include "checkpoint/methods/shared_planes.h"
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
 
@@ -12,58 +13,120 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Integers of 4 bits lie in words along the rows, in an order of their own or not, and so do zero
-// points. Codes may have signs.
-constexpr int64_t kCodesInAWord = 8;
-constexpr std::array<int64_t, kCodesInAWord> kPlaces = {0, 4, 1, 5, 2, 6, 3, 7};
+// How integers are packed. Those of 4 bits lie in words of 32, in an order of their own or not;
+// those of 8 in bytes. Lines are columns where groups of columns share scales, else rows.
+struct Packing {
+  int64_t bits = 4;
+  bool reordered = true;
+  bool has_signs = true;
+  bool has_zeros = false;
+  bool by_columns = true;
+
+  constexpr size_t index() const {
+    return size_t{bits == 8} | size_t{reordered} << 1 | size_t{has_signs} << 2 |
+           size_t{has_zeros} << 3 | size_t{by_columns} << 4;
+  }
+};
+constexpr size_t kPackings = 32;
+constexpr Packing packing_at(size_t index) {
+  return {.bits = (index & 1) != 0 ? 8 : 4,
+          .reordered = (index & 2) != 0,
+          .has_signs = (index & 4) != 0,
+          .has_zeros = (index & 8) != 0,
+          .by_columns = (index & 16) != 0};
+}
+
+constexpr std::array<int64_t, 8> kPlaces = {0, 4, 1, 5, 2, 6, 3, 7};
 constexpr std::string_view kZeros = "_zero_point";
 constexpr std::array kAids = {kZeros};
 
-bool has_words(const TensorInfo& tensor) { return tensor.dtype == DType::kI32; }
-StoredShapes code_shapes(const MatrixForm& form) {
-  return {{form.cols, ceil_div(form.rows, kCodesInAWord)}};
-}
-StoredShapes zero_shapes(const MatrixForm& form) {
-  return {{form.groups, ceil_div(form.rows, kCodesInAWord)}};
-}
-
-struct Packing {
-  bool reordered = true;
-  bool has_signs = true;
-};
-
-// The code of a row in a line of words, counted from 0.
 template <Packing kPacking>
-uint32_t code_in_words(const MatrixForm& form, std::span<const std::byte> words, int64_t line,
-                       int64_t row) {
-  const int64_t nth = row % kCodesInAWord;
-  const int64_t place = kPacking.reordered ? kPlaces[static_cast<size_t>(nth)] : nth;
-  const int64_t line_words = ceil_div(form.rows, kCodesInAWord);
-  const uint32_t word = word_at(words, line * line_words + row / kCodesInAWord);
-  const uint32_t code = word >> (place * 4) & 0xfU;
-  return kPacking.has_signs ? code ^ 8U : code;
+constexpr int64_t kCodesInUnit = kPacking.bits == 8 ? 1 : kWordBits / 4;
+
+template <Packing kPacking>
+constexpr std::span<const DType> stored_types() {
+  if constexpr (kPacking.bits == 4) return kWordTypes;
+  if constexpr (kPacking.has_signs) return kSignedByteTypes;
+  return kByteTypes;
+}
+template <Packing kPacking>
+bool has_codes(const TensorInfo& tensor) {
+  return tensor.dtype == stored_types<kPacking>().front();
+}
+
+template <Packing kPacking>
+StoredShapes code_shapes(const MatrixForm& form) {
+  if (kPacking.by_columns) return {{form.cols, ceil_div(form.rows, kCodesInUnit<kPacking>)}};
+  return {{form.rows, ceil_div(form.cols, kCodesInUnit<kPacking>)}};
+}
+template <Packing kPacking>
+StoredShapes scale_shapes(const MatrixForm& form) {
+  if (kPacking.by_columns) return {{form.groups, form.scale_rows}};
+  if (form.scale_rows == 1) return single(form);
+  return {{form.scale_rows, 1}, {form.scale_rows}};
+}
+template <Packing kPacking>
+StoredShapes zero_shapes(const MatrixForm& form) {
+  const int64_t units = ceil_div(form.scale_rows, kCodesInUnit<kPacking>);
+  if (kPacking.by_columns) return {{form.groups, units}};
+  if (form.scale_rows == 1) return {{1}, {}};
+  return {{units}};
+}
+
+// A code of a line of so many, counted from 0.
+template <Packing kPacking>
+uint32_t code_of(std::span<const std::byte> units, int64_t line, int64_t length, int64_t nth) {
+  const auto middle = static_cast<uint32_t>(middle_of(kPacking.bits));
+  if constexpr (kPacking.bits == 8) {
+    const uint32_t code = value_at<uint8_t>(units, line * length + nth);
+    return kPacking.has_signs ? code ^ middle : code;
+  } else {
+    constexpr int64_t kCodes = kCodesInUnit<kPacking>;
+    const int64_t at = nth % kCodes;
+    const int64_t place = kPacking.reordered ? kPlaces[static_cast<size_t>(at)] : at;
+    const uint32_t word = word_at(units, line * ceil_div(length, kCodes) + nth / kCodes);
+    const uint32_t code = word >> (place * 4) & 0xfU;
+    return kPacking.has_signs ? code ^ middle : code;
+  }
+}
+
+// A zero point less the middle of codes. That of a whole matrix is a number by itself.
+template <Packing kPacking>
+int64_t zero_of(const MatrixForm& form, std::span<const std::byte> units, int64_t group,
+                int64_t row) {
+  if (kPacking.bits == 4 && form.quant->spec.weights == WeightScale::kTensor) {
+    const int64_t zero = value_at<int32_t>(units, 0);
+    return kPacking.has_signs ? zero : zero - middle_of(kPacking.bits);
+  }
+  const uint32_t code = code_of<kPacking>(units, group, form.scale_rows, row);
+  return static_cast<int64_t>(code) - middle_of(kPacking.bits);
+}
+
+template <Packing kPacking>
+void check_symmetric(const MatrixForm& form, const PlaneInput& zeros) {
+  check_input(zeros, stored_types<kPacking>(), zero_shapes<kPacking>(form));
+  for (int64_t i = 0; i < form.groups * form.scale_rows; ++i) {
+    const int64_t zero =
+        zero_of<kPacking>(form, zeros.bytes, i / form.scale_rows, i % form.scale_rows);
+    if (zero != 0) reject_value(zeros, "a zero point of symmetric codes", 0, zero);
+  }
 }
 
 template <Packing kPacking>
 void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
                   std::span<std::byte> plane) {
-  if (inputs.size() > 1 && inputs[1].info != nullptr) {
-    check_input(inputs[1], kWordTypes, zero_shapes(form));
-    for (int64_t i = 0; i < form.groups * form.rows; ++i) {
-      const int64_t zero =
-          code_in_words<kPacking>(form, inputs[1].bytes, i / form.rows, i % form.rows);
-      if (zero == middle_of(4)) continue;
-      reject_value(inputs[1], "a zero point of symmetric codes", 0, zero - middle_of(4));
-    }
-  }
+  if (inputs.size() > 1 && inputs[1].info != nullptr) check_symmetric<kPacking>(form, inputs[1]);
   for (int64_t row = 0; row < form.rows; ++row) {
     for (int64_t col = 0; col < form.cols; ++col) {
-      const uint32_t code = code_in_words<kPacking>(form, inputs[0].bytes, col, row);
-      set_integer(plane.data(), row * form.cols + col, 4, code);
+      const uint32_t code = kPacking.by_columns
+                                ? code_of<kPacking>(inputs[0].bytes, col, form.rows, row)
+                                : code_of<kPacking>(inputs[0].bytes, row, form.cols, col);
+      set_integer(plane.data(), row * form.cols + col, kPacking.bits, code);
     }
   }
 }
@@ -71,51 +134,50 @@ void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
 template <Packing kPacking>
 void decode_zeros(const MatrixForm& form, std::span<const PlaneInput> inputs,
                   std::span<std::byte> plane) {
-  for (int64_t row = 0; row < form.rows; ++row) {
+  for (int64_t row = 0; row < form.scale_rows; ++row) {
     for (int64_t group = 0; group < form.groups; ++group) {
-      const int64_t zero = code_in_words<kPacking>(form, inputs[0].bytes, group, row);
-      set_float(plane, row * form.groups + group, static_cast<float>(zero - middle_of(4)));
+      const int64_t zero = zero_of<kPacking>(form, inputs[0].bytes, group, row);
+      set_float(plane, row * form.groups + group, static_cast<float>(zero));
     }
   }
 }
 
-StoredShapes transposed_scale_shapes(const MatrixForm& form) {
-  return {{form.groups, form.scale_rows}};
-}
 void transpose_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
                       std::span<std::byte> plane) {
   transpose(inputs[0], form.groups, form.scale_rows, plane);
 }
 
-template <Packing kPacking, bool kHasZeros>
+// The last is the step of rows, which is a plane where these are quantised by it.
+template <Packing kPacking>
 constexpr std::array kPlanes = {
     StoredPlane{.suffix = "",
                 .ending = "",
-                .types = kWordTypes,
-                .shapes = code_shapes,
-                .has_codes = has_words,
+                .types = stored_types<kPacking>(),
+                .shapes = code_shapes<kPacking>,
+                .has_codes = has_codes<kPacking>,
                 .decode = decode_codes<kPacking>,
-                .optional_inputs = std::span(kAids).first(kHasZeros ? 0 : 1)},
+                .optional_inputs = std::span(kAids).first(kPacking.has_zeros ? 0 : 1)},
     StoredPlane{.suffix = "_scale",
                 .ending = "",
                 .plane = WeightPlane::kScale,
                 .types = kFloatTypes,
-                .shapes = transposed_scale_shapes,
-                .decode = transpose_scales},
+                .shapes = scale_shapes<kPacking>,
+                .decode = kPacking.by_columns ? transpose_scales : nullptr},
     StoredPlane{.suffix = kZeros,
                 .ending = "",
-                .use = kHasZeros ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
+                .use = kPacking.has_zeros ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
                 .plane = WeightPlane::kZero,
-                .types = kWordTypes,
-                .shapes = zero_shapes,
+                .types = stored_types<kPacking>(),
+                .shapes = zero_shapes<kPacking>,
                 .type = DType::kF32,
-                .decode = decode_zeros<kPacking>}};
+                .decode = decode_zeros<kPacking>},
+    unused(".input_zero_point"), unused(".input_scale")};
 
-template <Packing kPacking>
-std::span<const StoredPlane> planes_of(bool has_zeros) {
-  if (has_zeros) return kPlanes<kPacking, true>;
-  return kPlanes<kPacking, false>;
+template <size_t... kIndex>
+constexpr auto lists_of(std::index_sequence<kIndex...>) {
+  return std::array{std::span<const StoredPlane>(kPlanes<packing_at(kIndex)>)...};
 }
+constexpr auto kLists = lists_of(std::make_index_sequence<kPackings>());
 
 }  // namespace
 
@@ -130,14 +192,12 @@ QuantizedWeights read_quark_integers(const io::JsonValue& config, const io::Json
   if (has_zeros) weights.spec.zeros = WeightZero::kPoint;
   const auto exported = config.find_set("export");
   const std::string pack = exported ? text_of(*exported, "pack_method", "reorder") : "reorder";
-  const bool reordered = pack == "reorder";
-  if (codes.has_signs) {
-    weights.planes = reordered ? planes_of<Packing{true, true}>(has_zeros)
-                               : planes_of<Packing{false, true}>(has_zeros);
-  } else {
-    weights.planes = reordered ? planes_of<Packing{true, false}>(has_zeros)
-                               : planes_of<Packing{false, false}>(has_zeros);
-  }
+  const Packing packing{.bits = codes.bits,
+                        .reordered = pack == "reorder",
+                        .has_signs = codes.has_signs,
+                        .has_zeros = has_zeros,
+                        .by_columns = text_of(weight, "qscheme", "") == "per_group"};
+  weights.planes = kLists[packing.index()];
   return weights;
 }
 

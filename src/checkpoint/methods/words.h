@@ -14,6 +14,7 @@ namespace conclave::inline v0::checkpoint {
 
 inline constexpr int64_t kWordBits = 32;
 inline constexpr std::array kWordTypes = {DType::kI32, DType::kU32};
+inline constexpr std::array kSignedByteTypes = {DType::kI8};
 
 inline uint32_t word_at(std::span<const std::byte> words, int64_t index) {
   return value_at<uint32_t>(words, index);
