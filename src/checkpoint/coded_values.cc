@@ -7,6 +7,7 @@
 #include "checkpoint/scale_names.h"
 #include "core/weight_types.h"
 #include "quant/plane_types.h"
+#include "quant/scale_type.h"
 
 #include "conclave/error.h"
 #include "conclave/quantise.h"
@@ -136,6 +137,9 @@ class PlaneFinder {
       map.readings.push_back(std::move(reading));
     } else {
       check_shape(plane, tensor);
+      if (plane.plane == WeightPlane::kScale) {
+        type = quant::scale_type_of(codes_.quant.element, codes_.quant.spec, type);
+      }
     }
     check_type(plane, tensor, type);
     map.stored[kOnly.with(plane.plane)] = {

@@ -4,6 +4,7 @@
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_name.h"
+#include "quant/scale_type.h"
 
 #include "conclave/error.h"
 
@@ -125,6 +126,12 @@ int32_t add_reading(const LayerView& view, const TensorMatch& match, const Tenso
   return static_cast<int32_t>(planes.readings.size() - 1);
 }
 
+DType scale_type(const LayerView& view, const TensorMatch& match) {
+  const DType stored = view.table.info(match.tensor).dtype;
+  if (view.quant) return quant::scale_type_of(view.quant->element, view.quant->spec, stored);
+  return quant::scale_type_of(view.layer.spec.weight_dtype, view.layer.spec.quant, stored);
+}
+
 // Fills the matrices of the block, or their planes, from the tensor.
 void fill_block(const LayerView& view, const TensorMatch& match, AxisOrder axes, int64_t expert,
                 NamedTensors& names, LayerPlanes& planes) {
@@ -138,6 +145,8 @@ void fill_block(const LayerView& view, const TensorMatch& match, AxisOrder axes,
     for (share.index = 0; share.index < (block.is_stack ? block.count : 1); ++share.index) {
       MatrixLocation location = locate(block, pattern, axes, share, match.tensor);
       location.reading = reading;
+      if (reading < 0 && match.plane == WeightPlane::kScale)
+        location.type = scale_type(view, match);
       fill(view, id, block.is_stack ? share.index : expert, location, planes);
     }
     if (shared) continue;
@@ -237,6 +246,7 @@ const MatrixLocation* LayerPlanes::first(WeightId id) const {
 }
 
 DType LayerPlanes::type_of(const TensorTable& table, const MatrixLocation& location) const {
+  if (location.type) return *location.type;
   if (location.reading < 0) return table.info(location.tensor).dtype;
   return readings[static_cast<size_t>(location.reading)].dtype;
 }

@@ -4,6 +4,7 @@
 #include "checkpoint/name_pattern.h"
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ struct MatrixLocation {
   int64_t row_stride = 0;
   int64_t col_stride = 0;
   int32_t reading = -1;  // index into LayerMap::readings: the elements are those that it gives
+  std::optional<DType> type = std::nullopt;  // where its elements have another than the tensor says
 };
 
 // The share of one matrix: it is number `part` of the `parts` matrices in the block, and

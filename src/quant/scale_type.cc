@@ -45,6 +45,14 @@ Support is_scale_type(DType dtype) {
   return Support::no("scales are never " + std::string(to_string(dtype)));
 }
 
+DType scale_type_of(DType codes, const QuantSpec& quant, DType stored) {
+  const WeightFormat* const format = find_format(codes);
+  const bool of_floats =
+      format != nullptr && format->codes != nullptr && format->codes->mantissa_bits.has_value();
+  const bool are_exponents = stored == DType::kU8 && of_floats && !quant.has_global_scale;
+  return are_exponents ? DType::kF8E8M0 : stored;
+}
+
 float largest_scale(DType dtype) {
   if (is_exponent(dtype)) return 0x1p127F;
   const WeightFormat& format = format_of(dtype);

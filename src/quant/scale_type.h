@@ -3,6 +3,7 @@
 
 #include "conclave/dtype.h"
 #include "conclave/error.h"
+#include "conclave/spec.h"
 
 #include <cstddef>
 #include <span>
@@ -12,6 +13,10 @@ namespace conclave::inline v0::quant {
 
 // Whether scales may have this type: f32, f16, bf16, e4m3 or e8m0.
 Support is_scale_type(DType dtype);
+// The type of scales that lie in tensors of this one: bytes beside codes of floats are exponents,
+// as packages have them that do not know e8m0. Beside a number of the whole matrix they may be
+// floats as well, and are no scales.
+DType scale_type_of(DType codes, const QuantSpec& quant, DType stored);
 // The largest scale of the type.
 float largest_scale(DType dtype);
 // A positive number as a scale: nearest, or the next power of two for e8m0, which has no others.
