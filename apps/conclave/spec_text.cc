@@ -76,6 +76,8 @@ std::string_view scale_rule_words(RowScaleRule rule) {
       return " e8m0 even";
     case RowScaleRule::kHalfPower:
       return " e8m0 half";
+    case RowScaleRule::kCeilPower:
+      return " e8m0 ceil";
     case RowScaleRule::kTwoLevel:
       return " e4m3 two-level";
   }

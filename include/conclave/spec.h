@@ -224,6 +224,7 @@ enum class RowScaleRule : uint8_t {
   kFloorPower,  // 2^(floor(log2(amax)) - e), as OCP Microscaling Formats 1.0 has it
   kEvenPower,   // the same, with amax rounded to as many mantissa bits as codes have first
   kHalfPower,   // the same, with amax rounded to one mantissa bit first
+  kCeilPower,   // 2^(ceil(log2(amax)) - e): amax is rounded up to a power of two first
   // amax / the largest code / t, rounded to e4m3, times t ("nvfp4"). t is the largest
   // WeightPlane::kInputScale of gate and up of any expert, for intermediate rows that of down.
   kTwoLevel,

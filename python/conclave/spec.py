@@ -126,7 +126,8 @@ class QuantSpec:
     # int8 beside int8, int4 and e2m1 weights; with a scale rule but "quotient" any of
     # float8_e4m3fn, float8_e5m2, float6_e2m3, float6_e3m2 and float4_e2m1fn_x2
     activation_dtype: DTypeLike | None = None
-    activation_scale_rule: str = "quotient"  # floor_power, even_power, half_power, two_level
+    # quotient, floor_power, even_power, half_power, ceil_power, two_level
+    activation_scale_rule: str = "quotient"
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
     scale_values: str = "float"  # float16, power_of_two, steps: what scales are for sure

@@ -59,6 +59,7 @@ constexpr Word<RowScaleRule> kRowScaleRules[] = {
     CONCLAVE_WORD("floor_power", RowScaleRule, kFloorPower),
     CONCLAVE_WORD("even_power", RowScaleRule, kEvenPower),
     CONCLAVE_WORD("half_power", RowScaleRule, kHalfPower),
+    CONCLAVE_WORD("ceil_power", RowScaleRule, kCeilPower),
     CONCLAVE_WORD("two_level", RowScaleRule, kTwoLevel)};
 constexpr Word<WeightOn> kWeightOns[] = {CONCLAVE_WORD("output", WeightOn, kOutput),
                                          CONCLAVE_WORD("input", WeightOn, kInput)};

@@ -116,6 +116,8 @@ uint32_t power_rounding(const ActivationRule& rule) {
       return mantissa_rounding(*rule.codes->mantissa_bits);
     case RowScaleRule::kHalfPower:
       return mantissa_rounding(1);
+    case RowScaleRule::kCeilPower:
+      return kRoundUp;
     default:
       return 0;
   }

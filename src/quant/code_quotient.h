@@ -43,6 +43,9 @@ constexpr uint32_t mantissa_rounding(int mantissa_bits) {
   return uint32_t{1} << (22 - mantissa_bits);
 }
 
+// The units that bring all between two powers of two to the upper one.
+inline constexpr uint32_t kRoundUp = (uint32_t{1} << 23) - 1;
+
 // The step of RowScaleRule::kTwoLevel over `whole`, its t: a value of e4m3, 1 where none is left.
 constexpr float two_level_ratio(float amax, float largest_code, float whole) {
   if (!(amax <= std::numeric_limits<float>::max())) return amax;

@@ -320,7 +320,9 @@ TEST(QuarkConfig, RowsInGroups_HaveTheRuleThatTheConfigurationNames) {
               RowScaleRule::kEvenPower);
   expect_rows(found(group, with(rows, {{"dtype", "fp8_e4m3"}})), std::nullopt, 32,
               RowScaleRule::kEvenPower);
-  for (const json& other : {json{{"is_dynamic", false}}, json{{"scale_calculation_mode", "ceil"}},
+  expect_rows(found(group, with(rows, {{"scale_calculation_mode", "ceil"}})), DType::kF4, 32,
+              RowScaleRule::kCeilPower);
+  for (const json& other : {json{{"is_dynamic", false}}, json{{"scale_calculation_mode", "up"}},
                             json{{"scale_format", "float32"}}, json{{"dtype", "int8"}},
                             json{{"qscheme", "per_tensor"}}}) {
     SCOPED_TRACE(other.dump());

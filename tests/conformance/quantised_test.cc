@@ -163,6 +163,8 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-modelopt-mxfp8", DType::kF8E4M3, rounded_up_rows(grouped(32), 32)),
     coded("mixtral-modelopt-nvfp4", DType::kF4, nvfp4_with_rows(), kOneRounding),
     coded("mixtral-quark-fp4", DType::kF4, grouped(32)),
+    coded("mixtral-quark-fp6-e2m3-rows-up", DType::kF8E4M3,
+          with_rows(grouped(32), 32, RowScaleRule::kCeilPower, DType::kF6E2M3)),
     coded("mixtral-quark-fp6-e3m2", DType::kF8E4M3, grouped(32)),
     coded("mixtral-quark-fp6-e3m2-rows", DType::kF8E4M3,
           with_rows(grouped(32), 32, RowScaleRule::kFloorPower, DType::kF6E3M2)),

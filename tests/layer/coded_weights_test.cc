@@ -274,6 +274,7 @@ std::vector<Weights> every_format_in_every_form() {
       {"row_group32_mxfp4_rows", mx_rows(DType::kF4, RowScaleRule::kEvenPower)},
       {"row_group32_e2m3_rows", mx_rows(DType::kF6E2M3, RowScaleRule::kEvenPower)},
       {"row_group32_e3m2_rows", mx_rows(DType::kF6E3M2, RowScaleRule::kFloorPower)},
+      {"row_group32_e2m3_rows_up", mx_rows(DType::kF6E2M3, RowScaleRule::kCeilPower)},
       {"row_group32_mxfp8_rows", mx_rows(DType::kF8E4M3, RowScaleRule::kHalfPower)},
       {"row_group32_e5m2_rows", mx_rows(DType::kF8E5M2, RowScaleRule::kFloorPower)},
       {"row_group16_nvfp4_rows", nvfp4_rows(false)},

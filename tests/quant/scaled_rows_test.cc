@@ -79,16 +79,19 @@ void for_each_magnitude(int bits, const Body& body) {
   }
 }
 
-constexpr std::pair<RowScaleRule, int> kPowers[] = {
-    {RowScaleRule::kFloorPower, -1}, {RowScaleRule::kEvenPower, 0}, {RowScaleRule::kHalfPower, 1}};
+constexpr std::pair<RowScaleRule, int> kPowers[] = {{RowScaleRule::kFloorPower, -1},
+                                                    {RowScaleRule::kEvenPower, 0},
+                                                    {RowScaleRule::kHalfPower, 1},
+                                                    {RowScaleRule::kCeilPower, -2}};
 
 // The rule of OCP Microscaling 1.0, 6.3, of a magnitude whose mantissa is first rounded to so many
-// bits; none for -1.
+// bits; none for -1, and up to a power of two for -2.
 float expected_power(const Numbers& rows, double amax, int bits) {
   if (amax == 0) return 1.0F;
   int exponent = 0;
   double mantissa = 2 * std::frexp(amax, &exponent);
   --exponent;
+  if (bits == -2 && mantissa > 1) ++exponent;
   if (bits >= 0) {
     mantissa = std::floor(std::ldexp(mantissa, bits) + 0.5);
     if (mantissa == std::ldexp(2.0, bits)) ++exponent;
@@ -159,6 +162,8 @@ TEST(ScaleRules, PackagesDiffer_WhereAmaxRoundsUp) {
   };
   using enum RowScaleRule;
   EXPECT_EQ(scale(DType::kF4, kFloorPower, 7.99F), 1.0F) << "codes saturate";
+  EXPECT_EQ(scale(DType::kF4, kCeilPower, 4.0F), 1.0F);
+  EXPECT_EQ(scale(DType::kF4, kCeilPower, 4.01F), 2.0F) << "codes never saturate";
   EXPECT_EQ(scale(DType::kF4, kEvenPower, 6.99F), 1.0F);
   EXPECT_EQ(scale(DType::kF4, kEvenPower, 7.0F), 2.0F);
   EXPECT_EQ(scale(DType::kF6E2M3, kEvenPower, 7.7F), 1.0F);
@@ -216,8 +221,9 @@ TEST(ScaledRows, RowsOfAnyLength_FollowTheRule) {
 // A group without a finite value everywhere makes no other group differ.
 TEST(ScaledRows, ValuesThatAreNotFinite_StayInTheirGroup) {
   for (const Numbers& rows : all_numbers()) {
-    for (const RowScaleRule rule : {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower,
-                                    RowScaleRule::kHalfPower, RowScaleRule::kTwoLevel}) {
+    for (const RowScaleRule rule :
+         {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower, RowScaleRule::kHalfPower,
+          RowScaleRule::kCeilPower, RowScaleRule::kTwoLevel}) {
       for (const float value : {kNan, kInfinity, -kInfinity}) {
         const std::vector<float> clean = random_row(96);
         std::vector<float> row = clean;

@@ -122,8 +122,9 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
 
 TEST(QuantSpec, ScaleRules_AreForGroupsOfFloats) {
   MoeSpec spec = quantised(WeightScale::kBlock, ActivationScale::kGroup);
-  for (const RowScaleRule rule : {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower,
-                                  RowScaleRule::kHalfPower, RowScaleRule::kTwoLevel}) {
+  for (const RowScaleRule rule :
+       {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower, RowScaleRule::kHalfPower,
+        RowScaleRule::kCeilPower, RowScaleRule::kTwoLevel}) {
     spec.quant.activation_scale_rule = rule;
     spec.quant.activation_dtype.reset();
     EXPECT_NO_THROW(validate(spec)) << "e4m3";
@@ -142,7 +143,7 @@ TEST(QuantSpec, ScaleRules_AreForGroupsOfFloats) {
   spec.quant.power_of_two_scales = false;
   spec.quant.activation_scale_rule = RowScaleRule::kQuotient;
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
-  spec.quant.activation_scale_rule = static_cast<RowScaleRule>(5);
+  spec.quant.activation_scale_rule = static_cast<RowScaleRule>(6);
   expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_scale_rule");
   for (const ActivationScale rows :
        {ActivationScale::kNone, ActivationScale::kTensorStatic, ActivationScale::kToken}) {

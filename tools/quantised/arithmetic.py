@@ -50,9 +50,11 @@ ROW_CODES = {"e4m3": (448, 8, 3), "e2m1": (6, 2, 1), "e2m3": (7.5, 2, 3), "e3m2"
 TABLES = {"e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2}
 
 
-def power_steps(amax: np.ndarray, exponent: int, mantissa_bits: int | None) -> np.ndarray:
-    """2^(floor(log2(amax)) - exponent) of e8m0, with the mantissa of amax first rounded to so many bits."""
+def power_steps(amax: np.ndarray, exponent: int, mantissa_bits: int | None, up: bool = False) -> np.ndarray:
+    """2^(floor(log2(amax)) - exponent) of e8m0, with the mantissa of amax first rounded to so many bits; up: ceil for floor."""
     fraction, at = np.frexp(amax.astype(np.float64))
+    if up:
+        at = at + (fraction > 0.5)
     if mantissa_bits is not None:
         unit = 2.0 ** (mantissa_bits + 1)
         fraction, more = np.frexp(np.floor(fraction * unit + 0.5) / unit)
@@ -73,7 +75,8 @@ def scaled_rows(x: np.ndarray, rows: dict) -> np.ndarray:
             step = nearest_e4m3(amax / F32(largest) / whole).astype(F32)
             step = np.where(step == 0, F32(1), step) * whole
         else:
-            step = power_steps(amax, exponent, {"floor": None, "even": mantissa, "half": 1}[rows["scale"]])
+            bits = {"floor": None, "even": mantissa, "half": 1, "ceil": None}[rows["scale"]]
+            step = power_steps(amax, exponent, bits, up=rows["scale"] == "ceil")
         quotient = part / step
         if codes == "e4m3":
             values = nearest_e4m3(quotient)

@@ -138,6 +138,13 @@ class Fp6FloorRows(Mixtral, Rows):
     rows = {"form": "group", "width": 32, "codes": "e3m2", "scale": "floor"}
 
 
+class Fp6CeilRows(Mixtral, Rows):
+    spec, bits, table = "FP6E2M3PerGroupSpec", 6, E2M3
+    spec_of = {**Rows.spec_of, "scale_calculation_mode": "ceil"}
+    rows_of = {**spec_of, "is_dynamic": True}
+    rows = {"form": "group", "width": 32, "codes": "e2m3", "scale": "ceil"}
+
+
 INTEGERS = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
 
 
@@ -206,6 +213,7 @@ CASES = {
     "mixtral-quark-uint4": MixtralUint4,
     "qwen3_moe-quark-fp4-rows": Rows,
     "mixtral-quark-fp6-e3m2-rows": Fp6FloorRows,
+    "mixtral-quark-fp6-e2m3-rows-up": Fp6CeilRows,
     "qwen3_moe-quark-int8-token": Int8Token,
     "mixtral-quark-int8-static": MixtralInt8Static,
     "mixtral-quark-uint8": MixtralUint8,

@@ -143,6 +143,7 @@ std::optional<RowScaleRule> rule_of(const io::JsonValue& rows) {
   const std::string mode = text_of(rows, "scale_calculation_mode", "even");
   if (mode == "even") return RowScaleRule::kEvenPower;
   if (mode == "floor") return RowScaleRule::kFloorPower;
+  if (mode == "ceil") return RowScaleRule::kCeilPower;
   return std::nullopt;
 }
 
