@@ -157,6 +157,8 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-mixed-mxfp4-fp8-down", DType::kF8E4M3, grouped(32)),
     coded("mixtral-modelopt-awq-group128", DType::kI4, with_factors(grouped(128))),
     coded("mixtral-modelopt-awq-rows", DType::kF8E4M3, with_static_rows(with_factors(grouped(64)))),
+    coded("mixtral-modelopt-awq-rows-calibrated", DType::kF8E4M3,
+          with_static_rows(with_factors(grouped(64)))),
     {"mixtral-modelopt-block", {.weights = kBlock}, "per_expert"},
     {"mixtral-modelopt-channel", {.weights = kChannel, .activations = kToken}, "per_expert"},
     {"mixtral-modelopt-fp8", {.weights = kTensor, .activations = kTensorStatic}, "per_expert"},

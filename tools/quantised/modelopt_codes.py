@@ -1,12 +1,16 @@
 """NVIDIA ModelOpt's small codes: its export functions pack them, its tensor classes decode them."""
 
+import copy
+import functools
+
 import numpy as np
 import torch
+from torch import nn
 
 from quantised.arithmetic import decode, quantised_rows, silu
 from quantised.bits import E2M1, codes_of, powers, spread
 from quantised.case import LAYER, draw, mixtral
-from quantised.packaged import Mixtral, Packaged
+from quantised.packaged import Mixtral, Packaged, linear
 
 
 def bf16(weight: np.ndarray) -> torch.Tensor:
@@ -212,6 +216,58 @@ class MixtralAwqRows(MixtralAwq):
         return quantised_rows(h * inner_factors, inner_rows) @ down.T
 
 
+class Calibrated(MixtralAwqRows):
+    """The package's W4A8_AWQ_BETA_CFG: factors and steps are those that it finds and smooths over experts."""
+
+    hidden, inner, experts, top_k = 128, 64, 2, 1
+    group = 64
+
+    @functools.cached_property
+    def exported(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Tensors of all matrices."""
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export.quant_utils import postprocess_state_dict, preprocess_linear_fusion
+        from modelopt.torch.export.unified_export_hf import _export_quantized_weight
+
+        config = copy.deepcopy(mtq.W4A8_AWQ_BETA_CFG)
+        for entry in config["quant_cfg"]:
+            if entry["quantizer_name"] == "*weight_quantizer":
+                entry["cfg"][0]["block_sizes"][-1] = self.group
+        weights = self.matrices()
+        model = nn.ModuleDict({name.replace(".", "/"): linear(w, torch.bfloat16) for name, w in weights.items()})
+        model.forward = lambda: [model[n.replace(".", "/")](self.seen(n, w.shape[1])) for n, w in weights.items()]
+        mtq.quantize(model, config, lambda module: module())
+        modules = {name: model[name.replace(".", "/")] for name in weights}
+        for leaves in ([self.leaves["gate"], self.leaves["up"]], [self.leaves["down"]]):
+            alike = [module for name, module in modules.items() if name.rsplit(".", 1)[1] in leaves]
+            preprocess_linear_fusion(alike, resmooth_only=True)
+        found = {}
+        for name, module in modules.items():
+            rows = module.input_quantizer(self.seen(name, weights[name].shape[1]).float())
+            _export_quantized_weight(module, torch.bfloat16)
+            found[name] = postprocess_state_dict(module.state_dict(), 448.0, None)
+            self.check_rows(name, found[name], rows)
+        return found
+
+    def seen(self, module: str, columns: int) -> torch.Tensor:
+        """Rows that a matrix reads, some columns larger than others; gate and up of all experts read the same."""
+        source = "inner" if module.endswith(self.leaves["down"]) else "hidden"
+        sizes = np.exp(draw(f"{source} column sizes", 1, columns))
+        return torch.from_numpy(sizes * draw(f"{source} rows", 64, columns)).bfloat16()
+
+    def check_rows(self, module: str, state: dict, theirs: torch.Tensor) -> None:
+        """Rows as the package quantises them must be those of our rule."""
+        factors = state["pre_quant_scale"].float()
+        x = (self.seen(module, len(factors)).float() * factors).numpy()
+        ours = quantised_rows(x, {"form": "static", "step": state["input_scale"].item()})
+        difference = np.abs(ours - theirs.detach().to(torch.float64).numpy()).max() / np.abs(ours).max()
+        if difference > 2.0**-22:  # it multiplies by the inverse of the step
+            raise ValueError(f"{module}: rows differ by {difference:.3g}")
+
+    def encoded(self, module, weight):
+        return self.exported[module]
+
+
 CASES = {
     "qwen3_moe-modelopt-nvfp4": Nvfp4,
     "mixtral-modelopt-nvfp4": MixtralNvfp4,
@@ -220,4 +276,5 @@ CASES = {
     "qwen3_moe-modelopt-awq": Awq,
     "mixtral-modelopt-awq-group128": MixtralAwq,
     "mixtral-modelopt-awq-rows": MixtralAwqRows,
+    "mixtral-modelopt-awq-rows-calibrated": Calibrated,
 }
