@@ -209,6 +209,8 @@ const std::optional<QuantizedWeights>* form_of_values(const MethodForms& forms,
   }
 }
 
+DType type_of_values(DType stored) { return is_plain(stored) ? stored : DType::kF32; }
+
 bool holds_codes(const QuantizedWeights& quant, const StoredPlane* row, const TensorInfo& info) {
   return row != nullptr || (!is_plain(quant.element) && info.dtype == quant.element);
 }

@@ -45,6 +45,9 @@ const std::optional<QuantizedWeights>* form_of_values(const MethodForms& forms,
 // Whether the tensor holds codes in that form. `row` is the method's row for it, or null.
 bool holds_codes(const QuantizedWeights& quant, const StoredPlane* row, const TensorInfo& info);
 
+// The type of a matrix that a layer has as values: float32 where codes are stored.
+DType type_of_values(DType stored);
+
 // The matrix of values to which a name belongs, if that matrix is packed.
 struct ValueAid {
   std::string matrix;

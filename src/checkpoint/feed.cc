@@ -149,7 +149,9 @@ struct CheckpointFeed::Impl {
   void settle(LayerConfig& layer, checkpoint::Part part, const std::string& name, DType dtype) {
     const auto plain = plain_specs.find(layer.index);
     if (plain == plain_specs.end()) return;
-    if (part == checkpoint::Part::kResidualDown) layer.spec.residual.weight_dtype = dtype;
+    if (part == checkpoint::Part::kResidualDown) {
+      layer.spec.residual.weight_dtype = checkpoint::type_of_values(dtype);
+    }
     if (!checkpoint::is_quantisable(part)) return;
     const DType codes = config.quant->element;
     if (dtype != codes && !is_plain(dtype)) {

@@ -192,7 +192,6 @@ bool is_uniform(const std::vector<const PartLayer*>& routed,
 void set_mixed(const CommonForm& routed, const CommonForm& shared, MoeSpec& spec) {
   spec.weight_dtype = routed.meaning.element;
   spec.quant = routed.meaning.quant;
-  if (spec.residual.intermediate_size != 0) spec.residual.weight_dtype = DType::kBF16;
   if (!shared_facts(spec).is_there || shared.meaning == routed.meaning) return;
   const DType type = shared.meaning.element;
   spec.shared.weight_dtype = is_plain(type) ? type : DType::kF32;

@@ -1,5 +1,6 @@
 #include "checkpoint/layer_tensors.h"
 
+#include "checkpoint/coded_values.h"
 #include "checkpoint/layer_names.h"
 #include "checkpoint/layer_parts.h"
 #include "checkpoint/methods/config.h"
@@ -255,6 +256,14 @@ std::optional<DType> stored_type(const ModelConfig& config,
   return std::nullopt;
 }
 
+// Settles the type of the residual MLP, which a layer has as values.
+void settle_residual(const ModelConfig& config, const std::optional<QuantizedWeights>& quant,
+                     const TensorTable& table, std::span<const LayerTensor> items, MoeSpec& spec) {
+  if (spec.residual.intermediate_size == 0) return;
+  const auto stored = stored_type(config, quant, table, items, Part::kResidualDown);
+  spec.residual.weight_dtype = type_of_values(stored.value_or(DType::kBF16));
+}
+
 // The names and shapes of such codes belong to another format, such as two fp4 codes per byte.
 struct UnreadCodes {
   DType type;
@@ -297,10 +306,7 @@ void settle_layer(const ModelConfig& config, const TensorTable& table,
     const auto shared = type(Part::kSharedDown);
     if (shared && shared != codes) spec.shared.weight_dtype = shared;
   }
-  if (spec.residual.intermediate_size != 0) {
-    const auto residual = type(Part::kResidualDown).value_or(DType::kBF16);
-    spec.residual.weight_dtype = residual == codes ? DType::kBF16 : residual;
-  }
+  settle_residual(config, own, table, items, spec);
 }
 
 // The layers of a model whose modules have schemes of their own.
@@ -324,8 +330,9 @@ void settle_every_module(const LayerTensors& tensors, const TensorTable& table,
 bool settle_modules(const ModelConfig& config, const TensorTable& table,
                     const LayerTensors& tensors, LayerConfig& layer) {
   const PartsVerdict verdict = settle_parts(config, table, tensors, layer);
-  if (verdict.is_mixed || layer.quant == nullptr) return verdict.keeps_rows;
   const auto& items = tensors.layers[static_cast<size_t>(layer.index)];
+  if (verdict.is_mixed) settle_residual(config, config.quant, table, items, layer.spec);
+  if (verdict.is_mixed || layer.quant == nullptr) return verdict.keeps_rows;
   settle_layer(config, table, items, **layer.quant, layer);
   return true;
 }
