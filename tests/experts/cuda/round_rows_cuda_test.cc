@@ -42,8 +42,9 @@ std::vector<RowForm> row_forms() {
   }
   for (const DType rows :
        {DType::kF8E4M3, DType::kF8E5M2, DType::kF6E2M3, DType::kF6E3M2, DType::kF4}) {
-    for (const RowScaleRule rule : {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower,
-                                    RowScaleRule::kHalfPower, RowScaleRule::kTwoLevel}) {
+    for (const RowScaleRule rule :
+         {RowScaleRule::kFloorPower, RowScaleRule::kEvenPower, RowScaleRule::kHalfPower,
+          RowScaleRule::kCeilPower, RowScaleRule::kTwoLevel}) {
       add(DType::kF4, {.activations = ActivationScale::kGroup,
                        .activation_group = rule == RowScaleRule::kTwoLevel ? 16 : 32,
                        .activation_dtype = rows,
