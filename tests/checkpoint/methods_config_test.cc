@@ -301,6 +301,34 @@ TEST(QuarkConfig, WhatIsRead) {
   EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.shared_expert.up_proj").element, DType::kF4);
 }
 
+TEST(QuarkConfig, ClassesAndNames_CountInTheOrderOfThePackage) {
+  const json group = {
+      {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};
+  const json bytes = {{"dtype", "int8"}, {"qscheme", "per_channel"}};
+  const json floats = {{"dtype", "fp8_e4m3"}, {"qscheme", "per_tensor"}};
+  json config = quark(group);
+  config["layer_type_quant_config"] = {{"Conv2d", {{"weight", floats}}}};
+  EXPECT_EQ(read(config).weights->element, DType::kF4) << "of another class";
+  config["layer_type_quant_config"]["Linear"] = {{"weight", bytes}};
+  EXPECT_EQ(read(config).weights->element, DType::kI8);
+  config["layer_type_quant_config"] = nullptr;
+  EXPECT_EQ(read(config).weights->element, DType::kF4) << "as older files have it";
+
+  constexpr const char* kExact = "model.layers.0.mlp.experts.3.up_proj";
+  config["layer_type_quant_config"] = {{"Linear", {{"weight", bytes}}}};
+  config["layer_quant_config"] = json::object();
+  config["layer_quant_config"]["*.experts.*"] = {{"weight", floats}};
+  config["layer_quant_config"][kExact] = {{"weight", group}};
+  const auto found = read(config);
+  ASSERT_TRUE(found.weights) << found.reason;
+  EXPECT_EQ(scheme_in(found, kExact).element, DType::kF4) << "its name stands behind the pattern";
+  EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.experts.2.up_proj").element, DType::kF8E4M3);
+  EXPECT_EQ(scheme_in(found, "model.layers.0.mlp.shared_expert.up_proj").element, DType::kI8);
+  config["layer_type_quant_config"]["Linear"]["weight"]["dtype"] = "int3";
+  config.erase("layer_quant_config");
+  expect_reason(config, "int3");
+}
+
 TEST(QuarkConfig, RowsInGroups_HaveTheRuleThatTheConfigurationNames) {
   const json group = {
       {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};

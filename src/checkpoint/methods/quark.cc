@@ -204,6 +204,14 @@ QuantizedWeights read_entry(const io::JsonValue& config, const io::JsonValue& en
   return weights;
 }
 
+// The entry of linear layers that no name has: that of their class, or of all modules. Other
+// classes have no matrices of a MoE layer.
+io::JsonValue entry_of_linear(const io::JsonValue& config) {
+  const auto classes = config.find_set("layer_type_quant_config");
+  const auto linear = classes && classes->is_object() ? classes->find_set("Linear") : classes;
+  return linear && linear->is_object() ? *linear : config.at("global_quant_config");
+}
+
 ModuleScheme read_scheme(const io::JsonValue& config, const io::JsonValue& entry) {
   try {
     return {.weights = read_entry(config, entry), .reason = {}};
@@ -214,13 +222,14 @@ ModuleScheme read_scheme(const io::JsonValue& config, const io::JsonValue& entry
 
 }  // namespace
 
-// Modules may have entries of their own, by patterns of their names.
+// Modules may have entries of their own, by their class or by patterns of their names. A name
+// without wildcards counts before patterns, of which the first that fits counts.
 QuantizedWeights read_quark(const io::JsonValue& config) {
-  const io::JsonValue global = config.at("global_quant_config");
+  const io::JsonValue usual = entry_of_linear(config);
   const auto layers = config.find_set("layer_quant_config");
-  if (!layers || !layers->is_object() || layers->size() == 0) return read_entry(config, global);
+  if (!layers || !layers->is_object() || layers->size() == 0) return read_entry(config, usual);
   ModuleSchemes found;
-  found.schemes.push_back(read_scheme(config, global));
+  found.schemes.push_back(read_scheme(config, usual));
   for (const io::JsonMember& layer : layers->members()) {
     if (!layer.value.is_object()) continue;
     found.rules.push_back({.kind = ModuleRule::Kind::kPattern,
@@ -228,6 +237,9 @@ QuantizedWeights read_quark(const io::JsonValue& config) {
                            .scheme = found.schemes.size()});
     found.schemes.push_back(read_scheme(config, layer.value));
   }
+  std::ranges::stable_partition(found.rules, [](const ModuleRule& rule) {
+    return rule.text.find_first_of("*?[") == std::string::npos;
+  });
   found.rules.push_back({.scheme = 0});
   return of_modules(std::move(found));
 }
