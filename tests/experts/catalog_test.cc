@@ -191,11 +191,12 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
     EXPECT_NE(make, nullptr) << row.name;
   }
   bool some_adds_rows = experts::device_kernels().rows().empty();
+  bool some_reads_values = experts::device_kernels().rows().empty();
   bool some_reads_factors = experts::device_kernels().rows().size() <= 1;
   for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
     check_base(row);
     const auto& [arithmetic, is_reference, tiles, make, workspace_bytes, cost, adds_rows,
-                 reads_factors] = static_cast<const experts::DeviceKernel&>(row);
+                 reads_factors, reads_values] = static_cast<const experts::DeviceKernel&>(row);
     EXPECT_FALSE(arithmetic.empty()) << row.name;
     EXPECT_NE(tiles, nullptr) << row.name;
     EXPECT_NE(make, nullptr) << row.name;
@@ -204,9 +205,11 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
     EXPECT_GT(cost.memory_share, 0) << row.name;
     some_adds_rows |= adds_rows;
     some_reads_factors |= reads_factors;
+    some_reads_values |= reads_values;
   }
   EXPECT_TRUE(some_adds_rows);
   EXPECT_TRUE(some_reads_factors);
+  EXPECT_TRUE(some_reads_values);
   for (const experts::OneLaunchRow& row : experts::one_launch_kernels().rows()) {
     check_base(row);
     const auto& [reach, make, workspace_bytes] = static_cast<const experts::OneLaunch&>(row);
