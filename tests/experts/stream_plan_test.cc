@@ -1,5 +1,6 @@
 // Tests what the kernels that stream weights report about a problem without a GPU: support, tiles,
 // workspace.
+#include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
@@ -88,7 +89,7 @@ TEST(StreamPlan, FactorsOfCodes_AreChecked) {
   const auto refusal = [](DType dtype, const QuantSpec& quant) {
     return reason_of(stream_codes_supports(problem(dtype, quant)));
   };
-  for (const int64_t columns : {32, 64, 128, 256, 512}) {
+  for (const int64_t columns : {16, 32, 48, 64, 96, 128, 256, 320, 512}) {
     EXPECT_EQ(refusal(DType::kI4, of_groups(columns)), "") << columns;
     EXPECT_EQ(refusal(DType::kI8, of_groups(columns)), "") << columns;
   }
@@ -97,27 +98,48 @@ TEST(StreamPlan, FactorsOfCodes_AreChecked) {
   for (const WeightScale scale : {WeightScale::kTensor, WeightScale::kChannel}) {
     EXPECT_EQ(refusal(DType::kF8E5M2, {.weights = scale}), "");
   }
-  EXPECT_NE(refusal(DType::kI4, of_groups(48)).find("found 48"), std::string::npos);
   EXPECT_NE(refusal(DType::kI4, of_groups(8)).find("found 8"), std::string::npos);
-  EXPECT_NE(refusal(DType::kI8, of_groups(16)).find("codes of 4 bits"), std::string::npos);
+  EXPECT_NE(refusal(DType::kI8, of_groups(40)).find("found 40"), std::string::npos);
   EXPECT_NE(refusal(DType::kI4, {}).find("with scales"), std::string::npos);
   EXPECT_NE(refusal(DType::kBF16, {}).find("found BF16"), std::string::npos);
-  EXPECT_NE(refusal(DType::kNF4, of_groups(64)).find("bf16 holds"), std::string::npos);
-  EXPECT_NE(refusal(DType::kI8, kChannelQuant).find("not quantised"), std::string::npos);
-  QuantSpec zeros = of_groups(32);
-  zeros.zeros = WeightZero::kPoint;
-  EXPECT_EQ(refusal(DType::kI4, zeros), "");
-  EXPECT_NE(refusal(DType::kF8E4M3, zeros).find("whole numbers"), std::string::npos);
-  zeros.block_cols = 16;
-  EXPECT_NE(refusal(DType::kI4, zeros).find("found 16"), std::string::npos);
-  zeros.zeros = WeightZero::kOffset;
-  EXPECT_NE(refusal(DType::kI4, zeros).find("not offsets"), std::string::npos);
+  EXPECT_EQ(refusal(DType::kNF4, of_groups(64)), "");
+  EXPECT_EQ(refusal(DType::kI8, kChannelQuant), "");
+  QuantSpec rows = of_groups(32);
+  rows.activations = ActivationScale::kGroup;
+  EXPECT_NE(refusal(DType::kI4, rows).find("powers of two"), std::string::npos);
+  for (const WeightZero kind : {WeightZero::kPoint, WeightZero::kOffset}) {
+    QuantSpec zeros = of_groups(16);
+    zeros.zeros = kind;
+    for (const DType dtype : {DType::kI4, DType::kI8, DType::kF8E4M3}) {
+      EXPECT_EQ(refusal(dtype, zeros), "");
+    }
+    EXPECT_NE(refusal(DType::kNF4, zeros).find("without zeros"), std::string::npos);
+  }
   QuantSpec ordered = of_groups(32);
   ordered.has_column_order = true;
   EXPECT_NE(refusal(DType::kI4, ordered).find("column order"), std::string::npos);
   ExpertsProblem slice = problem(DType::kI4, of_groups(64));
   slice.skipped_columns = 32;
-  EXPECT_NE(reason_of(stream_codes_supports(slice)).find("inside a group"), std::string::npos);
+  EXPECT_EQ(reason_of(stream_codes_supports(slice)), "");
+  slice.skipped_columns = 24;
+  EXPECT_NE(reason_of(stream_codes_supports(slice)).find("24 lie before"), std::string::npos);
+}
+
+// Layers store scales for as many columns as divide both a group and a kernel's stage.
+TEST(StreamPlan, ColumnsThatShareFactors_DivideGroupsAndStages) {
+  const auto columns = [](DType dtype, int64_t group, int64_t of_matrix, int64_t skipped = 0) {
+    const QuantSpec quant{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group};
+    return factor_columns(problem(dtype, quant), of_matrix, skipped);
+  };
+  EXPECT_EQ(columns(DType::kI4, 128, 768), 128);
+  EXPECT_EQ(columns(DType::kI4, 512, 768), 512);
+  EXPECT_EQ(columns(DType::kI4, 96, 768), 32);
+  EXPECT_EQ(columns(DType::kI4, 384, 768), 128);
+  EXPECT_EQ(columns(DType::kI8, 384, 768), 384);
+  EXPECT_EQ(columns(DType::kI4, 128, 768, 48), 16);
+  EXPECT_EQ(columns(DType::kI4, 2880, 2880), 0);
+  EXPECT_EQ(columns(DType::kI4, 2880, 1440, 1440), 0);
+  EXPECT_EQ(factor_columns(problem(DType::kI8, {.weights = WeightScale::kChannel}), 768, 0), 0);
 }
 
 void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 3) {
