@@ -233,13 +233,18 @@ def test_rows_in_groups_match_float64(name, size):
 
 
 @pytest.mark.parametrize("rows", ROWS_IN_GROUPS)
-def test_rows_in_groups_stay_as_they_are_on_a_gpu(rows):
+def test_rows_in_groups_are_quantised_on_every_device(rows):
     fields = {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
     quant = conclave.QuantSpec(weights="block", block_rows=1, block_cols=32, **fields)
-    codes = "float4_e2m1fn_x2"
-    assert _on_device(quant, codes, "cpu") == quant
-    plain = _on_device(quant, codes, "cuda:0")
-    assert (plain.weights, plain.block_cols, plain.activations) == ("block", 32, "none")
+    for device in ("cpu", "cuda:0"):
+        assert _on_device(quant, "float4_e2m1fn_x2", device) == quant
+
+
+def test_rows_that_a_gpu_does_not_make_stay_as_they_are_there():
+    quant = conclave.QuantSpec(weights="channel", activations="group", activation_group=32)
+    assert _on_device(quant, "int8", "cpu") == quant
+    plain = _on_device(quant, "int8", "cuda:0")
+    assert (plain.weights, plain.activations) == ("channel", "none")
 
 
 def test_rows_of_nvfp4_need_both_steps():
