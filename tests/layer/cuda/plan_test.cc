@@ -145,6 +145,31 @@ TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
   }
 }
 
+// Kernels of codes would take such rows as values of bf16, at half the rate.
+TEST(CudaPlan, E4m3BesideE4m3Rows_KeepsItsOwnKernels) {
+  for (const char* name : {"fp8-block", "fp8-channel", "fp8-tensor", "fp8-static"}) {
+    for (const bool power_of_two : {false, true}) {
+      for (const Determinism determinism :
+           {Determinism::kRepeatable, Determinism::kBatchInvariant}) {
+        const std::vector<WeightForm> forms = weight_forms();
+        const auto form = std::ranges::find(forms, std::string_view(name), &WeightForm::name);
+        ASSERT_NE(form, forms.end()) << name;
+        MoeSpec spec = qwen3();
+        spec.weight_dtype = form->dtype;
+        spec.quant = form->quant;
+        if (spec.quant.activations == ActivationScale::kNone) continue;
+        const bool is_static = spec.quant.activations == ActivationScale::kTensorStatic;
+        spec.quant.power_of_two_scales = power_of_two && !is_static;
+        const CudaPlan own = plan(spec, {.max_tokens = 16384, .determinism = determinism});
+        for (const experts::LadderRung& rung : own.routed.ladder) {
+          EXPECT_NE(rung.row->name.find("fp8"), std::string_view::npos)
+              << name << " up to " << rung.last_tokens << ": " << rung.row->name;
+        }
+      }
+    }
+  }
+}
+
 TEST(CudaPlan, OneLaunch_ServesAsFarAsMeasuredEntriesNameIt) {
   MoeSpec spec = qwen3();
   spec.weight_dtype = DType::kF8E4M3;
