@@ -32,13 +32,7 @@ template <class T>
 __device__ __forceinline__ void load_part(const T* source, int64_t count, bool has_vectors,
                                           float (&x)[kPart]) {
   if (has_vectors && count >= kPart) {
-    alignas(16) T raw[kPart];
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(raw) / 16); ++i) {
-      reinterpret_cast<uint4*>(raw)[i] = reinterpret_cast<const uint4*>(source)[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) x[i] = ptx::widen(raw[i]);
+    ptx::load_8(source, x);
     return;
   }
 #pragma unroll
@@ -49,13 +43,7 @@ template <class Out>
 __device__ __forceinline__ void store_part(Out* target, int64_t count, bool has_vectors,
                                            const float (&x)[kPart]) {
   if (has_vectors && count >= kPart) {
-    alignas(16) Out raw[kPart];
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) raw[i] = ptx::narrow<Out>(x[i]);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(raw) / 16); ++i) {
-      reinterpret_cast<uint4*>(target)[i] = reinterpret_cast<const uint4*>(raw)[i];
-    }
+    ptx::store_8(x, target);
     return;
   }
 #pragma unroll

@@ -117,14 +117,20 @@ class KernelMaker {
   std::vector<Made> made_;
 };
 
+std::optional<experts::RowRounding> rounding_of(const CudaMlpPlan& part,
+                                                const experts::LadderRung& rung) {
+  if (!part.quantises() || !experts::reads_values(rung, part.problem)) return std::nullopt;
+  return experts::row_rounding(part.problem.weight_dtype, part.problem.quant);
+}
+
 std::vector<CudaRung> make_rungs(const CudaMlpPlan& part, KernelMaker maker) {
   std::vector<CudaRung> rungs;
   for (const experts::LadderRung& rung : part.ladder) {
     rungs.push_back({.last_tokens = rung.last_tokens,
                      .kernel = maker.kernel(rung.row, rung.tile),
                      .sorted_input = rung.tile.sorted_input,
-                     .reads_values = experts::reads_values(rung, part.problem),
                      .adds_rows = rung.adds_rows,
+                     .rounding = rounding_of(part, rung),
                      .skewed = maker.kernel(rung.skewed_row, rung.skewed_tile)});
   }
   return rungs;

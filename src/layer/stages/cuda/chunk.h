@@ -1,6 +1,7 @@
 // Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
+#include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/one_launch.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
@@ -9,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -18,9 +20,10 @@ struct CudaRung {
   int64_t last_tokens = 0;
   const experts::DeviceExpertsKernel* kernel = nullptr;
   bool sorted_input = false;   // the input that the kernel's tile wants
-  bool reads_values = false;   // quantised rows are values of bf16, not codes
   bool adds_rows = false;      // to the buffer of sums, in any order
   bool finishes_rows = false;  // can write the output itself
+  // Set if quantised rows are values of bf16, not codes: how they become these.
+  std::optional<experts::RowRounding> rounding = {};
   // Launched as well, for the tiles that skewed choices are cut into; or null.
   const experts::DeviceExpertsKernel* skewed = nullptr;
 };

@@ -101,7 +101,8 @@ DeviceRows quantised_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Sour
 }
 
 // The values of the rows' codes in bf16, and what belongs to a whole row.
-DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
+DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source,
+                        const experts::RowRounding& rounding) {
   const experts::ExpertsProblem& problem = mlp.plan.problem;
   const bool has_factors = quant::row_factor(problem.quant) == quant::RowFactor::kOfRow;
   const DeviceRows rows{
@@ -117,7 +118,7 @@ DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Source
        .num_rows = rows.num_rows,
        .columns = problem.hidden_size,
        .row_stride = source.stride,
-       .rule = experts::row_rounding(problem.weight_dtype, problem.quant),
+       .rule = rounding,
        .stated_step = mlp.weights.view.input_scale,
        .values = chunk.scratch.at<void>(mlp.buffers.rows),
        .value_stride = rows.row_stride,
@@ -129,7 +130,9 @@ DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Source
 // The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
 DeviceRows token_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
   if (!mlp.plan.quantises()) return plain_rows(chunk, mlp, source);
-  if (rung_for(mlp.rungs, chunk.count).reads_values) return rounded_rows(chunk, mlp, source);
+  if (const auto& rounding = rung_for(mlp.rungs, chunk.count).rounding) {
+    return rounded_rows(chunk, mlp, source, *rounding);
+  }
   return quantised_rows(chunk, mlp, source,
                         {.codes = chunk.scratch.at<uint8_t>(mlp.buffers.rows),
                          .scales = chunk.scratch.at<float>(mlp.buffers.scales),
