@@ -1,5 +1,6 @@
 // Latent projections and residual MLPs in codes: a quantiser that is not told to leave them out
 // packs them as it packs experts, and a layer has them as values.
+#include "checkpoint/golden_folder.h"
 #include "checkpoint/tiny_model.h"
 #include "core/float8.h"
 #include "core/float_convert.h"
@@ -7,7 +8,6 @@
 #include "conclave/checkpoint.h"
 #include "conclave/context.h"
 #include "conclave/layer.h"
-#include "conclave/safetensors.h"
 #include "conclave/synthetic.h"
 #include "conclave/tensor.h"
 
@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -185,20 +184,6 @@ const Family kFamilies[] = {
       {".routed_expert_up_proj", weights::kLatentUp}}},
 };
 
-TinyModel golden_model(const std::string& name) {
-  TinyModel model;
-  const std::filesystem::path from = std::filesystem::path("testdata/models") / name;
-  std::ifstream config(from / "config.json");
-  model.config = json::parse(config);
-  const SafetensorsFile file = SafetensorsFile::open(from / "model.safetensors");
-  for (const TensorInfo& info : file.tensors()) {
-    TinyTensor& tensor = model.add(info.name, info.dtype, info.shape);
-    tensor.bytes.resize(info.bytes);
-    file.read(info, 0, tensor.bytes);
-  }
-  return model;
-}
-
 constexpr const char* kEnding = ".weight";
 
 Matrix matrix_of(const TinyTensor& tensor) {
@@ -226,7 +211,9 @@ struct PackedModel {
   std::vector<TinyTensor> parts;  // as in `values`
 };
 PackedModel pack(const Family& family, const Form& form) {
-  PackedModel packed{.model = golden_model(family.folder), .values = {}, .parts = {}};
+  PackedModel packed{.model = read_folder(std::filesystem::path("testdata/models") / family.folder),
+                     .values = {},
+                     .parts = {}};
   TinyModel& model = packed.model;
   json& config = model.config.contains("text_config") ? model.config["text_config"] : model.config;
   config.erase("quantization_config");
