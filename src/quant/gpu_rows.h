@@ -7,14 +7,15 @@
 
 namespace conclave::inline v0::quant {
 
-// As codes, with a float32 scale for each row or for each 128 columns of it.
+// Yes if they may be codes, with a float32 scale for each row or for each 128 columns of it.
 Support code_rows_support(DType weights, const QuantSpec& quant);
 
-// As the values of codes in bf16, which holds them, times what float32 holds for a whole row: the
-// scales of its groups are powers of two or have so few bits that the products are exact.
+// Yes if they may be the values of codes in bf16, which holds them, times what float32 holds for a
+// whole row: the scales of its groups are powers of two or have so few bits that the products are
+// exact.
 Support value_rows_support(DType weights, const QuantSpec& quant);
 
-// What the values of such rows are multiplied by.
+// Says what the values of such rows are multiplied by.
 enum class RowFactor : uint8_t {
   kNone,    // the scales are in the values
   kOfRow,   // one for each row, made of it

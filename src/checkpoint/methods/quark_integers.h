@@ -12,7 +12,7 @@ struct QuarkIntegers {
   bool has_signs = true;
 };
 
-// What an entry's "weight" says of such codes, whose scales are those of `spec`.
+// Reads what an entry's "weight" says of such codes, whose scales are those of `spec`.
 QuantizedWeights read_quark_integers(const io::JsonValue& config, const io::JsonValue& weight,
                                      const QuantSpec& spec, QuarkIntegers codes);
 

@@ -14,7 +14,7 @@ struct CUstream_st;
 
 namespace conclave::inline v0::experts {
 
-// What gives codes a meaning to kernels that decode them for tensor cores, w = (value - zero) scale
+// These give codes a meaning to kernels that decode them for tensor cores, w = (value - zero) scale
 // or w = value scale - offset: [E, groups of columns, parts, row_stride], where gate and up are two
 // parts and down is one.
 struct FactorPlanes {

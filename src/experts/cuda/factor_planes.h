@@ -1,4 +1,4 @@
-// What FactorPlanes hold for a problem: layers fill them and kernels read them.
+// Says what FactorPlanes hold for a problem: layers fill them and kernels read them.
 #pragma once
 
 #include "experts/problem.h"

@@ -103,7 +103,7 @@ TEST(CudaPlan, GroupsOfRowsWithFloat32Scales_AreRefusedWithTheWayOut) {
   EXPECT_NO_THROW(static_cast<void>(plan(with_plain_rows(spec))));
 }
 
-// What checkpoints have beside codes runs on tensor cores, whatever the number of tokens.
+// Codes run on tensor cores in every form that checkpoints have, whatever the number of tokens.
 TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
   std::vector<WeightForm> forms = weight_forms();
   const auto add = [&](const char* name, DType dtype, QuantSpec quant) {

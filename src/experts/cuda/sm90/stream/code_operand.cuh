@@ -38,6 +38,7 @@ class CodeOperand {
  public:
   static constexpr int kTerms = Config::kCodes.terms;
   using Fragments = CodeFragments<kTerms>;
+  static_assert(kTerms == 1 || Config::kCodeBits == 4, "codes of 8 bits are looked up in pairs");
 
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
                                          int32_t warp, int32_t lane, bool gated)

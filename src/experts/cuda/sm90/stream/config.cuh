@@ -54,7 +54,7 @@ struct Shape {
   int consumers = 2;  // warpgroups that multiply
 };
 
-// What weights that are codes ask of a kernel.
+// Weights that are codes ask this of a kernel.
 struct Codes {
   int bits = 0;  // 0: weights are elements
   // Sums of so many times 16 columns have one scale.
@@ -166,7 +166,7 @@ struct LineStaging {
   alignas(16) uint8_t halves[2][2][kBytes];
 };
 
-// What consumers need to decode a stage's codes: the values of a byte, or of a code where these
+// Consumers need this to decode a stage's codes: the values of a byte, or of a code where these
 // have two terms, a copy for each lane of a warp so that no two use the same bank, and factors of
 // the weight rows for each group of columns, scales first and offsets or zero points behind them.
 template <Codes kCodes, int kStages, int kDepth, int kRows>
@@ -279,7 +279,7 @@ struct CodedParams : Params {
   int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
   int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage
   int32_t features_of_tile = 0;
-  // What sums of a row are multiplied by, for row r (up: of the input; down: sorted) at
+  // Sums of a row are multiplied by these, for row r (up: of the input; down: sorted) at
   // row_factors[r * row_factor_stride]; null: nothing.
   const float* row_factors = nullptr;
   int32_t row_factor_stride = 1;

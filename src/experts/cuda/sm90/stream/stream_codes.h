@@ -28,7 +28,7 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_codes(const ExpertsProblem& pro
                                                        const DeviceExperts& weights,
                                                        const DeviceTile& tile);
 
-// What tells apart the kernels of a tile.
+// This tells apart the kernels of a tile.
 struct CodeKernelForm {
   int64_t bits = 0;
   bool fine = false;  // factors of 16 columns
