@@ -10,10 +10,10 @@
 #if CONCLAVE_BUILD_SM90
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
-#include "experts/cuda/sm90/stream/stream_fp8.h"
 #include "experts/cuda/sm90/tile/tile.h"
-#include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
+#include "experts/cuda/sm90/tile_bytes/tile_bytes.h"
 #endif
 
 #include <array>
@@ -52,8 +52,10 @@ constexpr std::string_view kDecodeSm90 = "cuda.decode_sm90";
 constexpr std::string_view kStreamSm90 = "cuda.stream_sm90";
 constexpr std::string_view kStreamCodesSm90 = "cuda.stream_codes_sm90";
 constexpr std::string_view kStreamFp8Sm90 = "cuda.stream_fp8_sm90";
+constexpr std::string_view kStreamInt8Sm90 = "cuda.stream_int8_sm90";
 constexpr std::string_view kTileSm90 = "cuda.tile_sm90";
 constexpr std::string_view kTileFp8Sm90 = "cuda.tile_fp8_sm90";
+constexpr std::string_view kTileInt8Sm90 = "cuda.tile_int8_sm90";
 
 // The shares were measured on an H200, whose rates they are shares of.
 constexpr const cuda::DeviceRates& kMeasured = cuda::kH200Rates;
@@ -91,9 +93,17 @@ constexpr std::array kDeviceRows = {
                               .sorted_end_depth = 384}}},
     DeviceKernelRow{{.name = kStreamFp8Sm90, .supports = stream_fp8_supports},
                     {.arithmetic = "wgmma_e4m3",
-                     .tiles = stream_fp8_tiles,
+                     .tiles = stream_bytes_tiles,
                      .make = make_stream_fp8,
-                     .workspace_bytes = stream_fp8_bytes,
+                     .workspace_bytes = stream_bytes_memory,
+                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                              .product_share = share8(450),
+                              .memory_share = share_of_memory(4.3)}}},
+    DeviceKernelRow{{.name = kStreamInt8Sm90, .supports = stream_int8_supports},
+                    {.arithmetic = "wgmma_int8",
+                     .tiles = stream_bytes_tiles,
+                     .make = make_stream_int8,
+                     .workspace_bytes = stream_bytes_memory,
                      .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
                               .product_share = share8(450),
                               .memory_share = share_of_memory(4.3)}}},
@@ -120,9 +130,19 @@ constexpr std::array kDeviceRows = {
                      .adds_rows = true}},
     DeviceKernelRow{{.name = kTileFp8Sm90, .supports = tile_fp8_supports},
                     {.arithmetic = "wgmma_e4m3",
-                     .tiles = tile_fp8_tiles,
+                     .tiles = tile_bytes_tiles,
                      .make = make_tile_fp8,
-                     .workspace_bytes = tile_fp8_bytes,
+                     .workspace_bytes = tile_bytes_memory,
+                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
+                              .product_share = share8(900),
+                              .memory_share = share_of_memory(3.9),
+                              .row_step = 64},
+                     .adds_rows = true}},
+    DeviceKernelRow{{.name = kTileInt8Sm90, .supports = tile_int8_supports},
+                    {.arithmetic = "wgmma_int8",
+                     .tiles = tile_bytes_tiles,
+                     .make = make_tile_int8,
+                     .workspace_bytes = tile_bytes_memory,
                      .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
                               .product_share = share8(900),
                               .memory_share = share_of_memory(3.9),
@@ -153,9 +173,11 @@ constexpr std::array kLeftOutRows = {
     KernelRow{.name = kDecodeSm90, .supports = needs_90a},
     KernelRow{.name = kStreamSm90, .supports = needs_90a},
     KernelRow{.name = kStreamFp8Sm90, .supports = needs_90a},
+    KernelRow{.name = kStreamInt8Sm90, .supports = needs_90a},
     KernelRow{.name = kStreamCodesSm90, .supports = needs_90a},
     KernelRow{.name = kTileSm90, .supports = needs_90a},
     KernelRow{.name = kTileFp8Sm90, .supports = needs_90a},
+    KernelRow{.name = kTileInt8Sm90, .supports = needs_90a},
 };
 #else
 constexpr std::array<KernelRow, 0> kLeftOutRows = {};

@@ -3,8 +3,8 @@
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
-#include "experts/cuda/sm90/stream/stream_fp8.h"
 
 #include <gtest/gtest.h>
 
@@ -160,7 +160,7 @@ void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 
 
 TEST(StreamPlan, Tiles_FitIntoSharedMemory) {
   expect_tiles_fit(stream_sm90_tiles(problem(DType::kBF16)));
-  expect_tiles_fit(stream_fp8_tiles(problem(DType::kF8E4M3, kBlockQuant)));
+  expect_tiles_fit(stream_bytes_tiles(problem(DType::kF8E4M3, kBlockQuant)));
   // A stage of codes has as many columns as several of values.
   for (const DType dtype : {DType::kI4, DType::kI8}) {
     expect_tiles_fit(stream_codes_tiles(problem(dtype, {.weights = WeightScale::kChannel})), 2);
@@ -174,7 +174,7 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
         SCOPED_TRACE("I=" + std::to_string(width) + " rows=" + std::to_string(rows));
         ExpertsProblem sizes = problem(DType::kF8E4M3, quant);
         sizes.intermediate_size = width;
-        const StreamFp8Workspace layout = stream_fp8_workspace(sizes, rows);
+        const StreamBytesWorkspace layout = stream_bytes_workspace(sizes, rows);
         const bool grouped = quant.activations == ActivationScale::kGroup;
         const int64_t scales = grouped ? (width + 127) / 128 : 1;
         EXPECT_EQ(layout.stride % 16, 0);
@@ -197,7 +197,7 @@ TEST(StreamPlan, WorkspaceOfE4m3_CountsInSixtyFourBits) {
   ExpertsProblem sizes = problem(DType::kF8E4M3, kChannelQuant);
   sizes.intermediate_size = 28672;
   const int64_t rows = 131072;
-  EXPECT_GE(stream_fp8_workspace(sizes, rows).bytes, static_cast<size_t>(rows * 28672 * 5));
+  EXPECT_GE(stream_bytes_workspace(sizes, rows).bytes, static_cast<size_t>(rows * 28672 * 5));
 }
 
 }  // namespace

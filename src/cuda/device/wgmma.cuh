@@ -1,5 +1,6 @@
 // wgmma: D[64, N] (+)= A[64, K] B[N, K]^T of a warpgroup, A and B in shared memory, both with K
-// contiguous, D in float32 registers. K is 32 bytes of elements: 16 of bf16 and f16, 32 of e4m3.
+// contiguous, D in float32 registers, or int32 ones for int8. K is 32 bytes of elements: 16 of bf16
+// and f16, 32 of e4m3 and int8.
 //
 // Thread t of the warpgroup, w = t / 32, l = t % 32, holds these sums for j in [0, N / 8):
 //   d[4j], d[4j + 1]      row 16 w + l / 4,      columns 8 j + 2 (l % 4) and the next
@@ -29,6 +30,9 @@ __device__ __forceinline__ void wgmma_wait_group() {
 __device__ __forceinline__ void wgmma_fence_operand(float& value) {
   asm volatile("" : "+f"(value)::"memory");
 }
+__device__ __forceinline__ void wgmma_fence_operand(int32_t& value) {
+  asm volatile("" : "+r"(value)::"memory");
+}
 
 // The descriptor of rows of 128 bytes, 128-byte swizzled as TMA writes them: 8 rows to a 1024-byte
 // atom, atoms one after another. `address` is that of a 1024-byte aligned tile in the shared
@@ -55,120 +59,120 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_of_low(uint32_t low) {
 template <class T, int N>
 struct Wgmma;
 
-// Operand lists of N / 2 accumulators, four at a time.
+// Operand lists of N / 2 accumulators, four at a time; r is the kind of their registers.
 // clang-format off
-#define CONCLAVE_D4(d, i) "+f"((d)[(i)]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3])
+#define CONCLAVE_D4(r, d, i) r((d)[(i)]), r((d)[(i) + 1]), r((d)[(i) + 2]), r((d)[(i) + 3])
 
-#define CONCLAVE_D_8(d) \
-  CONCLAVE_D4(d, 0)
+#define CONCLAVE_D_8(r, d) \
+  CONCLAVE_D4(r, d, 0)
 #define CONCLAVE_R_8 \
   "{%0, %1, %2, %3}"
-#define CONCLAVE_D_16(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4)
+#define CONCLAVE_D_16(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4)
 #define CONCLAVE_R_16 \
   "{%0, %1, %2, %3, %4, %5, %6, %7}"
-#define CONCLAVE_D_24(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8)
+#define CONCLAVE_D_24(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8)
 #define CONCLAVE_R_24 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}"
-#define CONCLAVE_D_32(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12)
+#define CONCLAVE_D_32(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12)
 #define CONCLAVE_R_32 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-#define CONCLAVE_D_48(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20)
+#define CONCLAVE_D_48(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20)
 #define CONCLAVE_R_48 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23}"
-#define CONCLAVE_D_64(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28)
+#define CONCLAVE_D_64(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28)
 #define CONCLAVE_R_64 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define CONCLAVE_D_80(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36)
+#define CONCLAVE_D_80(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36)
 #define CONCLAVE_R_80 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39}"
-#define CONCLAVE_D_96(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44)
+#define CONCLAVE_D_96(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44)
 #define CONCLAVE_R_96 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
-#define CONCLAVE_D_112(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52)
+#define CONCLAVE_D_112(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52)
 #define CONCLAVE_R_112 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55}"
-#define CONCLAVE_D_120(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56)
+#define CONCLAVE_D_120(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56)
 #define CONCLAVE_R_120 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59}"
-#define CONCLAVE_D_128(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60)
+#define CONCLAVE_D_128(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60)
 #define CONCLAVE_R_128 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define CONCLAVE_D_136(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64)
+#define CONCLAVE_D_136(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64)
 #define CONCLAVE_R_136 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67}"
-#define CONCLAVE_D_144(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68)
+#define CONCLAVE_D_144(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64), CONCLAVE_D4(r, d, 68)
 #define CONCLAVE_R_144 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67, %68, %69, %70, %71}"
-#define CONCLAVE_D_160(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68), CONCLAVE_D4(d, 72), CONCLAVE_D4(d, 76)
+#define CONCLAVE_D_160(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64), CONCLAVE_D4(r, d, 68), CONCLAVE_D4(r, d, 72), CONCLAVE_D4(r, d, 76)
 #define CONCLAVE_R_160 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}"
-#define CONCLAVE_D_192(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68), CONCLAVE_D4(d, 72), CONCLAVE_D4(d, 76), \
-  CONCLAVE_D4(d, 80), CONCLAVE_D4(d, 84), CONCLAVE_D4(d, 88), CONCLAVE_D4(d, 92)
+#define CONCLAVE_D_192(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64), CONCLAVE_D4(r, d, 68), CONCLAVE_D4(r, d, 72), CONCLAVE_D4(r, d, 76), \
+  CONCLAVE_D4(r, d, 80), CONCLAVE_D4(r, d, 84), CONCLAVE_D4(r, d, 88), CONCLAVE_D4(r, d, 92)
 #define CONCLAVE_R_192 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -176,13 +180,13 @@ struct Wgmma;
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
-#define CONCLAVE_D_224(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68), CONCLAVE_D4(d, 72), CONCLAVE_D4(d, 76), \
-  CONCLAVE_D4(d, 80), CONCLAVE_D4(d, 84), CONCLAVE_D4(d, 88), CONCLAVE_D4(d, 92), CONCLAVE_D4(d, 96), \
-  CONCLAVE_D4(d, 100), CONCLAVE_D4(d, 104), CONCLAVE_D4(d, 108)
+#define CONCLAVE_D_224(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64), CONCLAVE_D4(r, d, 68), CONCLAVE_D4(r, d, 72), CONCLAVE_D4(r, d, 76), \
+  CONCLAVE_D4(r, d, 80), CONCLAVE_D4(r, d, 84), CONCLAVE_D4(r, d, 88), CONCLAVE_D4(r, d, 92), CONCLAVE_D4(r, d, 96), \
+  CONCLAVE_D4(r, d, 100), CONCLAVE_D4(r, d, 104), CONCLAVE_D4(r, d, 108)
 #define CONCLAVE_R_224 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -191,14 +195,14 @@ struct Wgmma;
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111}"
-#define CONCLAVE_D_256(d) \
-  CONCLAVE_D4(d, 0), CONCLAVE_D4(d, 4), CONCLAVE_D4(d, 8), CONCLAVE_D4(d, 12), CONCLAVE_D4(d, 16), \
-  CONCLAVE_D4(d, 20), CONCLAVE_D4(d, 24), CONCLAVE_D4(d, 28), CONCLAVE_D4(d, 32), CONCLAVE_D4(d, 36), \
-  CONCLAVE_D4(d, 40), CONCLAVE_D4(d, 44), CONCLAVE_D4(d, 48), CONCLAVE_D4(d, 52), CONCLAVE_D4(d, 56), \
-  CONCLAVE_D4(d, 60), CONCLAVE_D4(d, 64), CONCLAVE_D4(d, 68), CONCLAVE_D4(d, 72), CONCLAVE_D4(d, 76), \
-  CONCLAVE_D4(d, 80), CONCLAVE_D4(d, 84), CONCLAVE_D4(d, 88), CONCLAVE_D4(d, 92), CONCLAVE_D4(d, 96), \
-  CONCLAVE_D4(d, 100), CONCLAVE_D4(d, 104), CONCLAVE_D4(d, 108), CONCLAVE_D4(d, 112), CONCLAVE_D4(d, 116), \
-  CONCLAVE_D4(d, 120), CONCLAVE_D4(d, 124)
+#define CONCLAVE_D_256(r, d) \
+  CONCLAVE_D4(r, d, 0), CONCLAVE_D4(r, d, 4), CONCLAVE_D4(r, d, 8), CONCLAVE_D4(r, d, 12), CONCLAVE_D4(r, d, 16), \
+  CONCLAVE_D4(r, d, 20), CONCLAVE_D4(r, d, 24), CONCLAVE_D4(r, d, 28), CONCLAVE_D4(r, d, 32), CONCLAVE_D4(r, d, 36), \
+  CONCLAVE_D4(r, d, 40), CONCLAVE_D4(r, d, 44), CONCLAVE_D4(r, d, 48), CONCLAVE_D4(r, d, 52), CONCLAVE_D4(r, d, 56), \
+  CONCLAVE_D4(r, d, 60), CONCLAVE_D4(r, d, 64), CONCLAVE_D4(r, d, 68), CONCLAVE_D4(r, d, 72), CONCLAVE_D4(r, d, 76), \
+  CONCLAVE_D4(r, d, 80), CONCLAVE_D4(r, d, 84), CONCLAVE_D4(r, d, 88), CONCLAVE_D4(r, d, 92), CONCLAVE_D4(r, d, 96), \
+  CONCLAVE_D4(r, d, 100), CONCLAVE_D4(r, d, 104), CONCLAVE_D4(r, d, 108), CONCLAVE_D4(r, d, 112), CONCLAVE_D4(r, d, 116), \
+  CONCLAVE_D4(r, d, 120), CONCLAVE_D4(r, d, 124)
 #define CONCLAVE_R_256 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -216,7 +220,7 @@ struct Wgmma<__nv_bfloat16, 8> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 " CONCLAVE_R_8
         ", %4, %5, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_8(d)
+        : CONCLAVE_D_8("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -227,7 +231,7 @@ struct Wgmma<__nv_bfloat16, 16> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 " CONCLAVE_R_16
         ", %8, %9, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_16(d)
+        : CONCLAVE_D_16("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -238,7 +242,7 @@ struct Wgmma<__nv_bfloat16, 24> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 " CONCLAVE_R_24
         ", %12, %13, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_24(d)
+        : CONCLAVE_D_24("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -249,7 +253,7 @@ struct Wgmma<__nv_bfloat16, 32> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " CONCLAVE_R_32
         ", %16, %17, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_32(d)
+        : CONCLAVE_D_32("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -260,7 +264,7 @@ struct Wgmma<__nv_bfloat16, 48> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 " CONCLAVE_R_48
         ", %24, %25, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_48(d)
+        : CONCLAVE_D_48("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -271,7 +275,7 @@ struct Wgmma<__nv_bfloat16, 64> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " CONCLAVE_R_64
         ", %32, %33, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_64(d)
+        : CONCLAVE_D_64("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -282,7 +286,7 @@ struct Wgmma<__nv_bfloat16, 80> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 " CONCLAVE_R_80
         ", %40, %41, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_80(d)
+        : CONCLAVE_D_80("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -293,7 +297,7 @@ struct Wgmma<__nv_bfloat16, 96> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 " CONCLAVE_R_96
         ", %48, %49, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_96(d)
+        : CONCLAVE_D_96("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -304,7 +308,7 @@ struct Wgmma<__nv_bfloat16, 112> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 " CONCLAVE_R_112
         ", %56, %57, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_112(d)
+        : CONCLAVE_D_112("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -315,7 +319,7 @@ struct Wgmma<__nv_bfloat16, 120> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %62, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n120k16.f32.bf16.bf16 " CONCLAVE_R_120
         ", %60, %61, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_120(d)
+        : CONCLAVE_D_120("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -326,7 +330,7 @@ struct Wgmma<__nv_bfloat16, 128> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_128(d)
+        : CONCLAVE_D_128("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -337,7 +341,7 @@ struct Wgmma<__nv_bfloat16, 136> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n136k16.f32.bf16.bf16 " CONCLAVE_R_136
         ", %68, %69, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_136(d)
+        : CONCLAVE_D_136("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -348,7 +352,7 @@ struct Wgmma<__nv_bfloat16, 144> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 " CONCLAVE_R_144
         ", %72, %73, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_144(d)
+        : CONCLAVE_D_144("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -359,7 +363,7 @@ struct Wgmma<__nv_bfloat16, 160> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 " CONCLAVE_R_160
         ", %80, %81, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_160(d)
+        : CONCLAVE_D_160("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -370,7 +374,7 @@ struct Wgmma<__nv_bfloat16, 192> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 " CONCLAVE_R_192
         ", %96, %97, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_192(d)
+        : CONCLAVE_D_192("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -381,7 +385,7 @@ struct Wgmma<__nv_bfloat16, 224> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 " CONCLAVE_R_224
         ", %112, %113, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_224(d)
+        : CONCLAVE_D_224("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -392,7 +396,7 @@ struct Wgmma<__nv_bfloat16, 256> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " CONCLAVE_R_256
         ", %128, %129, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_256(d)
+        : CONCLAVE_D_256("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -403,7 +407,7 @@ struct Wgmma<__half, 8> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 " CONCLAVE_R_8
         ", %4, %5, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_8(d)
+        : CONCLAVE_D_8("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -414,7 +418,7 @@ struct Wgmma<__half, 16> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 " CONCLAVE_R_16
         ", %8, %9, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_16(d)
+        : CONCLAVE_D_16("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -425,7 +429,7 @@ struct Wgmma<__half, 24> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 " CONCLAVE_R_24
         ", %12, %13, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_24(d)
+        : CONCLAVE_D_24("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -436,7 +440,7 @@ struct Wgmma<__half, 32> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 " CONCLAVE_R_32
         ", %16, %17, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_32(d)
+        : CONCLAVE_D_32("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -447,7 +451,7 @@ struct Wgmma<__half, 48> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 " CONCLAVE_R_48
         ", %24, %25, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_48(d)
+        : CONCLAVE_D_48("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -458,7 +462,7 @@ struct Wgmma<__half, 64> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " CONCLAVE_R_64
         ", %32, %33, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_64(d)
+        : CONCLAVE_D_64("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -469,7 +473,7 @@ struct Wgmma<__half, 80> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 " CONCLAVE_R_80
         ", %40, %41, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_80(d)
+        : CONCLAVE_D_80("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -480,7 +484,7 @@ struct Wgmma<__half, 96> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 " CONCLAVE_R_96
         ", %48, %49, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_96(d)
+        : CONCLAVE_D_96("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -491,7 +495,7 @@ struct Wgmma<__half, 112> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 " CONCLAVE_R_112
         ", %56, %57, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_112(d)
+        : CONCLAVE_D_112("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -502,7 +506,7 @@ struct Wgmma<__half, 120> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %62, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n120k16.f32.f16.f16 " CONCLAVE_R_120
         ", %60, %61, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_120(d)
+        : CONCLAVE_D_120("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -513,7 +517,7 @@ struct Wgmma<__half, 128> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_128(d)
+        : CONCLAVE_D_128("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -524,7 +528,7 @@ struct Wgmma<__half, 136> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n136k16.f32.f16.f16 " CONCLAVE_R_136
         ", %68, %69, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_136(d)
+        : CONCLAVE_D_136("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -535,7 +539,7 @@ struct Wgmma<__half, 144> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %74, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n144k16.f32.f16.f16 " CONCLAVE_R_144
         ", %72, %73, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_144(d)
+        : CONCLAVE_D_144("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -546,7 +550,7 @@ struct Wgmma<__half, 160> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n160k16.f32.f16.f16 " CONCLAVE_R_160
         ", %80, %81, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_160(d)
+        : CONCLAVE_D_160("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -557,7 +561,7 @@ struct Wgmma<__half, 192> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 " CONCLAVE_R_192
         ", %96, %97, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_192(d)
+        : CONCLAVE_D_192("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -568,7 +572,7 @@ struct Wgmma<__half, 224> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n224k16.f32.f16.f16 " CONCLAVE_R_224
         ", %112, %113, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_224(d)
+        : CONCLAVE_D_224("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -579,7 +583,7 @@ struct Wgmma<__half, 256> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 " CONCLAVE_R_256
         ", %128, %129, p, 1, 1, 0, 0;\n}\n"
-        : CONCLAVE_D_256(d)
+        : CONCLAVE_D_256("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -590,7 +594,7 @@ struct Wgmma<__nv_fp8_e4m3, 8> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 " CONCLAVE_R_8
         ", %4, %5, p, 1, 1;\n}\n"
-        : CONCLAVE_D_8(d)
+        : CONCLAVE_D_8("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -601,7 +605,7 @@ struct Wgmma<__nv_fp8_e4m3, 16> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 " CONCLAVE_R_16
         ", %8, %9, p, 1, 1;\n}\n"
-        : CONCLAVE_D_16(d)
+        : CONCLAVE_D_16("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -612,7 +616,7 @@ struct Wgmma<__nv_fp8_e4m3, 24> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %14, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n24k32.f32.e4m3.e4m3 " CONCLAVE_R_24
         ", %12, %13, p, 1, 1;\n}\n"
-        : CONCLAVE_D_24(d)
+        : CONCLAVE_D_24("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -623,7 +627,7 @@ struct Wgmma<__nv_fp8_e4m3, 32> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 " CONCLAVE_R_32
         ", %16, %17, p, 1, 1;\n}\n"
-        : CONCLAVE_D_32(d)
+        : CONCLAVE_D_32("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -634,7 +638,7 @@ struct Wgmma<__nv_fp8_e4m3, 48> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n48k32.f32.e4m3.e4m3 " CONCLAVE_R_48
         ", %24, %25, p, 1, 1;\n}\n"
-        : CONCLAVE_D_48(d)
+        : CONCLAVE_D_48("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -645,7 +649,7 @@ struct Wgmma<__nv_fp8_e4m3, 64> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " CONCLAVE_R_64
         ", %32, %33, p, 1, 1;\n}\n"
-        : CONCLAVE_D_64(d)
+        : CONCLAVE_D_64("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -656,7 +660,7 @@ struct Wgmma<__nv_fp8_e4m3, 80> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n80k32.f32.e4m3.e4m3 " CONCLAVE_R_80
         ", %40, %41, p, 1, 1;\n}\n"
-        : CONCLAVE_D_80(d)
+        : CONCLAVE_D_80("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -667,7 +671,7 @@ struct Wgmma<__nv_fp8_e4m3, 96> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 " CONCLAVE_R_96
         ", %48, %49, p, 1, 1;\n}\n"
-        : CONCLAVE_D_96(d)
+        : CONCLAVE_D_96("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -678,7 +682,7 @@ struct Wgmma<__nv_fp8_e4m3, 112> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %58, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n112k32.f32.e4m3.e4m3 " CONCLAVE_R_112
         ", %56, %57, p, 1, 1;\n}\n"
-        : CONCLAVE_D_112(d)
+        : CONCLAVE_D_112("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -689,7 +693,7 @@ struct Wgmma<__nv_fp8_e4m3, 128> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1;\n}\n"
-        : CONCLAVE_D_128(d)
+        : CONCLAVE_D_128("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -700,7 +704,7 @@ struct Wgmma<__nv_fp8_e4m3, 160> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n160k32.f32.e4m3.e4m3 " CONCLAVE_R_160
         ", %80, %81, p, 1, 1;\n}\n"
-        : CONCLAVE_D_160(d)
+        : CONCLAVE_D_160("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -711,7 +715,7 @@ struct Wgmma<__nv_fp8_e4m3, 192> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 " CONCLAVE_R_192
         ", %96, %97, p, 1, 1;\n}\n"
-        : CONCLAVE_D_192(d)
+        : CONCLAVE_D_192("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -722,7 +726,7 @@ struct Wgmma<__nv_fp8_e4m3, 224> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %114, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n224k32.f32.e4m3.e4m3 " CONCLAVE_R_224
         ", %112, %113, p, 1, 1;\n}\n"
-        : CONCLAVE_D_224(d)
+        : CONCLAVE_D_224("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };
@@ -733,7 +737,84 @@ struct Wgmma<__nv_fp8_e4m3, 256> {
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 " CONCLAVE_R_256
         ", %128, %129, p, 1, 1;\n}\n"
-        : CONCLAVE_D_256(d)
+        : CONCLAVE_D_256("+f", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 8> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[4], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 " CONCLAVE_R_8
+        ", %4, %5, p;\n}\n"
+        : CONCLAVE_D_8("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 16> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[8], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 " CONCLAVE_R_16
+        ", %8, %9, p;\n}\n"
+        : CONCLAVE_D_16("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 32> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 " CONCLAVE_R_32
+        ", %16, %17, p;\n}\n"
+        : CONCLAVE_D_32("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 48> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[24], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k32.s32.s8.s8 " CONCLAVE_R_48
+        ", %24, %25, p;\n}\n"
+        : CONCLAVE_D_48("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 64> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 " CONCLAVE_R_64
+        ", %32, %33, p;\n}\n"
+        : CONCLAVE_D_64("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 80> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[40], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %42, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k32.s32.s8.s8 " CONCLAVE_R_80
+        ", %40, %41, p;\n}\n"
+        : CONCLAVE_D_80("+r", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<int8_t, 128> {
+  static __device__ __forceinline__ void mma(int32_t (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " CONCLAVE_R_128
+        ", %64, %65, p;\n}\n"
+        : CONCLAVE_D_128("+r", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
   }
 };

@@ -6,6 +6,7 @@
 #include "experts/cuda/common/quantize_rows.h"
 #include "experts/cuda/common/vocabulary.h"
 #include "quant/e4m3/e4m3.h"
+#include "quant/int8/int8.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -64,18 +65,47 @@ __device__ __forceinline__ void store_part(uint8_t* target, int32_t count,
   }
 }
 
+// What rows become: codes, two to a half word, and a scale for the largest magnitude.
+struct E4m3Rows {
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    return pack_e4m3(low, high);
+  }
+  static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
+    return group_scale(amax, power_of_two);
+  }
+  // NaN does not count.
+  static __device__ __forceinline__ float larger(float amax, float x) {
+    return fmaxf(amax, fabsf(x));
+  }
+};
+// No code of int8 says that a value is not finite: the scale of its row does.
+struct Int8Rows {
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const uint32_t first = static_cast<uint32_t>(__float2int_rn(low)) & 0xFFU;
+    return first | (static_cast<uint32_t>(__float2int_rn(high)) & 0xFFU) << 8;
+  }
+  static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
+    return amax < INFINITY ? quant::step_of(amax, quant::Int8::kLargest, power_of_two) : NAN;
+  }
+  // As whole numbers, the bits of magnitudes are in the magnitudes' order, and those of NaN above.
+  static __device__ __forceinline__ float larger(float amax, float x) {
+    return __uint_as_float(max(__float_as_uint(amax), __float_as_uint(fabsf(x))));
+  }
+};
+
+template <class Codes>
 __device__ __forceinline__ float largest(const float (&x)[kPart]) {
   float amax = 0;
 #pragma unroll
-  for (int i = 0; i < kPart; ++i) amax = fmaxf(amax, fabsf(x[i]));
+  for (int i = 0; i < kPart; ++i) amax = Codes::larger(amax, x[i]);
   return amax;
 }
 
 // Divides a 16-bit x by a scale through a reciprocal in two parts, with an error below 2^-46 and a
 // quarter of the work of __fdiv_rn. The code equals that of the IEEE 754 quotient for every x and
 // every scale that brings it near a boundary between codes, except scales whose mantissa is all
-// ones, which no 16-bit number divided by 448 is (for float32 x, two of 1e9 differ). The first part
-// is rounded down, so the second is not negative and zeros keep their signs.
+// ones, which no 16-bit number divided by 448 or 127 is (for float32 x, two of 1e9 differ). The
+// first part is rounded down, so the second is not negative and zeros keep their signs.
 struct Reciprocal {
   float high;
   float low;
@@ -102,13 +132,13 @@ __device__ __forceinline__ bool is_plain(float scale) {
 
 using Words = uint32_t[kPart / 4];
 
-template <class Divide>
+template <class Codes, class Divide>
 __device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& words,
                                             const Divide& by_scale) {
 #pragma unroll
   for (int i = 0; i < kPart / 4; ++i) {
-    const uint32_t low = pack_e4m3(by_scale(x[4 * i]), by_scale(x[4 * i + 1]));
-    const uint32_t high = pack_e4m3(by_scale(x[4 * i + 2]), by_scale(x[4 * i + 3]));
+    const uint32_t low = Codes::pack(by_scale(x[4 * i]), by_scale(x[4 * i + 1]));
+    const uint32_t high = Codes::pack(by_scale(x[4 * i + 2]), by_scale(x[4 * i + 3]));
     words[i] = low | high << 16;
   }
 }
@@ -117,13 +147,13 @@ enum class Scale : uint8_t { kDynamic, kStatic };
 
 // With a static scale, quotients may overflow, so the reciprocal is not used, and an infinite value
 // needs care. With a dynamic one its scale is infinite, and so its quotient is NaN already.
-template <class T, Scale kScale>
+template <class Codes, class T, Scale kScale>
 __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
     const Reciprocal reciprocal = reciprocal_of(scale);
-    encode_with(x, words, [=](float value) { return times(value, reciprocal); });
+    encode_with<Codes>(x, words, [=](float value) { return times(value, reciprocal); });
   } else {
-    encode_with(x, words, [=](float value) {
+    encode_with<Codes>(x, words, [=](float value) {
       return kScale == Scale::kStatic ? quant::code_quotient(value, scale)
                                       : __fdiv_rn(value, scale);
     });
@@ -186,7 +216,7 @@ __device__ __forceinline__ float scale_group(const QuantizeRowsCuda& args,
   if constexpr (kScale == Scale::kStatic) {
     return *args.static_scale;
   } else {
-    float amax = largest(x);
+    float amax = largest<E4m3Rows>(x);
 #pragma unroll
     for (int distance = 1; distance < kGroupParts; distance *= 2) {
       amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
@@ -221,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
     const float scale = scale_group<kScale>(args, x);
     if (place.row >= rows) continue;
     Words words;
-    encode<T, kScale>(x, scale, words);
+    encode<E4m3Rows, T, kScale>(x, scale, words);
     for_each_target(args, place.row, [&](int64_t target) {
       if (stores_scale) {
         args.scales[target * args.scale_stride + place.group * args.group_stride] = scale;
@@ -234,24 +264,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class Codes>
 __device__ __forceinline__ float block_amax(float amax) {
   __shared__ float of_warp[kThreads / 32];
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
+    amax = Codes::larger(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
   }
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = amax;
   __syncthreads();
   amax = of_warp[threadIdx.x % (kThreads / 32)];
 #pragma unroll
   for (int distance = kThreads / 64; distance > 0; distance /= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
+    amax = Codes::larger(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
   }
   return amax;
 }
 
 // One block per row. Up to 8192 columns stay in registers between the two passes.
-template <class T, Vectors kVectors>
+template <class Codes, class T, Vectors kVectors>
 __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRowsCuda args) {
   constexpr int kHeld = 2;
   constexpr int64_t kStep = int64_t{kThreads} * kPart;
@@ -270,17 +301,17 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   for (int h = 0; h < kHeld; ++h) {
     const int64_t column = first + h * kStep;
     load_part<T, kVectors>(source + column, columns_left(column), held[h]);
-    amax = fmaxf(amax, largest(held[h]));
+    amax = Codes::larger(amax, largest<Codes>(held[h]));
   }
   float x[kPart];
   for (int64_t column = first + kHeld * kStep; column < args.columns; column += kStep) {
     load_part<T, kVectors>(source + column, columns_left(column), x);
-    amax = fmaxf(amax, largest(x));
+    amax = Codes::larger(amax, largest<Codes>(x));
   }
-  const float scale = group_scale(block_amax(amax), args.power_of_two);
+  const float scale = Codes::scale(block_amax<Codes>(amax), args.power_of_two);
   const auto store = [&](int64_t column, const float(&values)[kPart]) {
     Words words;
-    encode<T, Scale::kDynamic>(values, scale, words);
+    encode<Codes, T, Scale::kDynamic>(values, scale, words);
     for_each_target(args, row, [&](int64_t target) {
       if (column == 0) args.scales[target * args.scale_stride] = scale;
       store_part<kVectors>(args.codes + target * args.code_stride + column, columns_left(column),
@@ -298,12 +329,19 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   }
 }
 
+template <class Codes, class T, Vectors kVectors>
+void enqueue_whole_rows(const QuantizeRowsCuda& args, CUstream_st* stream) {
+  cuda::launch("experts.quantize_rows", &quantize_whole_rows<Codes, T, kVectors>,
+               {.blocks = args.num_rows, .threads = kThreads, .stream = stream}, args);
+}
+
 template <class T, Vectors kVectors>
 void enqueue(const QuantizeRowsCuda& args, CUstream_st* stream) {
+  if (args.code_dtype == quant::Int8::kElement) {
+    return enqueue_whole_rows<Int8Rows, T, kVectors>(args, stream);
+  }
   if (args.activations == ActivationScale::kToken) {
-    cuda::launch("experts.quantize_rows", &quantize_whole_rows<T, kVectors>,
-                 {.blocks = args.num_rows, .threads = kThreads, .stream = stream}, args);
-    return;
+    return enqueue_whole_rows<E4m3Rows, T, kVectors>(args, stream);
   }
   // From this many rows on, blocks fill the device several times even with turns. Turns make rows
   // that are written once 20 % faster, but rows that are written several times, which wait for
@@ -341,7 +379,10 @@ void enqueue_as(const QuantizeRowsCuda& args, CUstream_st* stream) {
 
 void quantize_rows_cuda(const QuantizeRowsCuda& args, CUstream_st* stream) {
   if (args.num_rows == 0 || args.columns == 0) return;
-  if (args.code_dtype != quant::E4m3::kElement) return quantize_rows_plain(args, stream);
+  const bool is_fast =
+      args.code_dtype == quant::E4m3::kElement ||
+      (args.code_dtype == quant::Int8::kElement && args.activations == ActivationScale::kToken);
+  if (!is_fast) return quantize_rows_plain(args, stream);
   switch (args.dtype) {
     case DType::kF32:
       return enqueue_as<float>(args, stream);

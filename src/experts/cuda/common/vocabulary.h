@@ -32,8 +32,8 @@ constexpr bool is_up(Product product) {
   return product != Product::kDown && product != Product::kDownSums;
 }
 
-// Scales of e4m3 products. kBlock: one per 128x128 block of weights and one per token row and 128
-// columns. kRow: one per weight row and one per token row.
+// Scales of products of codes of a byte. kBlock: one per 128x128 block of weights and one per token
+// row and 128 columns. kRow: one per weight row and one per token row.
 enum class Scaling : uint8_t { kNone, kRow, kBlock };
 
 // Rows and columns of a block of weights that shares a scale, and columns of a token row.

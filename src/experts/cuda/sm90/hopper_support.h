@@ -14,5 +14,8 @@ Support is_hopper(const cuda::DeviceInfo& device);
 Support supports_codes_as_stored(const ExpertsProblem& problem);
 // The same as is_hopper, and weights of one of these types.
 Support supports_on_hopper(const ExpertsProblem& problem, std::initializer_list<DType> weights);
+// For kernels that multiply codes of a byte by rows of the same codes: the same for this type, with
+// one scale for each weight row and one for each token row, or for all, or in blocks of 128.
+Support supports_bytes(const ExpertsProblem& problem, DType codes);
 
 }  // namespace conclave::inline v0::experts

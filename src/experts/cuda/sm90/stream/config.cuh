@@ -85,14 +85,16 @@ struct Config {
   static constexpr int kSlices =
       kWeightRows / 64 / kConsumers;  // each warpgroup has so many times 64 rows
   static constexpr Scaling kScaling = kShape.scaling;
-  static constexpr bool kIsFp8 = kScaling != Scaling::kNone;
+  static constexpr bool kIsByte = kScaling != Scaling::kNone;
+  // Sums of integers are exact: they stay in wgmma's accumulators over all of K.
+  static constexpr bool kIsInteger = std::is_same_v<Element, int8_t>;
   static constexpr bool kBlockScales = kScaling == Scaling::kBlock;
   static constexpr int kAtoms = kShape.atoms;
   static constexpr int kStages = kShape.stages;
   static constexpr int kBurst = kShape.burst;
   static constexpr bool kSorted = kShape.sorted;
   // Results are stored in lines of 128 bytes or more, collected from the warps of a warpgroup.
-  static constexpr bool kWholeLines = kShape.sorted && kSlices == 2 && !kIsFp8;
+  static constexpr bool kWholeLines = kShape.sorted && kSlices == 2 && !kIsByte;
   static constexpr int kAtomBytes = 128;
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
@@ -107,7 +109,7 @@ struct Config {
   // 384 threads have 168 registers each; accumulators beyond 112, and codes that are decoded while
   // others are multiplied, need registers that the producers give up.
   static constexpr bool kMovesRegisters =
-      kIsCoded || kMaxTokens / 2 * (kSlices + (kIsFp8 ? 1 : 0)) > 112;
+      kIsCoded || kMaxTokens / 2 * (kSlices + (kIsByte ? 1 : 0)) > 112;
   static constexpr uint32_t kConsumerRegisters = kConsumers == 2 ? 224 : 104;
   static constexpr uint32_t kProducerRegisters = 56;
   // Warps that ask for more than a block was given at its launch would wait for ever.
@@ -123,9 +125,10 @@ struct Config {
   // The thread that loads weights draws the down product's items from a counter and tells the
   // others through a ring. The ring needs no signal that a slot is free: each item in flight holds
   // at least one of kStages stages, and only one item is drawn ahead.
-  static constexpr int kItems = kIsFp8 ? kStages + 3 : 1;
+  static constexpr int kItems = kIsByte ? kStages + 3 : 1;
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
+  static_assert(!kIsInteger || kScaling == Scaling::kRow);
   static_assert(!kIsCoded || (kDepth * kCodeBits == 8 * kAtomBytes && kSlices == 1));
 
   // Where a stage's weights begin along K, in elements of their tensor map.
@@ -141,10 +144,10 @@ struct Item {
   int32_t tile_index = 0;
 };
 
-// Shared memory in which the up product of e4m3 rows turns its values into codes.
+// Shared memory in which the up product of rows of bytes turns its values into codes.
 template <class Config>
 struct CodeStaging {
-  static constexpr int kTokens = Config::kIsFp8 ? Config::kMaxTokens : 1;
+  static constexpr int kTokens = Config::kIsByte ? Config::kMaxTokens : 1;
   // Each row has 16 bytes after its codes, so that lanes of a warp use different banks.
   alignas(16) uint8_t codes[kTokens][kScaleGroup + 16];
   // A token's step takes the place of its magnitudes: the thread that makes it has read them all.
@@ -203,7 +206,7 @@ struct SharedStorage {
   uint64_t empty[Config::kStages];
 };
 
-// Scales of e4m3 products. Blocks are 128 columns of K.
+// Scales of products of bytes. Blocks are 128 columns of K.
 struct ScaleParams {
   // The scale of token row r (up: of the input; down: sorted) and block b lies at tokens[r *
   // row_stride + b * block_stride]; `constant`, if not null, replaces them all.
@@ -290,7 +293,7 @@ struct CodedParams : Params {
 
 // True if blocks draw their items from a counter instead of taking fixed turns.
 template <class Config, Product kProduct>
-inline constexpr bool kDraws = kProduct == Product::kDown && Config::kIsFp8;
+inline constexpr bool kDraws = kProduct == Product::kDown && Config::kIsByte;
 
 // True if TMA loads the token rows; otherwise warps gather them.
 template <class Config, Product kProduct>

@@ -227,7 +227,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
     if constexpr (kProduct == Product::kDown) prefetch_ahead(walk, index, ahead);
   }
   ptx::grid_dependency_wait();
-  if (Config::kIsFp8 && blockIdx.x == 0) {
+  if (Config::kIsByte && blockIdx.x == 0) {
     // The down product draws only after all blocks of this kernel have let it begin, and so it sees
     // these zeros.
     *params.hand_over = HandOver();

@@ -52,7 +52,7 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
     index += static_cast<int32_t>(gridDim.x);
     const Item next = walk.at(index);
     run_narrowest<Config, kProduct, 0>(consumer, item);
-    if constexpr (kProduct == Product::kUp && Config::kIsFp8) consumer.count_item(item);
+    if constexpr (kProduct == Product::kUp && Config::kIsByte) consumer.count_item(item);
     item = next;
   }
 }

@@ -1,18 +1,19 @@
-// The products of e4m3: wgmma's partial sum over 128 columns of K is added, times its scales, to
-// float32 sums, since wgmma itself adds e4m3 products with fewer bits.
+// The products of bytes. Those of e4m3 are promoted: wgmma's partial sum over 128 columns of K is
+// added, times its scales, to float32 sums, since wgmma itself adds e4m3 products with fewer bits.
+// Those of int8 stay in wgmma's int32 accumulators, whose sums are exact.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma.cuh"
-#include "experts/cuda/sm90/stream/fp8_epilogue.cuh"
+#include "experts/cuda/sm90/stream/byte_epilogue.cuh"
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts::stream {
 
 template <class Config>
-struct Fp8Consumer : Fp8Epilogue<Config> {
-  using Base = Fp8Epilogue<Config>;
+struct ByteConsumer : ByteEpilogue<Config> {
+  using Base = ByteEpilogue<Config>;
   using Base::Base;
   using Base::kPaired;
   using Base::kSlices;
@@ -22,6 +23,7 @@ struct Fp8Consumer : Fp8Epilogue<Config> {
   using Base::ring;
   using Base::shared;
   using Base::warp;
+  using Element = typename Config::Element;
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&partial)[N / 2], int atom,
@@ -34,7 +36,7 @@ struct Fp8Consumer : Fp8Epilogue<Config> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < Config::kAtomBytes / 32; ++k) {
-      ptx::Wgmma<__nv_fp8_e4m3, N>::mma(partial, a + 2 * k, b + 2 * k, k > 0);
+      ptx::Wgmma<Element, N>::mma(partial, a + 2 * k, b + 2 * k, k > 0);
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
@@ -74,6 +76,69 @@ struct Fp8Consumer : Fp8Epilogue<Config> {
 
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
+    if constexpr (Config::kIsInteger) {
+      multiply_integers<N, kProduct>(d);
+    } else {
+      multiply_promoted<N, kProduct>(d);
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void add_stage(int32_t (&sums)[kSlices][N / 2], bool adds) const {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int atom = 0; atom < Config::kAtoms; ++atom) {
+      const uint64_t a =
+          ptx::wgmma_descriptor_128b(ptx::shared_address(shared.weights[ring.slot][atom]) +
+                                     warp / 4 * (Config::kWeightBytes / Config::kConsumers));
+      const uint64_t b =
+          ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[ring.slot][atom]));
+#pragma unroll
+      for (int k = 0; k < Config::kAtomBytes / 32; ++k) {
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          // Descriptors count in units of 16 bytes: 2 are 32 bytes of K, 512 are 64 rows.
+          ptx::Wgmma<Element, N>::mma(sums[slice], a + 2 * k + 512 * slice, b + 2 * k,
+                                      adds || atom > 0 || k > 0);
+        }
+      }
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // A stage is released when the products of the next one have been issued.
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void multiply_integers(float (&d)[kSlices][N / 2]) {
+    int32_t sums[kSlices][N / 2];
+#pragma unroll
+    for (int i = 0; i < kSlices * N / 2; ++i) sums[i / (N / 2)][i % (N / 2)] = 0;
+    int32_t previous = 0;
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      // cp.async writes through the generic proxy, wgmma reads through the async proxy.
+      if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
+      add_stage<N>(sums, stage > 0);
+      if (stage > 0) {
+        ptx::wgmma_wait_group<1>();
+        __syncwarp();
+        release(previous);
+      }
+      previous = ring.slot;
+      ring.advance();
+    }
+    ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int i = 0; i < kSlices * N / 2; ++i) {
+      int32_t& sum = sums[i / (N / 2)][i % (N / 2)];
+      ptx::wgmma_fence_operand(sum);
+      d[i / (N / 2)][i % (N / 2)] = static_cast<float>(sum);
+    }
+    __syncwarp();
+    release(previous);
+  }
+
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void multiply_promoted(float (&d)[kSlices][N / 2]) {
     float partial[N / 2];
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;

@@ -1,13 +1,14 @@
-// The products of a stage and their promotion.
+// The products of a stage. Those of e4m3 are promoted to float32 sums after 128 columns of K, those
+// of int8 add up in wgmma's int32 accumulators.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "experts/cuda/common/ring.cuh"
-#include "experts/cuda/sm90/tile_fp8/config.cuh"
+#include "experts/cuda/sm90/tile_bytes/config.cuh"
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 // sums[i] += part[i], with block scales times those of its token row and of its weight row.
 template <class Config>
@@ -66,8 +67,9 @@ __device__ __forceinline__ void start_chunk(uint32_t tokens, uint32_t weights, f
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {  // 32 bytes, which are 2 in descriptor units
-    ptx::Wgmma<__nv_fp8_e4m3, 128>::mma(part, ptx::wgmma_descriptor_of_low(tokens + 2 * k),
-                                        ptx::wgmma_descriptor_of_low(weights + 2 * k), k > 0);
+    ptx::Wgmma<typename Config::Element, 128>::mma(
+        part, ptx::wgmma_descriptor_of_low(tokens + 2 * k),
+        ptx::wgmma_descriptor_of_low(weights + 2 * k), k > 0);
   }
   ptx::wgmma_commit_group();
 #pragma unroll
@@ -77,6 +79,35 @@ __device__ __forceinline__ void finish_chunk(float (&part)[64]) {
   ptx::wgmma_wait_group<0>();
 #pragma unroll
   for (int i = 0; i < 64; ++i) ptx::wgmma_fence_operand(part[i]);
+}
+
+// Issues both chunks of a stage.
+template <class Config, int kWarpgroup>
+__device__ __forceinline__ void add_stage(RingView<Config>& ring, int stage, bool adds,
+                                          int32_t (&sums)[2][64]) {
+  constexpr int32_t kChunk = 128 * Config::kDepth / 16;
+  const uint32_t tokens =
+      ptx::wgmma_descriptor_low(ptx::shared_address(ring.shared.tokens[stage])) +
+      kWarpgroup * (64 * Config::kDepth / 16);
+  const uint32_t weights =
+      ptx::wgmma_descriptor_low(ptx::shared_address(ring.shared.weights[stage]));
+  ring.wait(stage);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {  // 32 bytes, which are 2 in descriptor units
+#pragma unroll
+    for (int chunk = 0; chunk < 2; ++chunk) {
+      ptx::Wgmma<typename Config::Element, 128>::mma(
+          sums[chunk], ptx::wgmma_descriptor_of_low(tokens + 2 * k),
+          ptx::wgmma_descriptor_of_low(weights + chunk * kChunk + 2 * k), adds || k > 0);
+    }
+  }
+  ptx::wgmma_commit_group();
+}
+
+__device__ __forceinline__ void settle(int32_t (&sums)[2][64]) {
+#pragma unroll
+  for (int i = 0; i < 128; ++i) ptx::wgmma_fence_operand(sums[i / 64][i % 64]);
 }
 
 template <class Config, int kWarpgroup>
@@ -110,4 +141,4 @@ __device__ __forceinline__ void multiply_stage(RingView<Config>& ring, int stage
   promote<Config>(sums[1], part, token_scale, weight_scale[kGated ? 0 : 1], weight_scale[1]);
 }
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

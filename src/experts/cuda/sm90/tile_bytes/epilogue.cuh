@@ -2,9 +2,9 @@
 #pragma once
 
 #include "experts/cuda/common/silu_pair.cuh"
-#include "experts/cuda/sm90/tile_fp8/store.cuh"
+#include "experts/cuda/sm90/tile_bytes/store.cuh"
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 // The two scales or biases that belong to accumulator pair j of chunk c in this thread's columns,
 // or 0 beyond the features. Those of up lie `half` after those of gate.
@@ -271,4 +271,4 @@ __device__ __forceinline__ void finish_item(const Params& params, const Item& it
   }
 }
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

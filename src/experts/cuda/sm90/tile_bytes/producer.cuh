@@ -6,9 +6,9 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/tma.cuh"
 #include "experts/cuda/common/ring.cuh"
-#include "experts/cuda/sm90/tile_fp8/walk.cuh"
+#include "experts/cuda/sm90/tile_bytes/walk.cuh"
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 // Loads both halves of 128 weight rows, or one half to both blocks of the cluster.
 template <class Config>
@@ -206,4 +206,4 @@ __device__ void produce(const Params& params, const CUtensorMap* token_map,
   ptx::mbarrier_arrive(&shared.full[loader.stage]);
 }
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

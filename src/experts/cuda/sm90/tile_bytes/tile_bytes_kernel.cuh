@@ -1,26 +1,26 @@
+// The host's part of tile_bytes.cuh, for codes of one type.
+#pragma once
+
 #include "cuda/launch.h"
 #include "experts/cuda/common/quantize_rows.h"
 #include "experts/cuda/sm90/tensor_maps.h"
-#include "experts/cuda/sm90/tile_fp8/tile_fp8.cuh"
-#include "experts/cuda/sm90/tile_fp8/tile_fp8.h"
+#include "experts/cuda/sm90/tile_bytes/tile_bytes.cuh"
+#include "experts/cuda/sm90/tile_bytes/tile_bytes.h"
 
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
-namespace conclave::inline v0::experts {
-namespace {
+namespace conclave::inline v0::experts::tile_bytes {
 
-using tile_fp8::Config;
-using tile_fp8::Params;
-
-constexpr uint32_t kClusterTokens = 256;
-constexpr int32_t kBoxRows = 128;  // weight rows per box
-constexpr int32_t kBoxTokens = 64;
-constexpr int32_t kCluster = 2;
-constexpr int64_t kDepth = 128;
-constexpr int64_t kStages = 4;
+inline constexpr int32_t kClusterTokens = 256;
+inline constexpr int32_t kBoxRows = 128;  // weight rows per box
+inline constexpr int32_t kBoxTokens = 64;
+inline constexpr int32_t kCluster = 2;
+inline constexpr int64_t kDepth = 128;
+inline constexpr int64_t kStages = 4;
 
 struct Kernel {
   void (*function)(CUtensorMap, CUtensorMap, Params) = nullptr;
@@ -31,8 +31,8 @@ struct Kernel {
 
 template <class Config>
 Kernel describe_kernel() {
-  const Kernel result{.function = &tile_fp8::tile_fp8_product<Config>,
-                      .shared_bytes = sizeof(tile_fp8::SharedStorage<Config>),
+  const Kernel result{.function = &tile_bytes_product<Config>,
+                      .shared_bytes = sizeof(SharedStorage<Config>),
                       .threads = Config::kThreads,
                       .features = Config::kFeatures};
   cuda::allow_shared_bytes(reinterpret_cast<const void*>(result.function), result.shared_bytes);
@@ -40,31 +40,42 @@ Kernel describe_kernel() {
 }
 
 // True if a product over `depth` columns takes a whole number of rounds of the ring of stages.
-bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
+inline bool whole_rounds(int64_t depth) { return (depth + kDepth - 1) / kDepth % kStages == 0; }
 
-template <Product kProduct, Scaling kScaling>
-Kernel find_kernel(int64_t depth) {
-  return whole_rounds(depth) ? describe_kernel<Config<kProduct, kScaling, true>>()
-                             : describe_kernel<Config<kProduct, kScaling, false>>();
-}
+struct Kernels {
+  Kernel up;
+  Kernel down;
+  Kernel adding;  // replaces down if rows are added
+};
 
-template <Scaling kScaling>
-Kernel find_up_kernel(const activation::Activation& activation, int64_t depth) {
-  if (!activation.gated) return find_kernel<Product::kUpPlain, kScaling>(depth);
-  return find_kernel<Product::kUpGated, kScaling>(depth);
-}
+template <class Element, Scaling kScaling>
+struct KernelFinder {
+  template <Product kProduct>
+  static Kernel find(int64_t depth) {
+    return whole_rounds(depth) ? describe_kernel<Config<Element, kProduct, kScaling, true>>()
+                               : describe_kernel<Config<Element, kProduct, kScaling, false>>();
+  }
+  static Kernels find_all(const ExpertsProblem& problem) {
+    return {.up = problem.activation.gated ? find<Product::kUpGated>(problem.hidden_size)
+                                           : find<Product::kUpPlain>(problem.hidden_size),
+            .down = find<Product::kDown>(problem.intermediate_size),
+            .adding = find<Product::kDownSums>(problem.intermediate_size)};
+  }
+};
 
-class TileFp8 final : public DeviceExpertsKernel {
+// What differs between types of codes.
+struct CodesOfKernel {
+  std::string_view name;  // "cuda.tile_fp8_sm90"
+  std::string_view up;    // names of launches
+  std::string_view down;
+  DType codes;
+};
+
+class TileBytes final : public DeviceExpertsKernel {
  public:
-  TileFp8(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
-      : problem_(problem), weights_(weights), tile_(tile) {
-    const bool block = problem.quant.weights == WeightScale::kBlock;
-    up_ = block ? find_up_kernel<Scaling::kBlock>(problem.activation, problem.hidden_size)
-                : find_up_kernel<Scaling::kRow>(problem.activation, problem.hidden_size);
-    down_ = block ? find_kernel<Product::kDown, Scaling::kBlock>(problem.intermediate_size)
-                  : find_kernel<Product::kDown, Scaling::kRow>(problem.intermediate_size);
-    adding_ = block ? find_kernel<Product::kDownSums, Scaling::kBlock>(problem.intermediate_size)
-                    : find_kernel<Product::kDownSums, Scaling::kRow>(problem.intermediate_size);
+  TileBytes(const CodesOfKernel& codes, const Kernels& kernels, const ExpertsProblem& problem,
+            const DeviceExperts& weights, const DeviceTile& tile)
+      : codes_(codes), problem_(problem), weights_(weights), tile_(tile), kernels_(kernels) {
     up_map_ = problem.activation.gated
                   ? map_gated_weights(problem, weights, kBoxRows)
                   : map_weights(problem,
@@ -77,13 +88,15 @@ class TileFp8 final : public DeviceExpertsKernel {
         kBoxRows);
   }
 
-  int32_t tile_tokens() const override { return static_cast<int32_t>(kClusterTokens); }
+  int32_t tile_tokens() const override { return kClusterTokens; }
   bool finishes_rows() const override { return true; }
-  std::string describe() const override { return "cuda.tile_fp8_sm90 " + to_string(tile_); }
+  std::string describe() const override {
+    return std::string(codes_.name) + " " + to_string(tile_);
+  }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
     if (call.groups.max_rows == 0) return;
-    const TileFp8Workspace layout = tile_fp8_workspace(problem_, call.groups.max_rows);
+    const TileBytesWorkspace layout = tile_bytes_workspace(problem_, call.groups.max_rows);
     auto* workspace = static_cast<std::byte*>(call.workspace);
     auto* codes = reinterpret_cast<uint8_t*>(workspace + layout.codes);
     auto* scales = reinterpret_cast<float*>(workspace + layout.scales);
@@ -98,7 +111,7 @@ class TileFp8 final : public DeviceExpertsKernel {
     up.tickets = workspace + layout.tickets;
     up.hands_over_tiles = call.finish.apply && !quantize_after;
     up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
-    enqueue("experts.tile_fp8_sm90.up", up_,
+    enqueue(codes_.up, kernels_.up,
             map_rows(problem_,
                      {call.input.data, call.input.row_stride, call.groups.max_rows,
                       problem_.hidden_size},
@@ -113,6 +126,7 @@ class TileFp8 final : public DeviceExpertsKernel {
                           .row_stride = layout.code_stride,
                           .activations = ActivationScale::kToken,
                           .power_of_two = problem_.quant.power_of_two_scales,
+                          .code_dtype = codes_.codes,
                           .codes = codes,
                           .code_stride = layout.code_stride,
                           .scales = scales,
@@ -126,7 +140,7 @@ class TileFp8 final : public DeviceExpertsKernel {
     down.hands_over_tiles = up.hands_over_tiles;
     down.ended = up.ended;
     down.up_feature_tiles = up.feature_tiles;
-    enqueue("experts.tile_fp8_sm90.down", call.sums.rows != nullptr ? adding_ : down_,
+    enqueue(codes_.down, call.sums.rows != nullptr ? kernels_.adding : kernels_.down,
             map_rows(problem_,
                      {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size},
                      kBoxTokens),
@@ -153,7 +167,7 @@ class TileFp8 final : public DeviceExpertsKernel {
   }
 
   Params up_params(const DeviceExpertsCall& call) const {
-    Params p = common(call, up_, problem_.hidden_size, problem_.intermediate_size);
+    Params p = common(call, kernels_.up, problem_.hidden_size, problem_.intermediate_size);
     p.row_scales = call.input.scales;
     p.group_scale_stride = call.input.group_stride;
     if (is_static()) {
@@ -170,7 +184,7 @@ class TileFp8 final : public DeviceExpertsKernel {
   }
 
   Params down_params(const DeviceExpertsCall& call) const {
-    Params p = common(call, down_, problem_.intermediate_size, problem_.hidden_size);
+    Params p = common(call, kernels_.down, problem_.intermediate_size, problem_.hidden_size);
     if (is_static()) p.constant_scale = weights_.intermediate_scale;
     p.weight_scales = weights_.down.scale;
     const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;
@@ -203,22 +217,13 @@ class TileFp8 final : public DeviceExpertsKernel {
     cuda::launch(name, kernel.function, shape, token_map, weight_map, params);
   }
 
+  CodesOfKernel codes_;
   ExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
-  Kernel up_;
-  Kernel down_;
-  Kernel adding_;  // replaces down_ if rows are added
+  Kernels kernels_;
   CUtensorMap up_map_;
   CUtensorMap down_map_;
 };
 
-}  // namespace
-
-std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
-                                                   const DeviceExperts& weights,
-                                                   const DeviceTile& tile) {
-  return std::make_unique<TileFp8>(problem, weights, tile);
-}
-
-}  // namespace conclave::inline v0::experts
+}  // namespace conclave::inline v0::experts::tile_bytes

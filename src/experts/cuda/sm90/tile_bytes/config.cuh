@@ -1,4 +1,4 @@
-// Parameters, shared memory and items of tile_fp8.cuh.
+// Parameters, shared memory and items of tile_bytes.cuh.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
+#include <type_traits>
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 struct Params {
   // Sorted input rows; a tensor map describes their codes. Scales are [groups of K,
@@ -54,8 +56,11 @@ struct Params {
   activation::DeviceActivation activation;
 };
 
-template <Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf>
+template <class Element_, Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf>
 struct Config {
+  using Element = Element_;
+  // Sums of integers are exact: they stay in wgmma's accumulators over all of K.
+  static constexpr bool kIsInteger = std::is_same_v<Element, int8_t>;
   static constexpr Product kProduct = kProductOf;
   static constexpr Scaling kScaling = kScalingOf;
   static constexpr bool kAddsRows = kProduct == Product::kDownSums;
@@ -78,6 +83,7 @@ struct Config {
   static constexpr int kBoxTokens = 64;  // per copy of token rows
   static constexpr int kStepsAhead = 8;  // weights that kDown prefetches to L2: 256 KiB per block
   static constexpr int kTickets = 8;     // see ClusterTickets
+  static_assert(!kIsInteger || kScaling == Scaling::kRow);
   static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
                 65536);
 };
@@ -113,4 +119,4 @@ struct SharedStorage {
   Item item;  // from the warp that finds items to the warp that loads them
 };
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

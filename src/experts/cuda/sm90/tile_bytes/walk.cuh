@@ -5,9 +5,9 @@
 #include "cuda/device/copy.cuh"
 #include "cuda/device/grid.cuh"
 #include "experts/cuda/common/ticket_counter.cuh"
-#include "experts/cuda/sm90/tile_fp8/config.cuh"
+#include "experts/cuda/sm90/tile_bytes/config.cuh"
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 // A block's part of an item of its cluster. If one block can hold all rows of the token tile, the
 // blocks divide the weight rows instead.
@@ -202,4 +202,4 @@ __device__ void tell_items(const Params& params, SharedStorage<Config>& shared) 
   }
 }
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

@@ -1,5 +1,5 @@
-// The epilogue of e4m3 products: what scales and bias the sums still need, and the intermediate as
-// codes with scales of their own.
+// The epilogue of products of bytes: what scales and bias the sums still need, and the intermediate
+// as codes with scales of their own.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -14,7 +14,7 @@ namespace conclave::inline v0::experts::stream {
 // The up product has 256 weight rows per block with a gate and 128 without. Both make 128 features,
 // the columns that share a scale of the intermediate.
 template <class Config>
-struct Fp8Epilogue : Epilogue<Config> {
+struct ByteEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;
   using Base::Base;
   using Base::kSlices;
@@ -55,7 +55,7 @@ struct Fp8Epilogue : Epilogue<Config> {
     float bias[2];
   };
 
-  // Applies scales and bias in one rounding, which equals tile_fp8/epilogue.cuh bit for bit.
+  // Applies scales and bias in one rounding, which equals tile_bytes/epilogue.cuh bit for bit.
   template <int N, Product kProduct>
   __device__ __forceinline__ void scale_and_bias(float (&d)[N / 2], const TokenTile& tile,
                                                  const RowPair& rows) const {

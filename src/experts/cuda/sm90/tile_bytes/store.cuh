@@ -3,9 +3,9 @@
 
 #include "cuda/device/copy.cuh"
 #include "cuda/device/vector16.cuh"
-#include "experts/cuda/sm90/tile_fp8/config.cuh"
+#include "experts/cuda/sm90/tile_bytes/config.cuh"
 
-namespace conclave::inline v0::experts::tile_fp8 {
+namespace conclave::inline v0::experts::tile_bytes {
 
 // Register i of lane q of a quad becomes register q of lane i.
 __device__ __forceinline__ void transpose_quad(uint32_t& r0, uint32_t& r1, uint32_t& r2,
@@ -177,4 +177,4 @@ __device__ __forceinline__ void store_f32_row(const Params& params, float (&sums
   }
 }
 
-}  // namespace conclave::inline v0::experts::tile_fp8
+}  // namespace conclave::inline v0::experts::tile_bytes

@@ -1,0 +1,16 @@
+#include "experts/cuda/sm90/tile_bytes/tile_bytes_kernel.cuh"
+
+namespace conclave::inline v0::experts {
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_int8(const ExpertsProblem& problem,
+                                                    const DeviceExperts& weights,
+                                                    const DeviceTile& tile) {
+  return std::make_unique<tile_bytes::TileBytes>(
+      tile_bytes::CodesOfKernel{.name = "cuda.tile_int8_sm90",
+                                .up = "experts.tile_int8_sm90.up",
+                                .down = "experts.tile_int8_sm90.down",
+                                .codes = DType::kI8},
+      tile_bytes::KernelFinder<int8_t, Scaling::kRow>::find_all(problem), problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts
