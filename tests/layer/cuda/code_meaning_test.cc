@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -157,6 +158,77 @@ TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
   }
 }
 
+// Few tokens take one launch, whose sums run in an order of their own: each form of codes, in
+// shapes that no box, tile or pass divides, with and without a gate.
+TEST_F(CudaCodeMeaning, OneLaunchOfCodes_IsWithinTheBarAndRepeatsItsBits) {
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    MoeSpec odd = make_spec(6, 3, 131, 67, form.dtype);
+    MoeSpec biased = make_spec(5, 2, 712, 328, form.dtype);
+    biased.has_bias = true;
+    MoeSpec deep = make_spec(9, 8, 1160, 1544, form.dtype);
+    MoeSpec plain = make_spec(4, 1, 264, 520, form.dtype);
+    plain.activation = {.name = "relu2_no_mul"};
+    plain.weight_on = WeightOn::kInput;
+    for (MoeSpec spec : {odd, biased, deep, plain}) {
+      spec.quant = form.quant;
+      DeviceLayer owned(spec, {.max_tokens = 8});
+      for (int64_t tokens = 1; tokens <= 8; ++tokens) expect_accurate(owned, tokens);
+      const Tensor hidden = random_tensor(DType::kBF16, 4, spec.hidden_size, 5);
+      const testing::GivenRouting routing =
+          testing::random_routing(4, spec.num_experts, spec.top_k, 3);
+      testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
+      forward.route_by(routing.ids, routing.weights);
+      forward.enqueue();
+      const Tensor first = forward.out();
+      int different = 0;
+      for (int run = 0; run < 50; ++run) {
+        forward.enqueue();
+        different += testing::same_bits(forward.out(), first) ? 0 : 1;
+      }
+      EXPECT_EQ(different, 0);
+    }
+  }
+}
+
+Tensor copy_rows(const Tensor& all, int64_t begin, int64_t count) {
+  const ConstTensorView from = all.const_view();
+  Tensor rows(from.dtype, {count, from.shape[1]});
+  const auto pitch = static_cast<size_t>(byte_size(from.dtype) * from.shape[1]);
+  std::memcpy(rows.as<std::byte>(),
+              static_cast<const std::byte*>(from.data) + static_cast<size_t>(begin) * pitch,
+              static_cast<size_t>(count) * pitch);
+  return rows;
+}
+
+// A token's bits do not depend on the others of its call.
+TEST_F(CudaCodeMeaning, OneLaunchOfCodes_GivesATokenItsOwnBits) {
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    MoeSpec spec = make_spec(9, 3, 712, 840, form.dtype);
+    spec.quant = form.quant;
+    DeviceLayer owned(spec, {.max_tokens = 8});
+    const Tensor hidden = random_tensor(DType::kBF16, 8, spec.hidden_size, 5);
+    const testing::GivenRouting routing = testing::random_routing(8, 9, 3, 3);
+    const auto run = [&](int64_t begin, int64_t count) {
+      const Tensor rows = copy_rows(hidden, begin, count);
+      testing::DeviceForward forward(owned, rows.view(), DType::kF32);
+      forward.route_by(copy_rows(routing.ids, begin, count),
+                       copy_rows(routing.weights, begin, count));
+      forward.enqueue();
+      return forward.out();
+    };
+    const Tensor together = run(0, 8);
+    for (int64_t token = 0; token < 8; ++token) {
+      const Tensor alone = run(token, 1);
+      for (int64_t i = 0; i < spec.hidden_size; ++i) {
+        ASSERT_EQ(alone.as<float>()[i], together.as<float>()[token * spec.hidden_size + i])
+            << token << " " << i;
+      }
+    }
+  }
+}
+
 // Rows of every kind that checkpoints have beside codes, in the form that they have it.
 std::vector<CodedForm> forms_with_rows() {
   const auto by_token = [](DType dtype, int64_t columns, std::optional<DType> rows = {}) {
@@ -216,10 +288,20 @@ std::vector<CodedForm> forms_with_rows() {
           fixed_e4m3};
 }
 
+// int8 by token beside int8 rows of weights goes through tensor cores as integers, too.
+std::vector<const char*> kernels_of(const CodedForm& form) {
+  std::vector<const char*> kernels = {"cuda.stream_codes_sm90", "cuda.reference"};
+  if (form.dtype == DType::kI8 && form.quant.weights == WeightScale::kChannel &&
+      form.quant.activations == ActivationScale::kToken) {
+    kernels.insert(kernels.end(), {"cuda.stream_int8_sm90", "cuda.tile_int8_sm90"});
+  }
+  return kernels;
+}
+
 // On tensor cores and by the plain kernel, which rounds rows by the same rule.
-TEST_F(CudaCodeMeaning, QuantisedRowsBesideCodes_AreWithinTheBarOnBothKernels) {
+TEST_F(CudaCodeMeaning, QuantisedRowsBesideCodes_AreWithinTheBarOnEveryKernel) {
   for (const CodedForm& form : forms_with_rows()) {
-    for (const char* kernel : {"cuda.stream_codes_sm90", "cuda.reference"}) {
+    for (const char* kernel : kernels_of(form)) {
       SCOPED_TRACE(std::string(form.name) + " of " + std::string(to_string(form.dtype)) + ", " +
                    kernel);
       MoeSpec shared = make_spec(6, 2, 264, 136, form.dtype);
@@ -232,8 +314,8 @@ TEST_F(CudaCodeMeaning, QuantisedRowsBesideCodes_AreWithinTheBarOnBothKernels) {
       plain.activation = {.name = "relu2_no_mul"};
       for (MoeSpec spec : {shared, on_input, biased, plain}) {
         spec.quant = form.quant;
-        DeviceLayer owned(spec, {.max_tokens = 64, .kernel = kernel});
-        for (const int64_t tokens : {1, 8, 40}) expect_accurate(owned, tokens);
+        DeviceLayer owned(spec, {.max_tokens = 700, .kernel = kernel});
+        for (const int64_t tokens : {1, 8, 40, 700}) expect_accurate(owned, tokens);
       }
     }
   }
@@ -264,34 +346,66 @@ TEST_F(CudaCodeMeaning, EveryTileBesideQuantisedRows_GivesTheSameBits) {
   }
 }
 
+// Sums of integers are exact: every tile of either kernel gives the same bits.
+TEST_F(CudaCodeMeaning, EveryTileOfIntegers_GivesTheSameBits) {
+  const Context context({.device = "cuda:0", .num_threads = 1});
+  for (MoeSpec spec :
+       {make_spec(5, 2, 720, 328, DType::kI8), make_spec(3, 1, 2064, 1040, DType::kI8)}) {
+    spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+    spec.has_bias = true;
+    for (const int64_t tokens : {1, 37, 290}) {
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 5);
+      std::vector<std::byte> first;
+      int tiles = 0;
+      for (const TuningEntry& entry :
+           tuning_candidates(context, spec, {.max_tokens = tokens}, {}, tokens)) {
+        if (!entry.kernel.ends_with("int8_sm90")) continue;
+        SCOPED_TRACE(entry.kernel + " " + entry.tile + ", T" + std::to_string(tokens));
+        auto table = std::make_shared<TuningTable>();
+        table->set(entry);
+        DeviceLayer owned(spec, {.max_tokens = tokens, .tuning = table});
+        const Tensor out = testing::run_device_layer(owned, hidden.view(), DType::kBF16).out;
+        const std::vector<std::byte> bytes(out.as<std::byte>(),
+                                           out.as<std::byte>() + out.size_bytes());
+        if (tiles++ == 0) first = bytes;
+        EXPECT_EQ(bytes, first);
+      }
+      EXPECT_EQ(tiles, 5);
+    }
+  }
+}
+
 // A row with a value that is not finite is NaN, and the others are as without it.
 TEST_F(CudaCodeMeaning, ValuesThatAreNotFinite_StayInTheirRow) {
   for (const CodedForm& form : forms_with_rows()) {
-    SCOPED_TRACE(std::string(form.name) + " of " + std::string(to_string(form.dtype)));
-    MoeSpec spec = make_spec(5, 2, 264, 136, form.dtype);
-    spec.quant = form.quant;
-    DeviceLayer owned(spec, {.max_tokens = 16});
-    Tensor hidden = random_tensor(DType::kBF16, 9, spec.hidden_size, 5);
-    const testing::GivenRouting routing = testing::random_routing(9, 5, 2, 3);
-    const auto run = [&] {
-      testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
-      forward.route_by(routing.ids, routing.weights);
-      forward.enqueue();
-      return forward.out();
-    };
-    const Tensor before = run();
-    constexpr uint16_t kInfinity = 0x7f80;
-    constexpr uint16_t kNan = 0x7fc0;
-    hidden.as<uint16_t>()[2 * spec.hidden_size + 7] = kInfinity;
-    hidden.as<uint16_t>()[6 * spec.hidden_size + 200] = kNan;
-    const Tensor after = run();
-    for (int64_t token = 0; token < 9; ++token) {
-      for (int64_t i = 0; i < spec.hidden_size; ++i) {
-        const int64_t at = token * spec.hidden_size + i;
-        if (token == 2 || token == 6) {
-          ASSERT_TRUE(std::isnan(after.as<float>()[at])) << token << " " << i;
-        } else {
-          ASSERT_EQ(after.as<float>()[at], before.as<float>()[at]) << token << " " << i;
+    for (const char* kernel : kernels_of(form)) {
+      SCOPED_TRACE(std::string(form.name) + " of " + std::string(to_string(form.dtype)) + ", " +
+                   kernel);
+      MoeSpec spec = make_spec(5, 2, 264, 136, form.dtype);
+      spec.quant = form.quant;
+      DeviceLayer owned(spec, {.max_tokens = 16, .kernel = kernel});
+      Tensor hidden = random_tensor(DType::kBF16, 9, spec.hidden_size, 5);
+      const testing::GivenRouting routing = testing::random_routing(9, 5, 2, 3);
+      const auto run = [&] {
+        testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
+        forward.route_by(routing.ids, routing.weights);
+        forward.enqueue();
+        return forward.out();
+      };
+      const Tensor before = run();
+      constexpr uint16_t kInfinity = 0x7f80;
+      constexpr uint16_t kNan = 0x7fc0;
+      hidden.as<uint16_t>()[2 * spec.hidden_size + 7] = kInfinity;
+      hidden.as<uint16_t>()[6 * spec.hidden_size + 200] = kNan;
+      const Tensor after = run();
+      for (int64_t token = 0; token < 9; ++token) {
+        for (int64_t i = 0; i < spec.hidden_size; ++i) {
+          const int64_t at = token * spec.hidden_size + i;
+          if (token == 2 || token == 6) {
+            ASSERT_TRUE(std::isnan(after.as<float>()[at])) << token << " " << i;
+          } else {
+            ASSERT_EQ(after.as<float>()[at], before.as<float>()[at]) << token << " " << i;
+          }
         }
       }
     }

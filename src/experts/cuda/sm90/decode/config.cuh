@@ -23,27 +23,54 @@ inline constexpr int kProducerWarp = kDecodeWarps;
 inline constexpr int kFinishWarp = kDecodeWarps + 1;
 inline constexpr int kNextTileWord = 32;  // index of a counter; the grid barrier is word 0
 
+// Weights that are codes ask this of the kernel.
+struct CodesOf {
+  int bits = 0;          // 0: they are elements
+  bool offsets = false;  // w = value scale - offset
+  int terms = 1;         // values of bf16 that add up to a code's
+};
+constexpr CodesOf codes_of(DecodeElement element) {
+  switch (element) {
+    case DecodeElement::kCodes4:
+      return {.bits = 4};
+    case DecodeElement::kCodes4Offsets:
+      return {.bits = 4, .offsets = true};
+    case DecodeElement::kCodes4Terms:
+      return {.bits = 4, .terms = 2};
+    case DecodeElement::kCodes8:
+      return {.bits = 8};
+    case DecodeElement::kCodes8Offsets:
+      return {.bits = 8, .offsets = true};
+    default:
+      return {};
+  }
+}
+
 template <DecodeElement kElement>
 struct Config {
   static constexpr bool kIsE4M3 =
       kElement == DecodeElement::kE4M3Block || kElement == DecodeElement::kE4M3Row;
+  static constexpr CodesOf kCodes = codes_of(kElement);
+  static constexpr bool kIsCoded = kCodes.bits != 0;
+  static constexpr bool kIsBF16 = kElement == DecodeElement::kBF16 || kIsCoded;
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;
-  static constexpr int kBoxElements = kIsE4M3 ? 128 : 64;
+  // Elements of the weights' map, which are bytes of codes.
+  static constexpr int kBoxElements = kIsE4M3 || kIsCoded ? 128 : 64;
 
   static __device__ __forceinline__ void multiply(float (&c)[4], uint32_t a0, uint32_t a1,
                                                   uint32_t a2, uint32_t a3, uint32_t b0,
                                                   uint32_t b1) {
     if constexpr (kIsE4M3) {
       ptx::mma_m16n8k32_e4m3(c, a0, a1, a2, a3, b0, b1);
-    } else if constexpr (kElement == DecodeElement::kBF16) {
+    } else if constexpr (kIsBF16) {
       ptx::mma_m16n8k16_bf16(c, a0, a1, a2, a3, b0, b1);
     } else {
       ptx::mma_m16n8k16_f16(c, a0, a1, a2, a3, b0, b1);
     }
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    using Element = std::conditional_t<kElement == DecodeElement::kBF16, __nv_bfloat16, __half>;
+    using Element = std::conditional_t<kIsBF16, __nv_bfloat16, __half>;
     return ptx::pack_pair<Element>(low, high);
   }
 };
@@ -57,6 +84,8 @@ struct Shared {
   uint64_t* tables_ready;
   uint64_t* intermediate_ready;  // all blocks have stored theirs
   float* stage_scales;           // two per box
+  unsigned char* factors;        // of codes: a part for each stage
+  uint32_t* values;              // of codes, a copy for each lane of a warp
   DecodeTables* tables;
   float* tiles;         // [buffer, warp, i, lane]; later sums [warp, token, row]
   unsigned char* rows;  // input rows, later rounds of slices of intermediate rows
@@ -71,6 +100,8 @@ struct Shared {
         tables_ready(tile_empty + kDecodeTileBuffers),
         intermediate_ready(tables_ready + 1),
         stage_scales(reinterpret_cast<float*>(base + places.stage_scales)),
+        factors(base + places.factors),
+        values(reinterpret_cast<uint32_t*>(base + places.values)),
         tables(reinterpret_cast<DecodeTables*>(base + places.tables)),
         tiles(reinterpret_cast<float*>(base + places.tiles)),
         rows(base + places.rows),

@@ -3,6 +3,7 @@
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
+#include "experts/cuda/sm90/decode/codes.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace conclave::inline v0::experts::decode {
 // two chains, so that products overlap.
 template <class Config, int kProducts>
 struct Sums {
-  static constexpr int kChains = Config::kIsE4M3 ? 1 : 2;
+  static constexpr int kChains = Config::kIsE4M3 || Config::kIsCoded ? 1 : 2;
   float chain[kProducts][kChains][4] = {};
 
   __device__ __forceinline__ float get(int product, int i) const {
@@ -29,12 +30,17 @@ struct Operand {
   int stage_boxes;
   uint32_t box_bytes;
   int products;
+  int shift;     // box b belongs to warp (b + shift) % 8
   bool present;  // the token of column g takes part
-  uint32_t row;  // its row in shared memory, at this lane's 16 bytes of box `begin`
+  uint32_t row;  // byte of `rows` at which its row begins, at box `begin`
   // For e4m3: the steps of tokens 2q and 2q + 1 from box `begin` on. Bit 2 p + h of `second` says
   // that half h of product p has the second of its box's two weight scales.
   const float* steps[2];
   uint32_t second;
+  // For codes.
+  DecodeFactors factors;
+  int box_rows;
+  bool has_zeros;
 };
 
 template <class Config>
@@ -61,15 +67,49 @@ __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[
   }
 }
 
+// Multiplies the warp's box of codes of the stage in `slot`.
+template <class Config, int kProducts>
+__device__ __forceinline__ void multiply_codes(const Operand& operand, const DecodePlan& plan,
+                                               const Shared& shared, const Thread& me, int slot,
+                                               int in_stage, int box,
+                                               Sums<Config, kProducts>& sums) {
+  const unsigned char* const codes = shared.ring + slot * kDecodeStageBytes +
+                                     in_stage * static_cast<int>(operand.box_bytes) +
+                                     me.row * kDecodeBoxBytes;
+  const unsigned char* const x =
+      operand.present ? shared.rows + operand.row + (box - operand.begin) * plan.row_box_bytes
+                      : nullptr;
+  const unsigned char* const factors = shared.factors + slot * plan.factor_bytes;
+  const unsigned char* const seconds = factors + plan.second_factor;
+  const int group = group_of_box(plan, operand.factors, box) -
+                    group_of_box(plan, operand.factors, box - in_stage);
+  const CodeBox<Config> of_warp(shared, me);
+#pragma unroll
+  for (int p = 0; p < kProducts; ++p) {
+    if (p > 0 && p >= operand.products) break;
+    const int first = group * operand.box_rows + p * 16 + me.row;
+    of_warp.multiply(
+        {.codes = codes + p * static_cast<int>(kProductBytes),
+         .x = x,
+         .scales = reinterpret_cast<const float*>(factors) + first,
+         .offsets = reinterpret_cast<const float*>(seconds) + first,
+         .zeros = operand.has_zeros ? reinterpret_cast<const uint16_t*>(seconds) + first : nullptr,
+         .rows = operand.box_rows,
+         .steps = operand.factors.steps},
+        sums.chain[p][0]);
+  }
+}
+
 // Multiplies the warp's box of the stage in `slot`.
 template <class Config, int kProducts>
-__device__ __forceinline__ void multiply_stage(const Operand& operand, const Shared& shared,
-                                               const Thread& me, int slot, int in_stage, int box,
-                                               Sums<Config, kProducts>& sums) {
+__device__ __forceinline__ void multiply_values(const Operand& operand, const Shared& shared,
+                                                const Thread& me, int slot, int in_stage, int box,
+                                                Sums<Config, kProducts>& sums) {
   uint4 x[2] = {};
   if (operand.present) {
     const uint32_t place =
-        operand.row + static_cast<uint32_t>((box - operand.begin) * kDecodeBoxBytes);
+        ptx::shared_address(shared.rows) + operand.row +
+        static_cast<uint32_t>((box - operand.begin) * kDecodeBoxBytes + me.quad * 16);
     x[0] = ptx::load_shared(place);
     x[1] = ptx::load_shared(place + 64);
   }
@@ -97,7 +137,24 @@ __device__ __forceinline__ void multiply_stage(const Operand& operand, const Sha
   }
 }
 
-// Multiplies this warp's boxes: box b belongs to warp b % 8.
+// Whether some of the boxes [begin, end) are this warp's.
+__device__ __forceinline__ bool has_boxes(const Thread& me, int shift, int begin, int end) {
+  return ((me.warp - shift - begin) & (kDecodeWarps - 1)) < end - begin;
+}
+
+// Lets the boxes [begin, end) pass.
+__device__ __forceinline__ void skip_boxes(const DecodeParams& params, const Shared& shared,
+                                           const Thread& me, int begin, int end, int stage_boxes,
+                                           Ring& ring) {
+  for (int first = begin; first < end; first += stage_boxes) {
+    ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
+    __syncwarp();
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
+    ring.advance(params.shared.stages);
+  }
+}
+
+// Multiplies this warp's boxes.
 template <class Config, int kProducts>
 __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& operand,
                                                              const DecodeParams& params,
@@ -105,11 +162,17 @@ __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& oper
                                                              Ring& ring) {
   Sums<Config, kProducts> sums;
   for (int first = operand.begin; first < operand.end; first += operand.stage_boxes) {
-    const int in_stage = (me.warp - first) & (kDecodeWarps - 1);
+    const int in_stage = (me.warp - operand.shift - first) & (kDecodeWarps - 1);
     const int box = first + in_stage;
     ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
-    if (in_stage < operand.stage_boxes && box < operand.end)
-      multiply_stage<Config, kProducts>(operand, shared, me, ring.slot, in_stage, box, sums);
+    if (in_stage < operand.stage_boxes && box < operand.end) {
+      if constexpr (Config::kIsCoded) {
+        multiply_codes<Config, kProducts>(operand, params.plan, shared, me, ring.slot, in_stage,
+                                          box, sums);
+      } else {
+        multiply_values<Config, kProducts>(operand, shared, me, ring.slot, in_stage, box, sums);
+      }
+    }
     __syncwarp();
     if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
     ring.advance(params.shared.stages);

@@ -1,9 +1,14 @@
 #include "experts/cuda/sm90/decode/decode.h"
 
+#include "core/checked.h"
 #include "core/dcheck.h"
+#include "core/weight_types.h"
 #include "cuda/tensor_map.h"
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/tensor_maps.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -14,9 +19,20 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-DecodeElement element_of(const ExpertsProblem& problem) {
+DecodeElement element_of_codes(const ExpertsProblem& problem) {
+  const bool offsets = factor_form(problem) == FactorForm::kOffsets;
+  if (bit_size(problem.weight_dtype) == 8) {
+    return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
+  }
+  if (offsets) return DecodeElement::kCodes4Offsets;
+  const bool one_term = quant::format_of(problem.weight_dtype).codes->exact_in_bf16;
+  return one_term ? DecodeElement::kCodes4 : DecodeElement::kCodes4Terms;
+}
+
+DecodeElement element_of(const ExpertsProblem& problem, const DecodePlan& plan) {
   if (problem.weight_dtype == DType::kF16) return DecodeElement::kF16;
   if (problem.weight_dtype == DType::kBF16) return DecodeElement::kBF16;
+  if (!plan.makes_codes) return element_of_codes(problem);
   return problem.quant.weights == WeightScale::kBlock ? DecodeElement::kE4M3Block
                                                       : DecodeElement::kE4M3Row;
 }
@@ -44,8 +60,10 @@ struct MatrixMap {
 
 // Sets the first and fourth dimension: columns and 1, or the columns of a box and boxes.
 void fill_width(const MatrixMap& map, cuda::MapDimension& columns, cuda::MapDimension& boxes) {
-  const uint64_t line = kDecodeBoxBytes / static_cast<uint64_t>(byte_size(map.dtype));
-  const auto width = static_cast<uint64_t>(map.width);
+  // Codes are bytes of them.
+  const uint64_t element = is_plain(map.dtype) ? static_cast<uint64_t>(byte_size(map.dtype)) : 1;
+  const uint64_t line = kDecodeBoxBytes / element;
+  const uint64_t width = static_cast<uint64_t>(packed_bytes(map.dtype, map.width)) / element;
   columns = {.size = map.copy_boxes > 1 ? line : width, .box = static_cast<uint32_t>(line)};
   boxes = {.size = map.copy_boxes > 1 ? width / line : 1,
            .stride_bytes = kDecodeBoxBytes,
@@ -83,30 +101,34 @@ CUtensorMap map_gated_boxes(const MatrixMap& map) {
 class DecodeSm90 final : public OneLaunchKernel {
  public:
   DecodeSm90(const ExpertsProblem& problem, const DeviceExperts& weights)
-      : element_(element_of(problem)), shared_limit_(problem.gpu().shared_bytes_per_block) {
+      : shared_limit_(problem.gpu().shared_bytes_per_block) {
     const DecodePlan plan = decode_plan(problem);
+    element_ = element_of(problem, plan);
     params_.plan = plan;
     params_.weights = weights;
     params_.activation = activation::device_activation(problem.activation);
     params_.row_scale = row_scale_of(problem.quant);
     params_.power_of_two_scales = problem.quant.power_of_two_scales;
     const bool gated = problem.activation.gated;
-    const MatrixMap gate_up = {.data = weights.gate_up.data,
-                               .dtype = problem.weight_dtype,
-                               .matrices = problem.num_local_experts * (gated ? 2 : 1),
-                               .rows = problem.intermediate_size,
-                               .width = problem.hidden_size,
-                               .stride_bytes = weights.gate_up.stride * plan.element_bytes,
-                               .copy_boxes = plan.up_copy_boxes};
+    const MatrixMap gate_up = {
+        .data = weights.gate_up.data,
+        .dtype = problem.weight_dtype,
+        .matrices = problem.num_local_experts * (gated ? 2 : 1),
+        .rows = problem.intermediate_size,
+        .width = problem.hidden_size,
+        .stride_bytes = packed_bytes(problem.weight_dtype, weights.gate_up.stride),
+        .copy_boxes = plan.up_copy_boxes};
     params_.up_map = gated ? map_gated_boxes(gate_up) : map_boxes(gate_up, 16);
-    params_.down_map = map_boxes({.data = weights.down.data,
-                                  .dtype = problem.weight_dtype,
-                                  .matrices = problem.num_local_experts,
-                                  .rows = problem.hidden_size,
-                                  .width = problem.intermediate_size,
-                                  .stride_bytes = weights.down.stride * plan.element_bytes,
-                                  .copy_boxes = plan.down_copy_boxes},
-                                 plan.pass_rows);
+    params_.down_map =
+        map_boxes({.data = weights.down.data,
+                   .dtype = problem.weight_dtype,
+                   .matrices = problem.num_local_experts,
+                   .rows = problem.hidden_size,
+                   .width = problem.intermediate_size,
+                   .stride_bytes = packed_bytes(problem.weight_dtype, weights.down.stride),
+                   .copy_boxes = plan.down_copy_boxes},
+                  plan.pass_rows);
+    if (plan.value_bytes != 0) map_codes(problem, weights);
     prepare_decode(element_, static_cast<size_t>(shared_limit_));
   }
 
@@ -127,7 +149,31 @@ class DecodeSm90 final : public OneLaunchKernel {
   }
 
  private:
-  DecodeElement element_;
+  void map_codes(const ExpertsProblem& problem, const DeviceExperts& weights) {
+    const DecodePlan& plan = params_.plan;
+    const FactorPlanes& up = weights.gate_up.factors;
+    const FactorPlanes& down = weights.down.factors;
+    if (up.scales == nullptr) {
+      throw Error(ErrorCode::kState, {.what = "cuda.decode_sm90 needs FactorPlanes of codes"});
+    }
+    const auto map_up = [&](const void* data, DType dtype) {
+      return map_factors(problem, up, {data, dtype}, 16, plan.up_factors.stage_groups);
+    };
+    const auto map_down = [&](const void* data, DType dtype) {
+      return map_factors(problem, down, {data, dtype}, plan.pass_rows,
+                         plan.down_factors.stage_groups);
+    };
+    fill_bf16_values(problem.weight_dtype, params_.values);
+    params_.up_scales = map_up(up.scales, DType::kF32);
+    params_.down_scales = map_down(down.scales, DType::kF32);
+    if (up.zeros == nullptr && up.offsets == nullptr) return;
+    const DType dtype = up.zeros == nullptr ? DType::kF32 : DType::kBF16;
+    params_.second_bytes = static_cast<int32_t>(byte_size(dtype));
+    params_.up_seconds = map_up(up.zeros == nullptr ? up.offsets : up.zeros, dtype);
+    params_.down_seconds = map_down(down.zeros == nullptr ? down.offsets : down.zeros, dtype);
+  }
+
+  DecodeElement element_ = DecodeElement::kBF16;
   int64_t shared_limit_;
   DecodeParams params_;
 };

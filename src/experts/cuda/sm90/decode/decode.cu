@@ -14,6 +14,16 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kE4M3Block>;
     case DecodeElement::kE4M3Row:
       return decode::decode_experts<DecodeElement::kE4M3Row>;
+    case DecodeElement::kCodes4:
+      return decode::decode_experts<DecodeElement::kCodes4>;
+    case DecodeElement::kCodes4Offsets:
+      return decode::decode_experts<DecodeElement::kCodes4Offsets>;
+    case DecodeElement::kCodes4Terms:
+      return decode::decode_experts<DecodeElement::kCodes4Terms>;
+    case DecodeElement::kCodes8:
+      return decode::decode_experts<DecodeElement::kCodes8>;
+    case DecodeElement::kCodes8Offsets:
+      return decode::decode_experts<DecodeElement::kCodes8Offsets>;
     case DecodeElement::kBF16:
       break;
   }

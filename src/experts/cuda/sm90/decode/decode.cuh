@@ -6,8 +6,10 @@
 // Products run as mma.sync with weights as the 16 rows and tokens as the 8 columns; column t is
 // token t. Lane (g, q) = (lane / 4, lane % 4) reads 16 contiguous bytes of row g where the product
 // wants elements 2q, 2q + 8, ...: K is permuted, alike for weights and rows. Which warp adds which
-// boxes of K is fixed and experts are added in ascending order, so that a token's bits do not
-// depend on the others.
+// boxes of an expert's K is fixed and experts are added in ascending order, so that a token's bits
+// do not depend on the others.
+//
+// Codes become bf16 by a table in shared memory (codes.cuh): their boxes have 128 bytes of K too.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -47,10 +49,8 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
     ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
-    // Every lane arrives for what it wrote or read itself, so nothing depends on order within a
-    // warp.
-    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps * 32);
-    ptx::mbarrier_init(shared.tile_empty + i, 32);
+    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps);
+    ptx::mbarrier_init(shared.tile_empty + i, 1);
   }
   ptx::mbarrier_init(shared.tables_ready, 32);
   ptx::mbarrier_init(shared.intermediate_ready, 1);
@@ -63,6 +63,7 @@ __device__ __forceinline__ void consume(const DecodeParams& params, const Shared
   if constexpr (Config::kIsE4M3) {
     quantize_rows<Config>(params, shared, tokens);
   } else {
+    if constexpr (Config::kIsCoded) fill_values<Config>(params, shared);
     convert_rows<Config>(params, shared, tokens);
   }
   consumer_sync();

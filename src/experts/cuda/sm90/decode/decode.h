@@ -15,6 +15,12 @@ enum class RowScale : uint8_t { kGroup, kToken, kStatic };
 struct DecodeParams {
   CUtensorMap up_map;    // boxes of 16 rows
   CUtensorMap down_map;  // boxes of pass_rows rows
+  // Of weights that are codes: scales, and zero points or offsets.
+  CUtensorMap up_scales;
+  CUtensorMap up_seconds;
+  CUtensorMap down_scales;
+  CUtensorMap down_seconds;
+  int32_t second_bytes = 0;  // of such a number; 0 if there are none
   DecodePlan plan;
   DecodeShared shared;
   DeviceExperts weights;
@@ -22,9 +28,22 @@ struct DecodeParams {
   activation::DeviceActivation activation;
   RowScale row_scale = RowScale::kGroup;
   bool power_of_two_scales = false;
+  uint32_t values[256] = {};  // of codes: bf16 in the lower half, above it the second term
 };
 
-enum class DecodeElement : uint8_t { kBF16, kF16, kE4M3Block, kE4M3Row };
+enum class DecodeElement : uint8_t {
+  kBF16,
+  kF16,
+  kE4M3Block,  // e4m3 rows too
+  kE4M3Row,
+  // Codes of 4 or 8 bits beside bf16 rows, with scales and zero points, or offsets; or values of
+  // two terms.
+  kCodes4,
+  kCodes4Offsets,
+  kCodes4Terms,
+  kCodes8,
+  kCodes8Offsets,
+};
 
 // Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.
 void prepare_decode(DecodeElement element, size_t shared_bytes);

@@ -84,9 +84,10 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
   const uint32_t target =
       ptx::shared_address(shared.rows) + static_cast<uint32_t>(row) * params.shared.down_pitch;
   const char* source = intermediate_row(params, pair);
-  for (int chunk = part.begin * 8 + lane; chunk < part.end * 8; chunk += 32) {
+  const int chunks = params.plan.row_box_bytes / 16;  // of a box
+  for (int chunk = part.begin * chunks + lane; chunk < part.end * chunks; chunk += 32) {
     const bool inside = chunk * 8 < params.plan.intermediate_size;
-    ptx::cp_async_16(target + static_cast<uint32_t>(chunk - part.begin * 8) * 16,
+    ptx::cp_async_16(target + static_cast<uint32_t>(chunk - part.begin * chunks) * 16,
                      source + (inside ? chunk : 0) * 16, inside);
   }
 }
@@ -214,6 +215,13 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                                               uint32_t tokens, int row, int first_row, Ring& ring,
                                               Output& output) {
   const DecodePlan& plan = params.plan;
+  const int expert = shared.tables->unit_expert[part.unit];
+  const int shift = expert * plan.down_boxes;
+  const bool adds_bias = params.weights.down.bias != nullptr && part.slice == 0 && me.warp == 0;
+  if (!adds_bias && !has_boxes(me, shift, part.begin, part.end)) {
+    skip_boxes(params, shared, me, part.begin, part.end, plan.down_stage_boxes, ring);
+    return;
+  }
   // Any row will do for tokens that do not take part.
   const auto row_of = [&](int token) {
     return (tokens >> token & 1U) != 0 ? row + __popc(tokens & ((1U << token) - 1U)) : row;
@@ -224,13 +232,15 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                      .stage_boxes = plan.down_stage_boxes,
                      .box_bytes = static_cast<uint32_t>(plan.down_box_bytes),
                      .products = (plan.pass_rows + 15) / 16,
+                     .shift = shift,
                      .present = (tokens >> me.group & 1U) != 0,
-                     .row = ptx::shared_address(shared.rows) +
-                            static_cast<uint32_t>(row_of(me.group)) * params.shared.down_pitch +
-                            static_cast<uint32_t>(me.quad * 16),
+                     .row = static_cast<uint32_t>(row_of(me.group)) * params.shared.down_pitch,
                      .steps = {shared.row_scales + row_of(me.quad * 2) * slice_boxes,
                                shared.row_scales + row_of(me.quad * 2 + 1) * slice_boxes},
-                     .second = 0};
+                     .second = 0,
+                     .factors = plan.down_factors,
+                     .box_rows = plan.pass_rows,
+                     .has_zeros = params.weights.down.factors.zeros != nullptr};
   if constexpr (Config::kBlockScales) {
 #pragma unroll
     for (int i = 0; i < 2 * kProducts; ++i) {
@@ -238,9 +248,8 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
       operand.second |= second ? 1U << i : 0U;
     }
   }
-  const bool adds_bias = params.weights.down.bias != nullptr && part.slice == 0 && me.warp == 0;
-  const DownRows<kProducts> rows = read_down_rows<Config, kProducts>(
-      params, me, shared.tables->unit_expert[part.unit], first_row, adds_bias);
+  const DownRows<kProducts> rows =
+      read_down_rows<Config, kProducts>(params, me, expert, first_row, adds_bias);
   const Sums<Config, kProducts> sums =
       run_boxes<Config, kProducts>(operand, params, shared, me, ring);
   add_part<Config, kProducts>(params, shared, me, part.unit, rows, operand, sums, output);

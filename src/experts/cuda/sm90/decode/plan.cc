@@ -1,9 +1,13 @@
 #include "experts/cuda/sm90/decode/plan.h"
 
 #include "core/checked.h"
+#include "core/weight_types.h"
+#include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/tables.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/stream_codes.h"
+#include "quant/weight_format.h"
 
 #include <algorithm>
 #include <string>
@@ -12,11 +16,19 @@ namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int64_t kMinStages = 3;
+constexpr int64_t kColumnsOfStep = 16;  // of a product
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
-bool is_quantised(const ExpertsProblem& problem) { return problem.weight_dtype == DType::kF8E4M3; }
+// Rows become codes like those of the weights, which are multiplied as they are.
+bool makes_codes(const ExpertsProblem& problem) {
+  return problem.weight_dtype == DType::kF8E4M3 &&
+         problem.quant.activations != ActivationScale::kNone;
+}
+bool is_coded(const ExpertsProblem& problem) {
+  return !is_plain(problem.weight_dtype) && !makes_codes(problem);
+}
 
 Support supports_quant(const QuantSpec& quant) {
   switch (quant.weights) {
@@ -38,6 +50,17 @@ Support supports_quant(const QuantSpec& quant) {
   return Support::no("e4m3 weights without scales");
 }
 
+// Codes that the streamed kernel decodes too, beside rows as they are.
+Support supports_coded(const ExpertsProblem& problem) {
+  if (Support support = stream_codes_supports(problem); !support) return support;
+  if (problem.quant.activations != ActivationScale::kNone) {
+    return Support::no("takes codes of such weights beside rows as they are");
+  }
+  if (problem.quant.has_column_order) return Support::no("columns have an order");
+  if (problem.quant.has_column_factors) return Support::no("columns have factors");
+  return Support::yes();
+}
+
 // Cuts output columns into blocks and passes, and intermediate rows into slices so short that one
 // slice for each of kDecodeMaxTokens fits into a quarter of shared memory.
 void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
@@ -47,13 +70,44 @@ void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.pass_rows = narrow(round_up(ceil_div(rows, plan.passes), 8));
   plan.down_box_bytes = plan.pass_rows * kDecodeBoxBytes;
   plan.down_stage_boxes = std::min(kDecodeStageBytes / plan.down_box_bytes, kDecodeWarps);
-  const bool whole = problem.intermediate_size % (kDecodeBoxBytes / plan.element_bytes) == 0;
+  const bool whole = problem.intermediate_size % plan.box_columns == 0;
   plan.down_copy_boxes = whole ? plan.down_stage_boxes : 1;
   const int64_t most =
-      problem.gpu().shared_bytes_per_block / 4 / kDecodeMaxTokens / kDecodeBoxBytes;
+      problem.gpu().shared_bytes_per_block / 4 / kDecodeMaxTokens / plan.row_box_bytes;
   const int64_t slices = ceil_div(plan.down_boxes, std::max<int64_t>(most, 8));
   plan.slice_boxes = narrow(round_up(ceil_div(plan.down_boxes, slices), kDecodeWarps));
   plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
+}
+
+DecodeFactors factors_of(const DecodePlan& plan, int64_t columns, int64_t stage_boxes) {
+  const int64_t own = columns == 0 || columns > plan.box_columns ? plan.box_columns : columns;
+  DecodeFactors factors{.groups = narrow(plan.box_columns / own),
+                        .steps = narrow(own / kColumnsOfStep),
+                        .columns = narrow(columns),
+                        .stage_groups = 1};
+  if (columns == 0) return factors;
+  factors.stage_groups = narrow(ceil_div(stage_boxes * plan.box_columns, columns));
+  // A stage may begin within a group.
+  if (columns > plan.box_columns) ++factors.stage_groups;
+  return factors;
+}
+
+void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
+  plan.up_factors = factors_of(plan, gate_up_factor_columns(problem), kDecodeUpStageBoxes);
+  plan.down_factors = factors_of(plan, down_factor_columns(problem), plan.down_stage_boxes);
+  const int32_t numbers =
+      std::max(16 * plan.up_factors.stage_groups, plan.pass_rows * plan.down_factors.stage_groups);
+  const FactorForm form = factor_form(problem);
+  // TMA writes to multiples of 128 bytes.
+  const auto bytes_of = [&](size_t number) {
+    return narrow(round_up(int64_t{numbers} * static_cast<int64_t>(number), 128));
+  };
+  plan.second_factor = bytes_of(sizeof(float));
+  plan.factor_bytes = plan.second_factor;
+  if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
+  if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
+  const bool one_term = quant::format_of(problem.weight_dtype).codes->exact_in_bf16;
+  plan.value_bytes = decode_values(one_term) * 32 * narrow(sizeof(uint32_t));
 }
 
 // Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
@@ -62,6 +116,8 @@ constexpr int64_t kPreferredTokensQuantised = 2;
 
 }  // namespace
 
+int32_t decode_values(bool one_term) { return one_term ? 256 : 16; }
+
 DecodePlan decode_plan(const ExpertsProblem& problem) {
   DecodePlan plan;
   plan.blocks = problem.gpu().multiprocessors;
@@ -69,8 +125,11 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan.intermediate_size = narrow(problem.intermediate_size);
   plan.top_k = narrow(problem.top_k);
   plan.num_local_experts = narrow(problem.num_local_experts);
-  plan.element_bytes = is_quantised(problem) ? 1 : 2;
-  const int64_t box = kDecodeBoxBytes / plan.element_bytes;
+  plan.weight_bits = narrow(bit_size(problem.weight_dtype));
+  plan.makes_codes = makes_codes(problem);
+  const int64_t box = kDecodeBoxBytes * 8 / plan.weight_bits;
+  plan.box_columns = narrow(box);
+  plan.row_box_bytes = narrow(plan.makes_codes ? box : box * 2);
   plan.up_boxes = narrow(ceil_div(problem.hidden_size, box));
   plan.down_boxes = narrow(ceil_div(problem.intermediate_size, box));
   plan.tile_features = problem.activation.gated ? 8 : 16;
@@ -78,8 +137,9 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   // A copy of several boxes cannot tell that a row ends within its last box.
   plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
   plan_down(problem, plan);
-  plan.intermediate_bytes = is_quantised(problem) ? 4 : 2;
+  plan.intermediate_bytes = plan.makes_codes ? 4 : 2;
   plan.intermediate_stride = plan.down_boxes * box;
+  if (is_coded(problem)) plan_factors(problem, plan);
   for (int32_t tokens = 1; tokens <= kDecodeMaxTokens && tokens * problem.top_k <= kDecodeMaxPairs;
        ++tokens) {
     if (decode_shared(plan, tokens, problem.gpu().shared_bytes_per_block).stages == 0) break;
@@ -91,8 +151,8 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block) {
   // The extra 64 bytes put rows of neighbouring tokens into different banks.
   const int64_t slice_boxes = std::min(plan.slice_boxes, plan.down_boxes);
-  const int64_t up_pitch = int64_t{plan.up_boxes} * kDecodeBoxBytes + 64;
-  const int64_t down_pitch = slice_boxes * kDecodeBoxBytes + 64;
+  const int64_t up_pitch = int64_t{plan.up_boxes} * plan.row_box_bytes + 64;
+  const int64_t down_pitch = slice_boxes * plan.row_box_bytes + 64;
   const int64_t down_rows = tokens * std::min(plan.top_k, plan.num_local_experts) * plan.k_slices;
   // All slices of the intermediate rows are held at once if they take up to a third of shared
   // memory, otherwise they come in rounds.
@@ -100,18 +160,19 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
       std::max({tokens * up_pitch, tokens * down_pitch,
                 std::min(down_rows * down_pitch, shared_bytes_per_block / 3)});
   const int64_t rows_in = std::min(down_rows, rows_bytes / down_pitch);
-  const int64_t scales = plan.element_bytes == 1
-                             ? 4 * std::max<int64_t>(tokens * plan.up_boxes, rows_in * slice_boxes)
-                             : 0;
+  const int64_t scales =
+      plan.makes_codes ? 4 * std::max<int64_t>(tokens * plan.up_boxes, rows_in * slice_boxes) : 0;
   constexpr int64_t kTables = sizeof(DecodeTables);
   constexpr int64_t kTiles = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
   static_assert(kTiles >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
   constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
   constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
-  const int64_t fixed = kTables + kTiles + scales + rows_bytes + kOtherBarriers * 8 + 6 * 128;
+  const int64_t fixed =
+      kTables + kTiles + scales + rows_bytes + plan.value_bytes + kOtherBarriers * 8 + 8 * 128;
   constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - 4;
-  const int64_t stages = std::min(
-      kMaxStages, (shared_bytes_per_block - fixed) / (kDecodeStageBytes + 16 + kStageScaleBytes));
+  const int64_t stages =
+      std::min(kMaxStages, (shared_bytes_per_block - fixed) /
+                               (kDecodeStageBytes + 16 + kStageScaleBytes + plan.factor_bytes));
   if (stages < kMinStages) return {};
 
   DecodeShared shared;
@@ -124,6 +185,8 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   };
   shared.barriers = take((2 * stages + kOtherBarriers) * 8);
   shared.stage_scales = take(stages * kStageScaleBytes);
+  shared.factors = take(stages * plan.factor_bytes);
+  shared.values = take(plan.value_bytes);
   shared.tables = take(kTables);
   shared.tiles = take(kTiles);
   shared.row_scales = take(scales);
@@ -137,10 +200,8 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
 
 OneLaunchReach decode_reach(const ExpertsProblem& problem) {
   const int64_t most = decode_plan(problem).max_tokens;
-  const bool quantises =
-      is_quantised(problem) && problem.quant.activations != ActivationScale::kNone;
   return {.most = most,
-          .preferred = quantises ? std::min(most, kPreferredTokensQuantised) : most,
+          .preferred = makes_codes(problem) ? std::min(most, kPreferredTokensQuantised) : most,
           .measured = kDecodeMaxTokens};
 }
 
@@ -152,12 +213,13 @@ size_t decode_bytes(const ExpertsProblem& problem, int64_t /*tokens*/) {
 
 Support decode_supports(const ExpertsProblem& problem) {
   if (Support device = is_hopper(problem.gpu()); !device) return device;
-  if (problem.weight_dtype != DType::kBF16 && problem.weight_dtype != DType::kF16 &&
-      !is_quantised(problem))
-    return Support::no("weights are not bf16, f16 or e4m3");
-  if (is_quantised(problem)) {
+  if (problem.weight_dtype == DType::kF32) return Support::no("weights are float32");
+  if (makes_codes(problem)) {
     if (Support support = supports_quant(problem.quant); !support) return support;
     if (Support support = supports_codes_as_stored(problem); !support) return support;
+  }
+  if (is_coded(problem)) {
+    if (Support support = supports_coded(problem); !support) return support;
   }
   if (problem.num_local_experts < 1) return Support::no("no local experts");
   if (problem.hidden_size > kMaxWidth || problem.intermediate_size > kMaxWidth)

@@ -22,19 +22,30 @@ inline constexpr int32_t kDecodeTileBuffers = 4;  // for unfinished tiles of the
 inline constexpr int32_t kDecodeTileSlots = 32;
 inline constexpr int32_t kDecodeTileBytes = kDecodeConsumers * 16;
 
-// A box is 128 bytes of K; box b of a row belongs to warp b % 8. A tile of the up product is 16
-// weight rows: 8 gate and 8 up rows of the same features, or 16 features without a gate. A block
-// owns passes * pass_rows columns of the output. Rows of the intermediate are loaded to shared
-// memory in k_slices parts.
+// How the columns of a box of codes share factors.
+struct DecodeFactors {
+  int32_t groups = 0;        // of a box that have factors of their own
+  int32_t steps = 0;         // of 16 columns in a group, no more than a box has
+  int32_t columns = 0;       // of a whole group; 0: all
+  int32_t stage_groups = 0;  // that are loaded with a stage
+};
+
+// A box is 128 bytes of K, whose warp is fixed by its number and its expert. A tile of the up
+// product is 16 weight rows: 8 gate and 8 up rows of the same features, or 16 features without a
+// gate. A block owns passes * pass_rows columns of the output. Rows of the intermediate are loaded
+// to shared memory in k_slices parts.
 struct DecodePlan {
   int32_t blocks = 0;
   int32_t hidden_size = 0;
   int32_t intermediate_size = 0;
   int32_t top_k = 0;
   int32_t num_local_experts = 0;
-  int32_t element_bytes = 0;
-  int32_t up_boxes = 0;    // per row of H
-  int32_t down_boxes = 0;  // per row of I
+  int32_t weight_bits = 0;
+  int32_t box_columns = 0;
+  int32_t row_box_bytes = 0;  // of a row in shared memory that a box is multiplied by
+  bool makes_codes = false;   // of rows, with scales
+  int32_t up_boxes = 0;       // per row of H
+  int32_t down_boxes = 0;     // per row of I
   int32_t tile_features = 0;
   int32_t feature_tiles = 0;  // per expert
   int32_t passes = 0;
@@ -48,6 +59,12 @@ struct DecodePlan {
   int32_t intermediate_bytes = 0;  // per element; float32 if quantised when read
   int64_t intermediate_stride = 0;
   int32_t max_tokens = 0;
+  // Of weights that are codes.
+  DecodeFactors up_factors;
+  DecodeFactors down_factors;
+  int32_t factor_bytes = 0;   // of a stage: scales, then zero points or offsets
+  int32_t second_factor = 0;  // byte at which these begin
+  int32_t value_bytes = 0;    // of the table of values
 };
 
 // Layout of a block's shared memory, in bytes; the ring is at 0. Fewer tokens leave more room for
@@ -56,6 +73,8 @@ struct DecodeShared {
   int32_t stages = 0;
   uint32_t barriers = 0;
   uint32_t stage_scales = 0;
+  uint32_t factors = 0;  // of each stage
+  uint32_t values = 0;   // of codes
   uint32_t tables = 0;
   uint32_t tiles = 0;  // the warps' products, not yet added up
   uint32_t row_scales = 0;
@@ -65,6 +84,10 @@ struct DecodeShared {
   int32_t down_rows = 0;    // slices that there is room for
   uint32_t total = 0;
 };
+
+// Entries of the table by which codes become values: of bytes, or of codes of 4 bits whose values
+// have two terms.
+int32_t decode_values(bool one_term);
 
 DecodePlan decode_plan(const ExpertsProblem& problem);
 // `stages` is 0 if too few fit.

@@ -20,6 +20,12 @@ struct Source {
   int box_bytes;
   int copy_boxes;
   int stage_boxes;
+  // Factors of codes: their first row, and the expert.
+  const CUtensorMap* scales;
+  const CUtensorMap* seconds;
+  const DecodeFactors& factors;
+  int factor_row;
+  int expert;
 };
 
 // Loads weights from one thread, to which every stage costs a whole turn of its loop.
@@ -33,6 +39,27 @@ struct Producer {
     ptx::mbarrier_wait(shared.empty + ring.slot, ring.phase ^ 1U);
   }
 
+  static __device__ __forceinline__ int factors_of_stage(const Source& source) {
+    return source.box_rows * source.factors.stage_groups;
+  }
+  // Bytes that come to a stage beside its boxes.
+  __device__ __forceinline__ uint32_t factor_bytes(const Source& source) const {
+    if constexpr (!Config::kIsCoded) return 0;
+    return static_cast<uint32_t>(factors_of_stage(source) * (4 + params.second_bytes));
+  }
+  // Coordinates: row, part, group, expert.
+  __device__ __forceinline__ void bring_factors(const Source& source, int box) const {
+    if constexpr (!Config::kIsCoded) return;
+    uint64_t* full = shared.full + ring.slot;
+    unsigned char* target = shared.factors + ring.slot * params.plan.factor_bytes;
+    const int group = group_of_box(params.plan, source.factors, box);
+    ptx::tma_load_4d(source.scales, full, target, source.factor_row, 0, group, source.expert,
+                     ptx::CacheHint::kEvictFirst);
+    if (params.second_bytes == 0) return;
+    ptx::tma_load_4d(source.seconds, full, target + params.plan.second_factor, source.factor_row, 0,
+                     group, source.expert, ptx::CacheHint::kEvictFirst);
+  }
+
   // Coordinates: column, row, matrix, box, tile. A copy of one box counts columns, which lets it
   // end within a box; a copy of several counts boxes.
   __device__ __forceinline__ void bring(const Source& source, int begin, int end) {
@@ -42,17 +69,20 @@ struct Producer {
       uint64_t* full = shared.full + ring.slot;
       unsigned char* target = shared.ring + ring.slot * kDecodeStageBytes;
       if (source.copy_boxes > 1) {
-        ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(source.copy_boxes) * line_bytes);
+        ptx::mbarrier_arrive_expect_tx(
+            full, static_cast<uint32_t>(source.copy_boxes) * line_bytes + factor_bytes(source));
         ptx::tma_load_5d(source.map, full, target, 0, source.row, source.matrix, box, source.tile,
                          ptx::CacheHint::kEvictFirst);
       } else {
         const int count = min(source.stage_boxes, end - box);
-        ptx::mbarrier_arrive_expect_tx(full, static_cast<uint32_t>(count) * line_bytes);
+        ptx::mbarrier_arrive_expect_tx(
+            full, static_cast<uint32_t>(count) * line_bytes + factor_bytes(source));
         for (int i = 0; i < count; ++i)
           ptx::tma_load_5d(source.map, full, target + i * source.box_bytes,
                            (box + i) * Config::kBoxElements, source.row, source.matrix, 0,
                            source.tile, ptx::CacheHint::kEvictFirst);
       }
+      bring_factors(source, box);
       ring.advance(params.shared.stages);
     }
   }
@@ -77,27 +107,32 @@ struct Producer {
              .box_rows = 16,
              .box_bytes = kUpBoxBytes,
              .copy_boxes = plan.up_copy_boxes,
-             .stage_boxes = kUpStageBoxes},
+             .stage_boxes = kUpStageBoxes,
+             .scales = &params.up_scales,
+             .seconds = &params.up_seconds,
+             .factors = plan.up_factors,
+             .factor_row = up.tile * plan.tile_features,
+             .expert = expert},
             0, plan.up_boxes);
       tile = next;
       next = after;
     }
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      const int row = walk.first_row + pass * plan.pass_rows;
-      if (row >= plan.hidden_size) return;
-      DownItem part = down_item(plan, 0);
-      for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) {
-        bring({.map = &params.down_map,
-               .row = row,
-               .matrix = tables.unit_expert[part.unit],
-               .tile = 0,
-               .box_rows = plan.pass_rows,
-               .box_bytes = plan.down_box_bytes,
-               .copy_boxes = plan.down_copy_boxes,
-               .stage_boxes = plan.down_stage_boxes},
-              part.begin, part.end);
-      }
-    }
+    for_each_down_item(params, walk, [&](const DownItem& part, int row) {
+      bring({.map = &params.down_map,
+             .row = row,
+             .matrix = tables.unit_expert[part.unit],
+             .tile = 0,
+             .box_rows = plan.pass_rows,
+             .box_bytes = plan.down_box_bytes,
+             .copy_boxes = plan.down_copy_boxes,
+             .stage_boxes = plan.down_stage_boxes,
+             .scales = &params.down_scales,
+             .seconds = &params.down_seconds,
+             .factors = plan.down_factors,
+             .factor_row = row,
+             .expert = tables.unit_expert[part.unit]},
+            part.begin, part.end);
+    });
   }
 
  private:
@@ -131,28 +166,20 @@ struct ScaleProducer {
     const DecodeTables& tables = *shared.tables;
     const bool gated = plan.tile_features == 8;
     const int up_row_blocks = (plan.intermediate_size + kScaleGroup - 1) / kScaleGroup;
-    for (int i = 0;; ++i) {
-      const int tile = await_item(tables, i);
-      if (tile == kNoItem) break;
-      const UpItem up = up_item(plan, tile);
+    for_each_up_item(params, shared, [&](const UpItem& up) {
       const int expert = tables.unit_expert[up.unit];
       const int64_t matrix = gated ? int64_t{expert} * 2 + lane % 2 : int64_t{expert};
       const int64_t line = matrix * up_row_blocks + up.tile * plan.tile_features / kScaleGroup;
       bring(params.weights.gate_up.scale + line * plan.up_boxes, 0, plan.up_boxes, kUpStageBoxes);
-    }
+    });
     // Only rows that are not used would need a block of rows beyond the last.
     const int row_blocks = (plan.hidden_size + kScaleGroup - 1) / kScaleGroup;
-    for (int pass = 0; pass < plan.passes; ++pass) {
-      const int row = walk.first_row + pass * plan.pass_rows;
-      if (row >= plan.hidden_size) return;
+    for_each_down_item(params, walk, [&](const DownItem& part, int row) {
       const int row_block = min(row / kScaleGroup + lane % 2, row_blocks - 1);
-      DownItem part = down_item(plan, 0);
-      for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) {
-        const int64_t line = int64_t{tables.unit_expert[part.unit]} * row_blocks + row_block;
-        bring(params.weights.down.scale + line * plan.down_boxes, part.begin, part.end,
-              plan.down_stage_boxes);
-      }
-    }
+      const int64_t line = int64_t{tables.unit_expert[part.unit]} * row_blocks + row_block;
+      bring(params.weights.down.scale + line * plan.down_boxes, part.begin, part.end,
+            plan.down_stage_boxes);
+    });
   }
 };
 

@@ -168,7 +168,7 @@ struct RowChunks {
   bool fast;  // 16-bit elements in aligned chunks
 
   __device__ RowChunks(const DecodeParams& p, int tokens)
-      : params(p), per_row(p.plan.up_boxes * (p.plan.element_bytes == 1 ? 16 : 8)) {
+      : params(p), per_row(p.plan.up_boxes * p.plan.box_columns / 8) {
     total = tokens * per_row;
     const OneLaunchCall& call = params.call;
     fast = call.hidden_dtype != DType::kF32 && params.plan.hidden_size % 8 == 0 &&

@@ -20,12 +20,14 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                      .stage_boxes = kUpStageBoxes,
                      .box_bytes = kUpBoxBytes,
                      .products = 1,
+                     .shift = 0,
                      .present = false,
-                     .row = ptx::shared_address(shared.rows) +
-                            static_cast<uint32_t>(me.group) * params.shared.up_pitch +
-                            static_cast<uint32_t>(me.quad * 16),
+                     .row = static_cast<uint32_t>(me.group) * params.shared.up_pitch,
                      .steps = {},
-                     .second = 2};
+                     .second = 2,
+                     .factors = plan.up_factors,
+                     .box_rows = 16,
+                     .has_zeros = params.weights.gate_up.factors.zeros != nullptr};
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
     const int tile = await_item(*shared.tables, index);
@@ -45,8 +47,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
     float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
     for (int k = 0; k < 4; ++k) target[k * 32] = sums.get(0, k);
-    ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     __syncwarp();
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     buffer.advance();
   }
 }
@@ -132,8 +134,8 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += source[(warp * 4 + k) * 32];
     }
-    ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
     __syncwarp();
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
     if (me.lane == 0) shared.tables->tiles[index % kDecodeTileSlots] = kItemUnknown;
     buffer.advance();
 #pragma unroll

@@ -78,4 +78,36 @@ __device__ __forceinline__ DownItem next_item(const DecodePlan& plan, const Down
           min(begin + plan.slice_boxes, plan.down_boxes)};
 }
 
+// The first group of columns of a box that has factors of its own.
+__device__ __forceinline__ int group_of_box(const DecodePlan& plan, const DecodeFactors& factors,
+                                            int box) {
+  if (factors.groups > 1) return box * factors.groups;
+  return factors.columns == 0 ? 0 : box * plan.box_columns / factors.columns;
+}
+
+// Calls visit(item) for the block's tiles of the up product, as the producer tells them.
+template <class Visit>
+__device__ __forceinline__ void for_each_up_item(const DecodeParams& params, const Shared& shared,
+                                                 const Visit& visit) {
+  for (int i = 0;; ++i) {
+    const int tile = await_item(*shared.tables, i);
+    if (tile == kNoItem) return;
+    visit(up_item(params.plan, tile));
+  }
+}
+
+// Calls visit(part, row) for the block's passes over the parts of the down product; `row` is a
+// pass's first.
+template <class Visit>
+__device__ __forceinline__ void for_each_down_item(const DecodeParams& params, const Walk& walk,
+                                                   const Visit& visit) {
+  const DecodePlan& plan = params.plan;
+  for (int pass = 0; pass < plan.passes; ++pass) {
+    const int row = walk.first_row + pass * plan.pass_rows;
+    if (row >= plan.hidden_size) return;
+    DownItem part = down_item(plan, 0);
+    for (int i = 0; i < walk.num_parts; ++i, part = next_item(plan, part)) visit(part, row);
+  }
+}
+
 }  // namespace conclave::inline v0::experts::decode

@@ -1,7 +1,7 @@
-#include "core/float_convert.h"
 #include "cuda/launch.h"
 #include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/stream/launch.h"
 #include "experts/cuda/sm90/stream/stream.cuh"
 #include "experts/cuda/sm90/stream/stream_codes.h"
@@ -10,7 +10,6 @@
 
 #include "conclave/error.h"
 
-#include <cmath>
 #include <cstddef>
 
 namespace conclave::inline v0::experts {
@@ -99,21 +98,6 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   return form.bits == 4 ? find_kernels<4>(form, tile) : find_kernels<8>(form, tile);
 }
 
-// Values of all codes of a format: the nearest of bf16, and what that leaves.
-void fill_values(DType dtype, uint32_t (&values)[256]) {
-  const quant::WeightFormat& format = quant::format_of(dtype);
-  const int codes = 1 << bit_size(dtype);
-  for (int code = 0; code < codes; ++code) {
-    const auto row = static_cast<std::byte>(code);
-    float value = 0;
-    format.decode(&row, 0, 1, &value);
-    const uint16_t first = float_to_bf16(value);
-    // Infinity and NaN leave nothing.
-    const float rest = std::isfinite(value) ? value - bf16_to_float(first) : 0.0F;
-    values[code] = first | uint32_t{float_to_bf16(rest)} << 16;
-  }
-}
-
 class StreamCodesKernel final : public DeviceExpertsKernel {
  public:
   StreamCodesKernel(const ExpertsProblem& problem, const DeviceExperts& weights,
@@ -190,7 +174,7 @@ class StreamCodesKernel final : public DeviceExpertsKernel {
     params.has_zeros = planes.zeros != nullptr;
     if (params.has_zeros) params.shifts = map(planes.zeros, DType::kBF16);
     if (planes.offsets != nullptr) params.shifts = map(planes.offsets, DType::kF32);
-    fill_values(problem_.weight_dtype, params.values);
+    fill_bf16_values(problem_.weight_dtype, params.values);
   }
 
   void run_up(const DeviceExpertsCall& call, const Intermediate& rows, CUstream_st* stream) const {
