@@ -123,6 +123,39 @@ class MeaningLoader {
     return meaning;
   }
 
+  std::vector<int32_t> load_order(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kColumnOrder);
+    std::vector<int32_t> order =
+        load_block(source_, id, expert_, {0, 1, block.col_begin, block.col_end}, as_int32);
+    const auto groups = static_cast<int32_t>(plane_.cols);
+    for (const int32_t group : order) {
+      if (group >= 0 && group < groups) continue;
+      throw Error(ErrorCode::kTensorValue, {.what = "a column belongs to no group of columns",
+                                            .tensor = source_.locate(id, expert_),
+                                            .expected = fmt::format("0 to {}", groups - 1),
+                                            .found = fmt::format("{}", group)});
+    }
+    return order;
+  }
+
+  // Gate and up read the same rows.
+  std::vector<float> load_factors(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kColumnFactor);
+    std::vector<float> factors = read_factors(id, block);
+    const WeightId gate(*id.mlp(), WeightMatrix::kGate);
+    if (id.matrix() != WeightMatrix::kUp || source_.describe(gate).count == 0) return factors;
+    const std::vector<float> of_gate = read_factors(gate.with(WeightPlane::kColumnFactor), block);
+    const auto [up, other] = std::ranges::mismatch(factors, of_gate);
+    if (up == factors.end()) return factors;
+    throw Error(ErrorCode::kTensorValue,
+                {.what = "gate and up of an expert scale the same rows in two ways",
+                 .tensor = source_.locate(matrix_, expert_),
+                 .expected = fmt::format("the factor {} of column {}, as {}", *other,
+                                         block.col_begin + (up - factors.begin()),
+                                         source_.locate(gate, expert_)),
+                 .found = fmt::format("{}", *up)});
+  }
+
  private:
   // The scales of a block; with an order, columns may have any of a row's.
   quant::PlaneSlice part_of(const WeightBlock& block) const {
@@ -163,21 +196,6 @@ class MeaningLoader {
     return zeros;
   }
 
-  std::vector<int32_t> load_order(const WeightBlock& block) const {
-    const WeightId id = matrix_.with(WeightPlane::kColumnOrder);
-    std::vector<int32_t> order =
-        load_block(source_, id, expert_, {0, 1, block.col_begin, block.col_end}, as_int32);
-    const auto groups = static_cast<int32_t>(plane_.cols);
-    for (const int32_t group : order) {
-      if (group >= 0 && group < groups) continue;
-      throw Error(ErrorCode::kTensorValue, {.what = "a column belongs to no group of columns",
-                                            .tensor = source_.locate(id, expert_),
-                                            .expected = fmt::format("0 to {}", groups - 1),
-                                            .found = fmt::format("{}", group)});
-    }
-    return order;
-  }
-
   std::vector<float> read_factors(WeightId id, const WeightBlock& block) const {
     const WeightBlock columns{0, 1, block.col_begin, block.col_end};
     if (source_.describe(id).count == 0) {
@@ -188,24 +206,6 @@ class MeaningLoader {
       if (!std::isfinite(factor)) refuse(source_, id, expert_, factor, "finite");
     }
     return factors;
-  }
-
-  // Gate and up read the same rows.
-  std::vector<float> load_factors(const WeightBlock& block) const {
-    const WeightId id = matrix_.with(WeightPlane::kColumnFactor);
-    std::vector<float> factors = read_factors(id, block);
-    const WeightId gate(*id.mlp(), WeightMatrix::kGate);
-    if (id.matrix() != WeightMatrix::kUp || source_.describe(gate).count == 0) return factors;
-    const std::vector<float> of_gate = read_factors(gate.with(WeightPlane::kColumnFactor), block);
-    const auto [up, other] = std::ranges::mismatch(factors, of_gate);
-    if (up == factors.end()) return factors;
-    throw Error(ErrorCode::kTensorValue,
-                {.what = "gate and up of an expert scale the same rows in two ways",
-                 .tensor = source_.locate(matrix_, expert_),
-                 .expected = fmt::format("the factor {} of column {}, as {}", *other,
-                                         block.col_begin + (up - factors.begin()),
-                                         source_.locate(gate, expert_)),
-                 .found = fmt::format("{}", *up)});
   }
 
   const QuantSpec& quant_;
@@ -236,6 +236,16 @@ CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, Wei
 CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
                                    WeightId matrix, int64_t expert, const WeightBlock& block) {
   return MeaningLoader(quant, source, matrix, expert).load_as_stored(block);
+}
+
+std::vector<int32_t> load_column_order(const QuantSpec& quant, const WeightSource& source,
+                                       WeightId matrix, int64_t expert, const WeightBlock& block) {
+  return MeaningLoader(quant, source, matrix, expert).load_order(block);
+}
+
+std::vector<float> load_column_factors(const QuantSpec& quant, const WeightSource& source,
+                                       WeightId matrix, int64_t expert, const WeightBlock& block) {
+  return MeaningLoader(quant, source, matrix, expert).load_factors(block);
 }
 
 StaticScales load_static_scales(const WeightSource& source, WeightMlp mlp) {

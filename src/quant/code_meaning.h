@@ -35,6 +35,12 @@ CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, Wei
 CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
                                    WeightId matrix, int64_t expert, const WeightBlock& block);
 
+// Loads the order, or the factors, of a block's columns alone, as load_meaning does.
+std::vector<int32_t> load_column_order(const QuantSpec& quant, const WeightSource& source,
+                                       WeightId matrix, int64_t expert, const WeightBlock& block);
+std::vector<float> load_column_factors(const QuantSpec& quant, const WeightSource& source,
+                                       WeightId matrix, int64_t expert, const WeightBlock& block);
+
 // The steps of rows that a checkpoint states, for all experts of a kind: the largest over experts,
 // and over gate and up. Throws Error(kTensorValue) for one that is not finite and positive.
 struct StaticScales {
