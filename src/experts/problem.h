@@ -29,6 +29,14 @@ inline int64_t most_tokens(const Target& target) {
   return std::visit([](const auto& device) { return device.most_tokens; }, target);
 }
 
+// On a GPU, codes whose columns have an order lie so that those of a group are neighbours.
+struct OrderedColumns {
+  int64_t gate_up_group = 0;  // columns that share factors; 0: codes lie as they are stored
+  int64_t down_group = 0;
+  int64_t gate_up = 0;   // columns of gate's and up's rows
+  int64_t up_begin = 0;  // the first of up's own columns; 0: gate and up have one order
+};
+
 struct ExpertsProblem {
   int64_t num_local_experts = 0;
   int64_t hidden_size = 0;        // H: width of the rows the experts read and write
@@ -43,12 +51,17 @@ struct ExpertsProblem {
   int64_t skipped_rows = 0;
   // Columns of down over all ranks, whose groups orders of columns name; 0: those of this one.
   int64_t whole_intermediate_size = 0;
+  // Where intermediate_size counts places without a column, too, which groups are filled up with.
+  OrderedColumns ordered = {};
   activation::Activation activation = {};
   bool has_bias = false;
   // A part of plain weights that runs by the row of experts that quantise theirs, and reads the
   // same rows: float32.
   bool is_beside_quantised_rows = false;
   Target target = CpuTarget{};
+
+  // Columns of the rows that gate and up multiply.
+  int64_t input_columns() const { return ordered.gate_up == 0 ? hidden_size : ordered.gate_up; }
 
   // The target, whose kind the caller knows: rows are asked about problems of their own device.
   const CpuTarget& cpu() const { return std::get<CpuTarget>(target); }

@@ -117,7 +117,7 @@ TEST(StreamPlan, FactorsOfCodes_AreChecked) {
   }
   QuantSpec ordered = of_groups(32);
   ordered.has_column_order = true;
-  EXPECT_NE(refusal(DType::kI4, ordered).find("column order"), std::string::npos);
+  EXPECT_EQ(refusal(DType::kI4, ordered), "");
   ExpertsProblem slice = problem(DType::kI4, of_groups(64));
   slice.skipped_columns = 32;
   EXPECT_EQ(reason_of(stream_codes_supports(slice)), "");
@@ -129,7 +129,10 @@ TEST(StreamPlan, FactorsOfCodes_AreChecked) {
 TEST(StreamPlan, ColumnsThatShareFactors_DivideGroupsAndStages) {
   const auto columns = [](DType dtype, int64_t group, int64_t of_matrix, int64_t skipped = 0) {
     const QuantSpec quant{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group};
-    return factor_columns(problem(dtype, quant), of_matrix, skipped);
+    ExpertsProblem sizes = problem(dtype, quant);
+    sizes.intermediate_size = of_matrix;
+    sizes.skipped_columns = skipped;
+    return down_factor_columns(sizes);
   };
   EXPECT_EQ(columns(DType::kI4, 128, 768), 128);
   EXPECT_EQ(columns(DType::kI4, 512, 768), 512);
@@ -139,7 +142,38 @@ TEST(StreamPlan, ColumnsThatShareFactors_DivideGroupsAndStages) {
   EXPECT_EQ(columns(DType::kI4, 128, 768, 48), 16);
   EXPECT_EQ(columns(DType::kI4, 2880, 2880), 0);
   EXPECT_EQ(columns(DType::kI4, 2880, 1440, 1440), 0);
-  EXPECT_EQ(factor_columns(problem(DType::kI8, {.weights = WeightScale::kChannel}), 768, 0), 0);
+  EXPECT_EQ(down_factor_columns(problem(DType::kI8, {.weights = WeightScale::kChannel})), 0);
+}
+
+// Orders may make groups narrower than the file's, and rows of gate and up wider.
+TEST(StreamPlan, OrdersOfColumns_SayWhatSharesFactors) {
+  QuantSpec quant{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128};
+  quant.has_column_order = true;
+  ExpertsProblem sizes = problem(DType::kI4, quant);
+  sizes.hidden_size = 100;
+  EXPECT_EQ(sizes.input_columns(), 100);
+  EXPECT_EQ(gate_up_factor_columns(sizes), 0);
+  sizes.ordered = {.gate_up_group = 128, .down_group = 16, .gate_up = 228, .up_begin = 128};
+  EXPECT_EQ(sizes.input_columns(), 228);
+  EXPECT_EQ(gate_up_factor_columns(sizes), 128);
+  EXPECT_EQ(down_factor_columns(sizes), 16);
+  EXPECT_EQ(reason_of(stream_codes_supports(sizes)), "");
+  EXPECT_TRUE(code_kernel_form(sizes).fine);
+}
+
+// No kernel of codes as they are stored multiplies columns of rows.
+TEST(StreamPlan, FactorsOfColumns_AreForKernelsOfCodesOnly) {
+  QuantSpec quant = kBlockQuant;
+  quant.has_column_factors = true;
+  EXPECT_NE(reason_of(stream_fp8_supports(problem(DType::kF8E4M3, quant))).find("factors"),
+            std::string::npos);
+  quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128};
+  EXPECT_EQ(row_terms(problem(DType::kI4, quant)), 1);
+  quant.has_column_factors = true;
+  EXPECT_EQ(reason_of(stream_codes_supports(problem(DType::kI4, quant))), "");
+  EXPECT_EQ(row_terms(problem(DType::kI4, quant)), 2);
+  quant.activations = ActivationScale::kTensorStatic;
+  EXPECT_EQ(row_terms(problem(DType::kF8E4M3, quant)), 1);
 }
 
 void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 3) {

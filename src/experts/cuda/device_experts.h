@@ -42,6 +42,9 @@ struct DeviceExpertMatrix {
   // For kernels that read factors in the place of scales and offsets; each kind is there if a
   // kernel of the layer reads it.
   FactorPlanes factors = {};
+  // Kernels multiply the columns of activated rows by these, [E, I], of down; gate's and up's rows
+  // come multiplied. Null without such factors.
+  const float* column_factors = nullptr;
 };
 
 // Weights in the canonical layout, which every kernel reads in place: none packs. Columns beyond H

@@ -7,6 +7,33 @@
 #include <numeric>
 
 namespace conclave::inline v0::experts {
+namespace {
+
+// Columns of a matrix in groups, of whose first other ranks hold `skipped` columns.
+struct GroupedColumns {
+  int64_t columns = 0;
+  int64_t group = 0;
+  int64_t skipped = 0;
+};
+
+int64_t gate_up_group(const ExpertsProblem& problem) {
+  const int64_t ordered = problem.ordered.gate_up_group;
+  return ordered == 0 ? problem.quant.block_cols : ordered;
+}
+int64_t down_group(const ExpertsProblem& problem) {
+  const int64_t ordered = problem.ordered.down_group;
+  return ordered == 0 ? problem.quant.block_cols : ordered;
+}
+
+int64_t factor_columns(const ExpertsProblem& problem, const GroupedColumns& matrix) {
+  if (problem.quant.weights != WeightScale::kBlock) return 0;
+  if (matrix.skipped + matrix.columns <= matrix.group) return 0;
+  const int64_t shared = std::gcd(matrix.group, matrix.skipped);
+  const int64_t stage = columns_of_stage(problem);
+  return shared % stage == 0 ? shared : std::gcd(shared, stage);
+}
+
+}  // namespace
 
 FactorForm factor_form(const ExpertsProblem& problem) {
   switch (problem.quant.zeros) {
@@ -22,12 +49,15 @@ FactorForm factor_form(const ExpertsProblem& problem) {
                                                                  : FactorForm::kOffsets;
 }
 
-int64_t factor_columns(const ExpertsProblem& problem, int64_t columns, int64_t skipped) {
-  const QuantSpec& quant = problem.quant;
-  if (quant.weights != WeightScale::kBlock || skipped + columns <= quant.block_cols) return 0;
-  const int64_t shared = std::gcd(quant.block_cols, skipped);
-  const int64_t stage = columns_of_stage(problem);
-  return shared % stage == 0 ? shared : std::gcd(shared, stage);
+int64_t gate_up_factor_columns(const ExpertsProblem& problem) {
+  return factor_columns(
+      problem, {.columns = problem.input_columns(), .group = gate_up_group(problem), .skipped = 0});
+}
+
+int64_t down_factor_columns(const ExpertsProblem& problem) {
+  return factor_columns(problem, {.columns = problem.intermediate_size,
+                                  .group = down_group(problem),
+                                  .skipped = problem.skipped_columns});
 }
 
 Support begins_with_block(const ExpertsProblem& problem) {

@@ -17,19 +17,21 @@ enum class FactorForm : uint8_t {
 };
 FactorForm factor_form(const ExpertsProblem& problem);
 
-// The columns that share factors in planes for a device, of a matrix with `columns` of which
-// `skipped` more of the first group lie on other ranks: as many as divide both a group and a
+// The columns that share factors in planes for a device, as many as divide both a group and a
 // kernel's stage, or whole stages; 0: all columns.
-int64_t factor_columns(const ExpertsProblem& problem, int64_t columns, int64_t skipped);
-inline int64_t gate_up_factor_columns(const ExpertsProblem& problem) {
-  return factor_columns(problem, problem.hidden_size, 0);
-}
-inline int64_t down_factor_columns(const ExpertsProblem& problem) {
-  return factor_columns(problem, problem.intermediate_size, problem.skipped_columns);
-}
+int64_t gate_up_factor_columns(const ExpertsProblem& problem);
+// Other ranks may hold some columns of the first group.
+int64_t down_factor_columns(const ExpertsProblem& problem);
 
 // For kernels that find the scales of blocks by themselves: yes if a slice begins with a block.
 Support begins_with_block(const ExpertsProblem& problem);
+
+// Terms of bf16 that a row's values have for kernels for tensor cores: products of plain rows and
+// factors of columns are not rounded to one. The terms of a stage's columns follow each other.
+inline int32_t row_terms(const ExpertsProblem& problem) {
+  const QuantSpec& quant = problem.quant;
+  return quant.has_column_factors && quant.activations == ActivationScale::kNone ? 2 : 1;
+}
 
 // Columns of K in a stage: 128 bytes of codes.
 inline int64_t columns_of_stage(const ExpertsProblem& problem) {

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "dispatch/cuda/group.h"
 #include "gemm/cuda/gate_product.h"
+#include "layer/cuda/own_row_form.h"
 #include "layer/cuda/row_format.h"
 
 #include "conclave/error.h"
@@ -119,13 +120,21 @@ void size_mlp(Sizes& sizes, const CudaMlpPlan& part, const MlpBuffers& buffers,
     const int64_t codes = padded_codes(problem.hidden_size);
     sizes.set(buffers.rows, unsorted, reads_some_values(part) ? std::max(codes, values) : codes);
     sizes.set(buffers.scales, padded_row(unsorted, DType::kF32) * scales, sizeof(float));
-  } else {
+  } else if (!part.has_own_rows()) {
+    // Rows of experts' own have the kernels' type.
     sizes.set(buffers.rows, unsorted, values);
   }
   sizes.set(buffers.output, output_bytes(part, calls), 1);
   sizes.set(buffers.sums,
             tokens_added(part.ladder, calls) * padded_row(problem.hidden_size, DType::kF32),
             sizeof(float));
+}
+
+// Bytes of a row of a slot: as its expert reads it, or weighed.
+int64_t slot_row_bytes(const CudaMlpPlan& part) {
+  if (!part.has_own_rows()) return part.problem.hidden_size * int64_t{sizeof(float)};
+  const OwnRowForm form = own_row_form(part);
+  return form.width * byte_size(form.dtype);
 }
 
 void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
@@ -159,10 +168,14 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   sizes.set(kGroup, grouping, 1);
   sizes.set(kExperts, static_cast<int64_t>(experts_bytes(plan, calls.last)), 1);
   size_mlp(sizes, plan.routed, kRoutedBuffers, calls, plan.rows_per_token());
-  if (plan.shared) size_mlp(sizes, *plan.shared, kSharedBuffers, calls);
+  if (plan.shared) {
+    const int64_t rows_per_token = plan.shared->has_own_rows() ? plan.shared->problem.top_k : 1;
+    size_mlp(sizes, *plan.shared, kSharedBuffers, calls, rows_per_token);
+    sizes.set(kSharedOwn, calls.last * rows_per_token, slot_row_bytes(*plan.shared));
+  }
   if (plan.residual) size_mlp(sizes, *plan.residual, kResidualBuffers, calls);
   const MoeSpec& spec = plan.spec;
-  sizes.set(kWeighted, calls.last * plan.rows_per_token() * expert_width(spec), sizeof(float));
+  sizes.set(kWeighted, calls.last * plan.rows_per_token(), slot_row_bytes(plan.routed));
   sizes.set(kLatent, calls.last * spec.latent.size, sizeof(float));
   sizes.set(kProjected, calls.last * spec.hidden_size, sizeof(float));
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);

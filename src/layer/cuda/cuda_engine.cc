@@ -44,12 +44,23 @@ cuda::DeviceInfo device_of(const Context& context) {
   return device;
 }
 
+// Places codes for the orders of columns that the weights have.
+CudaPlan plan_with_orders(CudaPlanRequest request, const CudaPlan& plan,
+                          const WeightSource& source) {
+  check_source(request.spec, source);
+  const cuda::DeviceGuard guard(request.device.ordinal);
+  const cuda::OwnedStream stream = cuda::make_stream();
+  request.orders = read_orders(plan, source, to_stream(stream.get()));
+  return plan_cuda_layer(request);
+}
+
 // Fuses shared experts into the routed ones' launches, unless that alone would force a copy of
 // weights that are usable in place.
 CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
   const cuda::DeviceInfo device = device_of(request.context);
   CudaPlanRequest plan_wanted = plan_request(request, device);
   CudaPlan plan = plan_cuda_layer(plan_wanted);
+  if (request.spec.quant.has_column_order) return plan_with_orders(plan_wanted, plan, source);
   if (plan.fused.slots() == 0 || source.memory() == MemoryKind::kHost) return plan;
   check_source(request.spec, source);
   plan_wanted.shared = SharedForm::kSeparate;
@@ -201,7 +212,8 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                                                  .options = options,
                                                                  .parallel = plan_.parallel,
                                                                  .device = plan_.device,
-                                                                 .shared = plan_.shared_form}));
+                                                                 .shared = plan_.shared_form,
+                                                                 .orders = plan_.orders}));
 }
 
 std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,

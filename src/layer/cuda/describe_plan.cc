@@ -25,7 +25,7 @@ size_t weight_bytes(const experts::ExpertsProblem& problem) {
   const int64_t halves = problem.activation.gated ? 2 : 1;
   const DType dtype = problem.weight_dtype;
   const int64_t rows = halves * problem.intermediate_size;
-  const int64_t gate_up = rows * padded_row(problem.hidden_size, dtype);
+  const int64_t gate_up = rows * padded_row(problem.input_columns(), dtype);
   const int64_t down = problem.hidden_size * padded_row(problem.intermediate_size, dtype);
   return static_cast<size_t>(packed_bytes(dtype, problem.num_local_experts * (gate_up + down)));
 }

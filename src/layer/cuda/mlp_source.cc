@@ -85,6 +85,7 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
   if (mlp.experts.empty()) return Support::no("there are no experts");
   const experts::ExpertsProblem& problem = mlp.problem;
+  if (problem.ordered.gate_up != 0) return Support::no("columns have an order");
   const LocalExpert& first_expert = mlp.experts.front();
   const WeightId up_id = first_expert.id(WeightMatrix::kUp);
   const WeightId down_id = first_expert.id(WeightMatrix::kDown);

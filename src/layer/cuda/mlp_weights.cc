@@ -4,13 +4,16 @@
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
+#include "layer/cuda/expert_places.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
 
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +34,15 @@ struct MatrixSizes {
   // Columns that share factors in FactorPlanes; 0: all.
   int64_t factor_columns = 0;
 };
+
+using Places = std::vector<ExpertPlaces>;  // one for each expert
+
+// Places without a column hold 0, whatever a formula makes of it: their weights are not 0 where
+// they belong to a group.
+bool scales_activated_columns(const experts::ExpertsProblem& problem) {
+  return problem.quant.has_column_factors ||
+         (problem.ordered.gate_up != 0 && problem.ordered.down_group != problem.quant.block_cols);
+}
 
 // Scales of one part [rows, cols].
 quant::PlaneShape scales_of(const experts::ExpertsProblem& problem, const MatrixSizes& sizes) {
@@ -109,8 +121,27 @@ CudaMatrixMemory allocate_matrix(const DeviceArrays& arrays, const MlpSource& ml
   return memory;
 }
 
-void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights,
-                   const Context& context) {
+// Memory for what makes rows of experts' own, and for down's factors.
+void allocate_columns(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpWeights& weights) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  if (is_plain(problem.weight_dtype)) return;
+  const QuantSpec& quant = problem.quant;
+  if (!quant.has_column_order && !quant.has_column_factors) return;
+  OwnRowTables& own = weights.own_rows;
+  own.stride = padded_row(problem.input_columns(), DType::kBF16);
+  if (quant.has_column_order) {
+    own.columns = arrays.make(mlp.count() * own.stride * int64_t{sizeof(int32_t)}, "row columns");
+  }
+  if (quant.has_column_factors)
+    own.factors = arrays.floats(mlp.count() * own.stride, "row factors");
+  if (!scales_activated_columns(problem)) return;
+  weights.column_factors =
+      arrays.floats(mlp.count() * problem.intermediate_size, "column factors of down");
+  weights.view.down.column_factors = weights.column_factors.as<float>();
+}
+
+void fill_matrices(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                   CudaMlpWeights& weights, const Context& context) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
@@ -118,15 +149,19 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
   const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up.stride);
   const int64_t down_pitch = packed_bytes(dtype, weights.view.down.stride);
   const int64_t count = mlp.count();
-  const int64_t expert_bytes =
-      mlp.gate_up_rows() * packed_bytes(dtype, hidden) + hidden * packed_bytes(dtype, inner);
+  const int64_t expert_bytes = mlp.gate_up_rows() * packed_bytes(dtype, problem.input_columns()) +
+                               hidden * packed_bytes(dtype, inner);
   for (int64_t local = 0; local < count; ++local) {
     const LocalExpert& expert = mlp.experts[static_cast<size_t>(local)];
     const auto copy = [&](WeightMatrix matrix, std::byte* data, int64_t pitch) {
-      upload.copy({.id = expert.id(matrix),
-                   .expert = expert.expert,
-                   .block = expert.block_of(matrix, hidden)},
-                  {.data = data, .stride_bytes = pitch});
+      const BlockRequest block{.id = expert.id(matrix),
+                               .expert = expert.expert,
+                               .block = expert.block_of(matrix, hidden)};
+      const MatrixPlaces& at = places[static_cast<size_t>(local)].of(matrix);
+      const DeviceMatrix place{.data = data, .stride_bytes = pitch};
+      if (at.columns.empty()) return upload.copy(block, place);
+      upload.copy_placed(block, {.rows = at.rows, .columns = at.columns}, place,
+                         context.executor());
     };
     std::byte* const gate_up =
         weights.gate_up.data.as() + local * mlp.gate_up_rows() * gate_up_pitch;
@@ -137,7 +172,30 @@ void fill_matrices(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& w
   }
 }
 
-void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+// Numbers of stored rows [rows, columns] as they lie on the device.
+std::vector<float> placed(const std::vector<float>& stored, int64_t columns,
+                          std::span<const int32_t> rows, std::span<const int32_t> of_columns) {
+  const auto from = [](std::span<const int32_t> list, int64_t index) {
+    return list.empty() ? index : int64_t{list[static_cast<size_t>(index)]};
+  };
+  const int64_t height =
+      rows.empty() ? static_cast<int64_t>(stored.size()) / columns : std::ssize(rows);
+  const int64_t width = of_columns.empty() ? columns : std::ssize(of_columns);
+  std::vector<float> numbers(static_cast<size_t>(height * width));
+  for (int64_t row = 0; row < height; ++row) {
+    for (int64_t column = 0; column < width; ++column) {
+      const int64_t stored_row = from(rows, row);
+      const int64_t stored_column = from(of_columns, column);
+      if (stored_row < 0 || stored_column < 0) continue;
+      numbers[static_cast<size_t>(row * width + column)] =
+          stored[static_cast<size_t>(stored_row * columns + stored_column)];
+    }
+  }
+  return numbers;
+}
+
+void fill_biases(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                 CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (!problem.has_bias) return;
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
@@ -146,10 +204,11 @@ void fill_biases(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
     const auto copy = [&](WeightMatrix matrix, float* place) {
       const WeightBlock rows = expert.block_of(matrix, problem.hidden_size);
       const quant::PlaneSlice bias = quant::slice({.plane = WeightPlane::kBias}, rows);
-      upload.copy_floats(upload.read_floats({.id = expert.id(matrix, WeightPlane::kBias),
-                                             .expert = expert.expert,
-                                             .block = bias.block}),
-                         place);
+      const std::vector<float> stored =
+          upload.read_floats({.id = expert.id(matrix, WeightPlane::kBias),
+                              .expert = expert.expert,
+                              .block = bias.block});
+      upload.copy_floats(placed(stored, 1, places[i].of(matrix).rows, {}), place);
     };
     float* const gate_up =
         weights.gate_up.bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
@@ -185,13 +244,19 @@ class FactorBuffer {
         offsets_(planes.offsets == nullptr ? 0 : scales_.size()) {}
 
   // Zero points are offsets in units of a scale.
-  void set_part(int64_t part, const CodeMeaning& meaning) {
+  void set_part(int64_t part, const CodeMeaning& meaning, const MatrixPlaces& places) {
     for (int64_t row = 0; row < planes_.rows; ++row) {
+      const int64_t stored =
+          places.rows.empty() ? row : int64_t{places.rows[static_cast<size_t>(row)]};
       for (int64_t group = 0; group < planes_.groups; ++group) {
-        const int64_t whole = (skipped_ + group * planes_.columns) / stored_;
-        const auto from = static_cast<size_t>(row * meaning.groups + whole);
+        const int64_t whole = stored_group(group, places);
         const auto to =
             static_cast<size_t>((group * planes_.parts + part) * planes_.row_stride + row);
+        if (stored < 0 || whole < 0) {
+          clear(to);
+          continue;
+        }
+        const auto from = static_cast<size_t>(stored * meaning.groups + whole);
         const float scale = meaning.scales[from];
         scales_[to] = scale;
         if (!offsets_.empty()) offsets_[to] = meaning.offsets[from];
@@ -211,6 +276,18 @@ class FactorBuffer {
   }
 
  private:
+  int64_t stored_group(int64_t group, const MatrixPlaces& places) const {
+    const int64_t column = group * planes_.columns;
+    if (places.groups.empty()) return (skipped_ + column) / stored_;
+    return places.groups[static_cast<size_t>(column / places.group)];
+  }
+  // Whatever the codes are, the weights are 0.
+  void clear(size_t index) {
+    scales_[index] = 0;
+    if (!offsets_.empty()) offsets_[index] = 0;
+    if (!zeros_.empty()) zeros_[index] = 0;
+  }
+
   experts::FactorPlanes planes_;
   int64_t stored_;
   int64_t skipped_;
@@ -219,7 +296,8 @@ class FactorBuffer {
   std::vector<float> offsets_;
 };
 
-void fill_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_factors(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                  CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const int64_t stored = problem.quant.block_cols;
   FactorBuffer gate_up(weights.view.gate_up.factors, stored, 0);
@@ -230,9 +308,11 @@ void fill_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& we
       return load_meaning(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
                           expert.block_of(matrix, problem.hidden_size));
     };
-    if (problem.activation.gated) gate_up.set_part(0, read(WeightMatrix::kGate));
-    gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp));
-    down.set_part(0, read(WeightMatrix::kDown));
+    if (problem.activation.gated) {
+      gate_up.set_part(0, read(WeightMatrix::kGate), places[i].gate);
+    }
+    gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), places[i].up);
+    down.set_part(0, read(WeightMatrix::kDown), places[i].down);
     gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
     down.copy_to(static_cast<int64_t>(i), upload, weights.down);
   }
@@ -244,14 +324,23 @@ struct MeaningPlace {
   float* offsets = nullptr;
 };
 
-void fill_floats(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_floats(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                 CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   MeaningPlace gate_up{weights.gate_up.scale.as<float>(), weights.gate_up.offset.as<float>()};
   MeaningPlace down{weights.down.scale.as<float>(), weights.down.offset.as<float>()};
-  for (const LocalExpert& expert : mlp.experts) {
+  for (size_t i = 0; i < mlp.experts.size(); ++i) {
+    const LocalExpert& expert = mlp.experts[i];
     const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
-      const CodeMeaning meaning =
+      CodeMeaning meaning =
           read_meaning(problem.quant, upload.on_host(), expert, matrix, problem.hidden_size);
+      const MatrixPlaces& at = places[i].of(matrix);
+      if (!at.columns.empty()) {
+        meaning.scales = placed(meaning.scales, meaning.groups, at.rows, at.groups);
+        if (!meaning.offsets.empty()) {
+          meaning.offsets = placed(meaning.offsets, meaning.groups, at.rows, at.groups);
+        }
+      }
       upload.copy_floats(meaning.scales, place.scales);
       place.scales += meaning.scales.size();
       if (meaning.offsets.empty()) return;
@@ -264,11 +353,76 @@ void fill_floats(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& wei
   }
 }
 
-void fill_scales(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+// The column of the token's row at each place of the expert's own; it reads gate's or up's, where
+// both are there.
+std::vector<int32_t> columns_of_row(const ExpertPlaces& places, int64_t stride) {
+  std::vector<int32_t> columns(static_cast<size_t>(stride), -1);
+  for (const MatrixPlaces* matrix : {&places.gate, &places.up}) {
+    for (size_t i = 0; i < matrix->columns.size(); ++i) {
+      columns[i] = std::max(columns[i], matrix->columns[i]);
+    }
+  }
+  return columns;
+}
+
+// Numbers of columns where `columns` names them; 0 elsewhere.
+std::vector<float> numbers_at(const std::vector<float>& numbers,
+                              const std::vector<int32_t>& columns) {
+  std::vector<float> found(columns.size());
+  for (size_t i = 0; i < columns.size(); ++i) {
+    if (columns[i] >= 0) found[i] = numbers[static_cast<size_t>(columns[i])];
+  }
+  return found;
+}
+
+// Columns that are there, in their order; then none.
+std::vector<int32_t> columns_as_stored(int64_t count, int64_t stride) {
+  std::vector<int32_t> columns(static_cast<size_t>(stride), -1);
+  std::iota(columns.begin(), columns.begin() + count, 0);
+  return columns;
+}
+
+void fill_columns(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                  const CudaMlpWeights& weights) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const OwnRowTables& own = weights.own_rows;
+  const auto factors_of = [&](const LocalExpert& expert, WeightMatrix matrix) {
+    const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
+    if (!problem.quant.has_column_factors) {
+      return std::vector<float>(static_cast<size_t>(block.col_end - block.col_begin), 1.0F);
+    }
+    return load_column_factors(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
+                               block);
+  };
+  for (size_t i = 0; i < mlp.experts.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    const LocalExpert& expert = mlp.experts[i];
+    const std::vector<int32_t> columns = places[i].up.columns.empty()
+                                             ? columns_as_stored(problem.hidden_size, own.stride)
+                                             : columns_of_row(places[i], own.stride);
+    if (!own.columns.empty()) {
+      upload.copy_ints(columns, own.columns.as<int32_t>() + index * own.stride);
+    }
+    if (!own.factors.empty()) {
+      upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kUp), columns),
+                         own.factors.as<float>() + index * own.stride);
+    }
+    if (weights.column_factors.empty()) continue;
+    const int64_t inner = problem.intermediate_size;
+    const std::vector<int32_t>& ordered = places[i].down.columns;
+    upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kDown),
+                                  ordered.empty() ? columns_as_stored(inner, inner) : ordered),
+                       weights.column_factors.as<float>() + index * inner);
+  }
+}
+
+void fill_scales(const MlpSource& mlp, const Places& places, WeightUpload& upload,
+                 CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
-  if (mlp.forms.floats) fill_floats(mlp, upload, weights);
-  if (mlp.forms.factors) fill_factors(mlp, upload, weights);
+  if (mlp.forms.floats) fill_floats(mlp, places, upload, weights);
+  if (mlp.forms.factors) fill_factors(mlp, places, upload, weights);
+  if (weights.own_rows.stride != 0) fill_columns(mlp, places, upload, weights);
   if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
     upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
@@ -290,7 +444,7 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
                                     {.name = "gate_up",
                                      .parts = mlp.halves(),
                                      .rows = inner,
-                                     .cols = hidden,
+                                     .cols = problem.input_columns(),
                                      .has_bias = problem.has_bias,
                                      .factor_columns = experts::gate_up_factor_columns(problem)},
                                     layout.gate_up, weights.view.gate_up);
@@ -301,6 +455,7 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
                                   .has_bias = problem.has_bias && mlp.adds_down_bias,
                                   .factor_columns = experts::down_factor_columns(problem)},
                                  layout.down, weights.view.down);
+  allocate_columns(arrays, mlp, weights);
   if (!is_plain(problem.weight_dtype) && has_input_scale(problem.quant)) {
     weights.static_scales = arrays.floats(2, "static scales");
     weights.view.input_scale = weights.static_scales.as<float>();
@@ -311,6 +466,10 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
 
 void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
               CudaMlpWeights& weights, const Context& context) {
+  Places places;
+  for (const LocalExpert& expert : mlp.experts) {
+    places.push_back(places_of(mlp, expert, upload.on_host()));
+  }
   if (weights.in_place) {
     // Nothing is copied into the caller's memory: a reload must bring the same tensors.
     InPlaceLayout layout;
@@ -324,10 +483,10 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
                    .hint = "write them there, or reload with ReloadMode::kStaged"});
     }
   } else {
-    fill_matrices(mlp, upload, weights, context);
+    fill_matrices(mlp, places, upload, weights, context);
   }
-  fill_biases(mlp, upload, weights);
-  fill_scales(mlp, upload, weights);
+  fill_biases(mlp, places, upload, weights);
+  fill_scales(mlp, places, upload, weights);
 }
 
 }  // namespace conclave::inline v0

@@ -47,6 +47,7 @@ Support fused_support(const CudaPlan& plan, const experts::ExpertsProblem& share
   if (shared.has_bias && !routed.has_bias) return Support::no("biases of their own");
   if (shared.hidden_size != routed.hidden_size) return Support::no("another width of rows");
   if (plan.part.has_replicas()) return Support::no("the layer has redundant experts");
+  if (plan.routed.has_own_rows()) return Support::no("every slot reads a row of its expert's own");
   if (has_input_scale(spec.quant)) {
     return Support::no("static scales of their own");
   }

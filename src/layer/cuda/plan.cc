@@ -93,8 +93,6 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
 void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
   const ParallelSpec& parallel = plan.parallel;
   check_router(plan, checks, rows);
-  checks.need(!plan.spec.quant.has_column_factors, "weights",
-              "factors of the columns of rows, which the CPU has");
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
@@ -175,6 +173,16 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
+// Lays out the codes of parts whose columns have an order.
+void lay_out_codes(const CudaPlan& plan, MlpProblems& problems) {
+  const auto lay_out = [&](experts::ExpertsProblem& problem, MlpOrder LayerOrders::*part) {
+    if (is_plain(problem.weight_dtype) || !problem.quant.has_column_order) return;
+    set_order(plan.orders ? *plan.orders.*part : assumed_order(problem), problem);
+  };
+  lay_out(problems.routed, &LayerOrders::routed);
+  if (problems.shared) lay_out(*problems.shared, &LayerOrders::shared);
+}
+
 // The parts of the plan must be placed before.
 SumEnd plan_end(const CudaPlan& plan) {
   const MoeSpec& spec = plan.spec;
@@ -186,7 +194,7 @@ SumEnd plan_end(const CudaPlan& plan) {
   const bool plain_slots =
       plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
   return {.only_slots = only_routed && !has_rest && !is_latent && plain_slots &&
-                        !plan.part.has_replicas() && !plan.weighs_rows,
+                        !plan.part.has_replicas() && !plan.has_rows_of_slots(),
           .writes_output = only_routed && !has_rest && !is_latent && plan.num_slots() == 1,
           // Sums are read in groups of four.
           .rounds_sums = only_routed && !(has_rest && plan.part.adds_rest) &&
@@ -207,10 +215,11 @@ void fill_plan(CudaPlan& plan) {
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && !is_plain(spec.weight_dtype) &&
                      weight_may_change_codes(spec.quant);
-  const MlpProblems problems = mlp_problems({.spec = spec,
-                                             .part = plan.part,
-                                             .max_tokens = plan.options.max_tokens,
-                                             .target = plan.device});
+  MlpProblems problems = mlp_problems({.spec = spec,
+                                       .part = plan.part,
+                                       .max_tokens = plan.options.max_tokens,
+                                       .target = plan.device});
+  lay_out_codes(plan, problems);
   plan.routed = mlp_plan(problems.routed);
   if (problems.shared) place_shared(plan, *problems.shared);
   if (problems.residual) plan.residual = mlp_plan(*problems.residual);
@@ -231,6 +240,7 @@ CudaPlan plan_of(const CudaPlanRequest& request) {
   plan.options = request.options;
   plan.device = request.device;
   plan.shared_form = request.shared;
+  plan.orders = request.orders;
   return plan;
 }
 
@@ -246,6 +256,15 @@ CudaMlpPlan mlp_plan(const experts::ExpertsProblem& problem) {
 
 bool CudaMlpPlan::quantises() const {
   return !is_plain(problem.weight_dtype) && problem.quant.activations != ActivationScale::kNone;
+}
+
+bool CudaMlpPlan::has_own_rows() const {
+  const QuantSpec& quant = problem.quant;
+  return !is_plain(problem.weight_dtype) && (quant.has_column_order || quant.has_column_factors);
+}
+
+bool CudaMlpPlan::runs_by_reference() const {
+  return !ladder.empty() && ladder.back().row->is_reference;
 }
 
 int32_t CudaPlan::num_ids() const {

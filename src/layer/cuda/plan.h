@@ -5,6 +5,7 @@
 #include "dispatch/cuda/catalog.h"
 #include "experts/ladder.h"
 #include "gemm/cuda/catalog.h"
+#include "layer/cuda/column_orders.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/plan_base.h"
 #include "layer/stages/cuda/cuda_stages.h"
@@ -30,6 +31,9 @@ struct CudaMlpPlan {
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
 
   bool quantises() const;  // its input is codes
+  // Every slot reads a row of its own: its expert's order of columns, or times its factors.
+  bool has_own_rows() const;
+  bool runs_by_reference() const;  // for any number of tokens
 };
 // Without its ladder.
 CudaMlpPlan mlp_plan(const experts::ExpertsProblem& problem);
@@ -78,13 +82,15 @@ struct CudaPlan : PlanBase {
   std::string router_limit = {};  // why calls must bring ids and weights; empty: they need not
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
+  std::optional<LayerOrders> orders;  // as requested
   CudaStages stages;
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
   // Rows that routed experts read per token.
-  int64_t rows_per_token() const { return weighs_rows ? spec.top_k : 1; }
+  int64_t rows_per_token() const { return has_rows_of_slots() ? spec.top_k : 1; }
+  bool has_rows_of_slots() const { return weighs_rows || routed.has_own_rows(); }
 };
 
 struct CudaPlanRequest {
@@ -93,6 +99,8 @@ struct CudaPlanRequest {
   const ParallelSpec& parallel;
   const cuda::DeviceInfo& device;
   SharedForm shared = SharedForm::kFused;  // kFused: if they can be
+  // The orders of columns that the weights have, where a spec has such; none: assumed ones.
+  std::optional<LayerOrders> orders = {};
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.

@@ -1,7 +1,9 @@
 #include "layer/cuda/weight_upload.h"
 
 #include "core/weight_types.h"
+#include "cpu/parallel.h"
 #include "cuda/check.h"
+#include "layer/cuda/column_orders.h"
 
 #include "conclave/error.h"
 
@@ -29,6 +31,9 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
                         source_pitch, row_bytes, static_cast<size_t>(rows), kind, stream),
       "cudaMemcpy2DAsync");
 }
+
+// Rows that one worker places at a time.
+constexpr int64_t kRowsOfTask = 32;
 
 // The block in device memory.
 ConstTensorView device_block(const WeightSource& source, const BlockRequest& request) {
@@ -115,6 +120,41 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
         .stride_bytes = destination.stride_bytes};
     copy_rows(staging.memory.get(), row_bytes, place, row_bytes, rows, cudaMemcpyHostToDevice,
               stream_);
+    cuda::check(cudaEventRecord(staging.passed.get(), stream_), "cudaEventRecord");
+  }
+}
+
+void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& places,
+                               const DeviceMatrix& destination, Executor& executor) {
+  ConstTensorView view;
+  loader_.load({&request, 1}, {&view, 1});
+  const auto* const source = static_cast<const std::byte*>(view.data);
+  const int64_t pitch = packed_bytes(view.dtype, row_stride_of(view));
+  const auto columns = static_cast<int64_t>(places.columns.size());
+  const int64_t row_bytes = packed_bytes(view.dtype, columns);
+  const int64_t rows =
+      places.rows.empty() ? view.shape[0] : static_cast<int64_t>(places.rows.size());
+  const int64_t most_rows =
+      std::max<int64_t>(static_cast<int64_t>(kStagingBytes) / std::max<int64_t>(row_bytes, 1), 1);
+  for (int64_t first = 0; first < rows; first += most_rows) {
+    const int64_t count = std::min(most_rows, rows - first);
+    Staging& staging = next_staging();
+    cpu::parallel_for(executor, count, kRowsOfTask, [&](int64_t begin, int64_t end, int32_t) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row =
+            places.rows.empty() ? first + i : places.rows[static_cast<size_t>(first + i)];
+        std::byte* const out = staging.memory.get() + i * row_bytes;
+        if (row < 0) {
+          std::memset(out, 0, static_cast<size_t>(row_bytes));
+        } else {
+          place_codes(source + row * pitch, places.columns, bit_size(view.dtype), out);
+        }
+      }
+    });
+    copy_rows(staging.memory.get(), static_cast<size_t>(row_bytes),
+              {.data = destination.data + first * destination.stride_bytes,
+               .stride_bytes = destination.stride_bytes},
+              static_cast<size_t>(row_bytes), count, cudaMemcpyHostToDevice, stream_);
     cuda::check(cudaEventRecord(staging.passed.get(), stream_), "cudaEventRecord");
   }
 }

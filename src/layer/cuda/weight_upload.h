@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "quant/weight_block.h"
 
+#include "conclave/context.h"
 #include "conclave/tensor.h"
 #include "conclave/weights.h"
 
@@ -17,6 +18,13 @@
 #include <vector>
 
 namespace conclave::inline v0 {
+
+// The stored row and column of each row and column; -1: none, which gets zeros. Without rows all
+// are copied in their order.
+struct PlacedCodes {
+  std::span<const int32_t> rows;
+  std::span<const int32_t> columns;
+};
 
 // A matrix in device memory.
 struct DeviceMatrix {
@@ -55,6 +63,9 @@ class WeightUpload {
   // Copies a block of a matrix to the front of `destination`, in its own type. Throws
   // Error(kDevice) if a source of device memory has no view.
   void copy(const BlockRequest& request, const DeviceMatrix& destination);
+  // Copies codes of the block to other places, by way of the host.
+  void copy_placed(const BlockRequest& request, const PlacedCodes& places,
+                   const DeviceMatrix& destination, Executor& executor);
   // Reads the same as float32 values on the host. Waits.
   std::vector<float> read_floats(const BlockRequest& request);
   std::vector<float> read_floats(WeightId id, int64_t expert = 0);

@@ -1,5 +1,6 @@
 #include "layer/cuda/weights.h"
 
+#include "layer/cuda/expert_places.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/mlp_weights.h"
@@ -146,6 +147,18 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
   InPlaceLayout layout;
   return find_layout(routed_source(plan), source, layout);
+}
+
+LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream stream) {
+  const HostReads copies(source, to_cuda(stream));
+  const WeightSource& readable =
+      source.memory() == MemoryKind::kHost ? source : static_cast<const WeightSource&>(copies);
+  LayerOrders orders;
+  orders.routed = read_order(routed_source(plan), readable);
+  if (plan.shared && plan.shared->problem.ordered.gate_up != 0) {
+    orders.shared = read_order(shared_source(plan), readable);
+  }
+  return orders;
 }
 
 CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,

@@ -24,11 +24,20 @@ struct CudaMatrixMemory {
   DeviceMemory factor_offset;
 };
 
+// How the rows of experts that read their own are made: [E, stride] each; empty for none.
+struct OwnRowTables {
+  DeviceMemory columns;  // int32: the column of the token's row at each place; -1: none
+  DeviceMemory factors;  // float32: what it is multiplied by
+  int64_t stride = 0;
+};
+
 // One MLP's experts, in own memory or in the source's; `view` points to either.
 struct CudaMlpWeights {
   CudaMatrixMemory gate_up;
   CudaMatrixMemory down;
   DeviceMemory static_scales;  // [2]: input, intermediate
+  OwnRowTables own_rows;
+  DeviceMemory column_factors;  // [E, I] float32, of down
   experts::DeviceExperts view;
   bool in_place = false;
 };
@@ -56,6 +65,9 @@ struct CudaWeights {
 // Yes if the routed experts of a source of device memory can be used in place, as [E, 2I, H] and
 // [E, H, I]; otherwise the reason, for `explain`.
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source);
+
+// The orders of columns of the source's experts on this rank. Waits for copies on `stream`.
+LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream stream);
 
 // Memory for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
 // `stream`.

@@ -88,9 +88,12 @@ class CountingAllocator final : public DeviceAllocator {
 struct DeviceLayer {
   explicit DeviceLayer(const MoeSpec& spec, const LayerOptions& options = {},
                        const ParallelSpec& parallel = {}, uint64_t seed = 11)
+      : DeviceLayer(spec, make_synthetic_source(spec, seed), options, parallel) {}
+  DeviceLayer(const MoeSpec& spec, std::unique_ptr<WeightSource> weights,
+              const LayerOptions& options = {}, const ParallelSpec& parallel = {})
       : context({.device = "cuda:0", .num_threads = 2}),
         host({.device = "cpu", .num_threads = 8}),
-        source(make_synthetic_source(spec, seed)),
+        source(std::move(weights)),
         layer(MoeLayer::create(context, spec, *source, options, parallel)),
         queue(context),
         workspace(context, layer.workspace_bytes()) {}

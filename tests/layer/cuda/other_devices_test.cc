@@ -86,7 +86,6 @@ TEST(OtherDevices, PlainRows_ServeEveryFormatThatIsCompiledForThem) {
       spec.weight_dtype = form.dtype;
       spec.quant = form.quant;
       SCOPED_TRACE(info.name + " " + std::string(form.name));
-      if (spec.quant.has_column_order || spec.quant.has_column_factors) continue;
       if (!gpu_rows_support(spec.weight_dtype, spec.quant)) spec = with_plain_rows(spec);
       const CudaPlan made = plan_on(info, spec);
       ASSERT_EQ(made.routed.ladder.size(), 1U);

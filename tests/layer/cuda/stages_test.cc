@@ -132,7 +132,8 @@ TEST(CudaStages, RankWithoutExperts_PreparesNoRows) {
   spec.num_experts = 1;
   spec.latent = {.size = 128};
   const CudaPlan made = plan(spec, {}, {.ep_size = 2, .ep_rank = 1, .reduce = Reduce::kPartial});
-  for (const CudaStage stage : {CudaStage::kLatentDown, CudaStage::kWeighRows, CudaStage::kInput}) {
+  for (const CudaStage stage :
+       {CudaStage::kLatentDown, CudaStage::kRowsOfSlots, CudaStage::kInput}) {
     EXPECT_FALSE(made.stages.has(stage));
   }
   EXPECT_TRUE(made.stages.has(CudaStage::kExperts));

@@ -33,6 +33,17 @@ class ReferenceKernel final : public DeviceExpertsKernel {
   DeviceTile tile_;
 };
 
+// The kernel finds the scales of blocks by itself.
+Support has_even_groups(const ExpertsProblem& problem) {
+  const OrderedColumns& ordered = problem.ordered;
+  const int64_t block = problem.quant.block_cols;
+  if (ordered.gate_up == 0 || (ordered.gate_up_group == block && ordered.down_group == block)) {
+    return Support::yes();
+  }
+  return Support::no("takes orders that give each group " + std::to_string(block) +
+                     " columns of this rank");
+}
+
 }  // namespace
 
 Support reference_supports(const ExpertsProblem& problem) {
@@ -44,7 +55,7 @@ Support reference_supports(const ExpertsProblem& problem) {
     if (Support rows = quant::code_rows_support(dtype, problem.quant); !rows) return rows;
   }
   if (Support slice = begins_with_block(problem); !slice) return slice;
-  if (problem.quant.has_column_order) return Support::no("does not support a column order");
+  if (Support order = has_even_groups(problem); !order) return order;
   if (format != nullptr) return Support::yes();
   return Support::no("takes " + quant::known_formats(true) + " weights; found " +
                      std::string(conclave::to_string(dtype)));

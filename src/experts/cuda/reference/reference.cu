@@ -97,6 +97,7 @@ __device__ float warp_dot(const Matrix& weights, int64_t feature, const Matrix& 
 
 struct ReferenceParams {
   int64_t num_experts = 0;
+  int64_t input_columns = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   activation::DeviceActivation activation;
@@ -108,6 +109,7 @@ struct ReferenceParams {
   int64_t down_scales = 0;
   const float* gate_up_bias = nullptr;
   const float* down_bias = nullptr;
+  const float* column_factors = nullptr;  // [E, I] for activated rows; or null
   Matrix input;
   const int32_t* expert_begin = nullptr;
   const int32_t* row_slot = nullptr;
@@ -182,14 +184,18 @@ __global__ void __launch_bounds__(kThreads)
                             : params.gate_up_bias + expert * (gated ? 2 : 1) * inner;
     float gate = 0;
     if (gated) {
-      gate = factor * warp_dot(weights, feature, params.input, token, params.hidden_size);
+      gate = factor * warp_dot(weights, feature, params.input, token, params.input_columns);
       if (bias != nullptr) gate += bias[feature];
     }
-    float up = factor * warp_dot(up_weights, feature, params.input, token, params.hidden_size);
+    float up = factor * warp_dot(up_weights, feature, params.input, token, params.input_columns);
     if (bias != nullptr) up += bias[(gated ? inner : 0) + feature];
     if (threadIdx.x % kLanes == 0) {
-      params.intermediate[item] = gated ? activation::device::apply(params.activation, gate, up)
-                                        : activation::device::apply(params.activation, up, up);
+      float value = gated ? activation::device::apply(params.activation, gate, up)
+                          : activation::device::apply(params.activation, up, up);
+      if (params.column_factors != nullptr) {
+        value *= params.column_factors[expert * inner + feature];
+      }
+      params.intermediate[item] = value;
     }
   }
 }
@@ -304,11 +310,12 @@ ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& 
   const int64_t inner = problem.intermediate_size;
   ReferenceParams params;
   params.num_experts = problem.num_local_experts;
+  params.input_columns = problem.input_columns();
   params.hidden_size = hidden;
   params.intermediate_size = inner;
   params.activation = activation::device_activation(problem.activation);
-  params.gate_up = weight_matrix(weights.gate_up.data, weights.gate_up.stride, hidden,
-                                 weights.gate_up.scale, problem);
+  params.gate_up = weight_matrix(weights.gate_up.data, weights.gate_up.stride,
+                                 problem.input_columns(), weights.gate_up.scale, problem);
   params.down =
       weight_matrix(weights.down.data, weights.down.stride, inner, weights.down.scale, problem);
   params.gate_up.offsets = weights.gate_up.offset;
@@ -319,6 +326,7 @@ ReferenceParams make_params(const ExpertsProblem& problem, const DeviceExperts& 
   params.down_scales = scales_per_expert(params.down, hidden);
   params.gate_up_bias = weights.gate_up.bias;
   params.down_bias = weights.down.bias;
+  params.column_factors = weights.down.column_factors;
   params.input = input_matrix(problem, weights, call.input);
   params.expert_begin = call.groups.expert_begin;
   params.row_slot = call.groups.row_slot;

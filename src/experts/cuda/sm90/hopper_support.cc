@@ -26,7 +26,10 @@ Support supports_codes_as_stored(const ExpertsProblem& problem) {
   if (Support rows = quant::code_rows_support(problem.weight_dtype, problem.quant); !rows) {
     return rows;
   }
-  if (problem.quant.zeros != WeightZero::kNone) return Support::no("takes codes without zeros");
+  const QuantSpec& quant = problem.quant;
+  if (quant.zeros != WeightZero::kNone) return Support::no("takes codes without zeros");
+  if (quant.has_column_order) return Support::no("takes codes whose columns have no order");
+  if (quant.has_column_factors) return Support::no("takes rows without factors of columns");
   return begins_with_block(problem);
 }
 

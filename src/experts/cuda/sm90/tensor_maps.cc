@@ -49,7 +49,7 @@ CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& 
   const uint64_t row = pitch(weights.gate_up.stride, dtype);
   const auto rows = static_cast<uint64_t>(sizes.intermediate_size);
   const std::array dimensions = {
-      columns(sizes.hidden_size, dtype), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
+      columns(sizes.input_columns(), dtype), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
       MapDimension{.size = 2, .stride_bytes = rows * row, .box = 2},
       MapDimension{.size = (rows + 7) / 8,
                    .stride_bytes = 8 * row,

@@ -76,12 +76,10 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
 RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
                       const CudaRouting& routing, const TensorView& out) {
   using enum CudaStage;
-  if (!chunk.runs(kInput)) return rows_of_slots(chunk.at(kExperts));
+  if (!chunk.runs(kInput)) return no_rows(chunk.at(kExperts));
   SourceRows rows = source_rows(hidden);
   if (chunk.runs(kLatentDown)) rows = project_down(chunk.at(kLatentDown), rows);
-  if (chunk.runs(kWeighRows)) {
-    rows = weigh_slots(chunk.at(kWeighRows), rows, routing.topk_weights);
-  }
+  if (chunk.runs(kRowsOfSlots)) rows = rows_of_slots(chunk.at(kRowsOfSlots), routing, rows);
   const DeviceRows input =
       kernel_rows(chunk.at(kInput), routed_mlp(chunk), routing.groups, routing.live.tokens, rows);
   return run_experts(chunk.at(kExperts), routing, input, out);

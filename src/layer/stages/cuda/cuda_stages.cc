@@ -21,8 +21,8 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {
     "identity weights", "shared factor", "mix logits",    "mix",           "group",
     "expert scratch",   "expert input",  "expert scales", "expert rows",   "expert sums",
     "shared input",     "shared scales", "shared rows",   "shared sums",   "residual input",
-    "residual scales",  "residual rows", "residual sums", "weighted rows", "latent rows",
-    "projected",        "one launch"};
+    "residual scales",  "residual rows", "residual sums", "rows of slots", "shared own rows",
+    "latent rows",      "projected",     "one launch"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -88,8 +88,10 @@ class Declaration {
         add(CudaStage::kLatentDown, fmt::format("latent down {}", spec_.latent.size), {}, kLatent);
         rows = kLatent;
       }
-      if (plan_.weighs_rows) {
-        add(CudaStage::kWeighRows, "weigh rows", ids_ | rows, kWeighted, false);
+      if (plan_.has_rows_of_slots()) {
+        const bool own = plan_.routed.has_own_rows();
+        add(CudaStage::kRowsOfSlots, own ? "rows of slots" : "weigh rows",
+            ids_ | rows | when(own, kGroup), kWeighted, own);
         rows = kWeighted;
       }
       const bool quantises = plan_.routed.quantises();
@@ -102,7 +104,7 @@ class Declaration {
       const experts::ExpertsProblem& shared = plan_.shared->problem;
       add_mlp(CudaStage::kShared,
               fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size),
-              kSharedBuffers);
+              kSharedBuffers, when(plan_.shared->has_own_rows(), kSharedOwn));
     }
     if (plan_.residual) {
       add_mlp(CudaStage::kResidual,
@@ -111,9 +113,9 @@ class Declaration {
     }
   }
 
-  void add_mlp(CudaStage number, std::string name, const MlpBuffers& mlp) {
+  void add_mlp(CudaStage number, std::string name, const MlpBuffers& mlp, BufferSet own = {}) {
     add(number, std::move(name), kLiveTokens,
-        BufferSet(kGroup) | kExperts | mlp.rows | mlp.scales | mlp.output | mlp.sums);
+        BufferSet(kGroup) | kExperts | mlp.rows | mlp.scales | mlp.output | mlp.sums | own);
   }
 
   void finish() {

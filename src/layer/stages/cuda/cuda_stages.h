@@ -22,7 +22,7 @@ enum class CudaStage : uint8_t {
   kRoute,
   kOneLaunch,
   kLatentDown,
-  kWeighRows,
+  kRowsOfSlots,
   kInput,
   kExperts,
   kShared,
@@ -67,7 +67,10 @@ enum class CudaBuffer : uint8_t {
   kResidualScales,
   kResidualOutput,
   kResidualSums,
-  kWeighted,   // [T * k, H] f32: rows times the weights of their slots
+  // A row for each slot: times the slot's weight, in f32, or as its expert reads it, in f32 where
+  // it becomes codes and else in bf16.
+  kWeighted,
+  kSharedOwn,  // the latter, for shared experts
   kLatent,     // [T, Hl] f32: projected rows, then the sums of experts
   kProjected,  // [T, H] f32: sums projected up
   kOneLaunch,  // scratch of the single launch

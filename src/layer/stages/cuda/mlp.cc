@@ -10,7 +10,9 @@
 #include "experts/cuda/common/round_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
+#include "layer/cuda/own_row_form.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/own_rows.h"
 #include "layer/stages/cuda/prepare_rows.h"
 #include "quant/weight_format.h"
 
@@ -28,9 +30,10 @@ bool is_aligned(const void* data, int64_t stride_bytes) {
 DeviceRows plain_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
   const CudaMlpPlan& plan = mlp.plan;
   DeviceRows rows{.data = source.data,
-                  .num_rows = chunk.count,
+                  .num_rows = chunk.count * source.rows_per_token,
                   .row_stride = source.stride,
                   .dtype = source.dtype};
+  if (source.is_ready) return rows;
   if (source.dtype == plan.row_dtype &&
       is_aligned(source.data, source.stride * byte_size(source.dtype))) {
     return rows;
@@ -183,6 +186,15 @@ experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& m
           .output_stride = mlp.plan.row_stride};
 }
 
+// The down product stores a row for each slot.
+RoutedRows stored_rows(const CudaChunk& chunk) {
+  const CudaMlpPlan& plan = chunk.plan.routed;
+  return {.data = chunk.scratch.at<void>(kRoutedOutput),
+          .dtype = plan.row_dtype,
+          .stride = plan.row_stride,
+          .columns = plan.problem.hidden_size};
+}
+
 // The down product writes the output itself.
 RoutedRows finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
                        experts::DeviceExpertsCall experts, const TensorView& out) {
@@ -226,6 +238,60 @@ RoutedRows add_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRout
           .columns = columns};
 }
 
+// Float32 rows, one per slot, each multiplied by the slot's weight.
+SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& source, const float* weights) {
+  const int64_t columns = chunk.plan.routed.problem.hidden_size;
+  const int64_t rows_per_token = chunk.plan.rows_per_token();
+  auto* const rows = chunk.scratch.at<float>(kWeighted);
+  weigh_rows({.rows = source.data,
+              .dtype = source.dtype,
+              .row_stride = source.stride,
+              .num_rows = chunk.count * rows_per_token,
+              .columns = columns,
+              .out = rows,
+              .out_dtype = DType::kF32,
+              .out_stride = columns},
+             weights, rows_per_token, chunk.stream);
+  return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
+}
+
+// What the rows of experts' own are multiplied by, or null, and where they go.
+struct OwnRowArgs {
+  const float* weights = nullptr;
+  CudaBuffer buffer = kWeighted;
+};
+
+// A row for each slot, as its expert reads it. Where they become codes all slots have rows, since
+// the launch behind does not know which are used.
+SourceRows own_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
+                    const SourceRows& source, const OwnRowArgs& how) {
+  const OwnRowTables& tables = mlp.weights.own_rows;
+  const OwnRowForm form = own_row_form(mlp.plan);
+  void* const rows = chunk.scratch.at<void>(how.buffer);
+  make_own_rows({.rows = source.data,
+                 .dtype = source.dtype,
+                 .row_stride = source.stride,
+                 .num_slots = chunk.count * groups.top_k,
+                 .slots_per_row = groups.top_k,
+                 .slot_row = groups.slot_row,
+                 .expert_begin = groups.expert_begin,
+                 .num_experts = mlp.plan.problem.num_local_experts,
+                 .weights = how.weights,
+                 .columns = tables.columns.as<int32_t>(),
+                 .factors = tables.factors.as<float>(),
+                 .table_stride = tables.stride,
+                 .num_columns = mlp.plan.problem.hidden_size,
+                 .form = form,
+                 .clears_others = mlp.plan.quantises(),
+                 .out = rows},
+                chunk.stream);
+  return {.data = rows,
+          .dtype = form.dtype,
+          .stride = form.width,
+          .is_ready = !mlp.plan.quantises(),
+          .rows_per_token = groups.top_k};
+}
+
 }  // namespace
 
 CudaMlp routed_mlp(const CudaChunk& chunk) {
@@ -258,20 +324,12 @@ SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {
   return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
 }
 
-SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& source, const float* weights) {
-  const int64_t columns = chunk.plan.routed.problem.hidden_size;
-  const int64_t rows_per_token = chunk.plan.rows_per_token();
-  auto* const rows = chunk.scratch.at<float>(kWeighted);
-  weigh_rows({.rows = source.data,
-              .dtype = source.dtype,
-              .row_stride = source.stride,
-              .num_rows = chunk.count * rows_per_token,
-              .columns = columns,
-              .out = rows,
-              .out_dtype = DType::kF32,
-              .out_stride = columns},
-             weights, rows_per_token, chunk.stream);
-  return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
+SourceRows rows_of_slots(const CudaChunk& chunk, const CudaRouting& routing,
+                         const SourceRows& source) {
+  const float* const weights = chunk.plan.weighs_rows ? routing.topk_weights : nullptr;
+  if (!chunk.plan.routed.has_own_rows()) return weigh_slots(chunk, source, weights);
+  return own_rows(chunk, routed_mlp(chunk), routing.groups, source,
+                  {.weights = weights, .buffer = kWeighted});
 }
 
 DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
@@ -283,13 +341,7 @@ DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
                : token_rows(chunk, mlp, source);
 }
 
-RoutedRows rows_of_slots(const CudaChunk& chunk) {
-  const CudaMlpPlan& plan = chunk.plan.routed;
-  return {.data = chunk.scratch.at<void>(kRoutedOutput),
-          .dtype = plan.row_dtype,
-          .stride = plan.row_stride,
-          .columns = plan.problem.hidden_size};
-}
+RoutedRows no_rows(const CudaChunk& chunk) { return stored_rows(chunk); }
 
 RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
                        const TensorView& out) {
@@ -314,7 +366,7 @@ RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const
     experts.groups = skewed_rows(experts.groups);
     rung.skewed->run(experts, chunk.stream);
   }
-  return rows_of_slots(chunk);
+  return stored_rows(chunk);
 }
 
 SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
@@ -332,8 +384,12 @@ SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const in
                               .tile_tokens = kernel.tile_tokens(),
                               .workspace = chunk.scratch.at<void>(kGroup)},
                              chunk.stream);
-  const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, source);
-  const experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
+  const bool has_own = mlp.plan.has_own_rows();
+  const SourceRows own =
+      has_own ? own_rows(chunk, mlp, groups, source, {.buffer = kSharedOwn}) : source;
+  const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, own);
+  experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
+  if (has_own) call.groups.top_k = 1;
   kernel.run(call, chunk.stream);
   return {.data = call.output, .dtype = mlp.plan.row_dtype, .stride = mlp.plan.row_stride};
 }

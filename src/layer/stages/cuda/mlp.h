@@ -38,8 +38,9 @@ struct RoutedRows {
 // Each enqueues a stage of the routed experts and returns the rows that it makes.
 // `hidden` times the latent down projection, [T, Hl] float32.
 SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden);
-// Float32 rows, one per slot, each multiplied by the slot's weight.
-SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& rows, const float* weights);
+// Rows, one per slot: each multiplied by the slot's weight, as its expert reads it, or both.
+SourceRows rows_of_slots(const CudaChunk& chunk, const CudaRouting& routing,
+                         const SourceRows& rows);
 // The rows as the kernel reads them: given ones, or converted, quantised or sorted copies.
 DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
                        const int64_t* live_tokens, const SourceRows& source);
@@ -48,7 +49,7 @@ DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
 RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
                        const TensorView& out);
 // The rows of slots where no experts are: nothing is enqueued, and no slot names one of them.
-RoutedRows rows_of_slots(const CudaChunk& chunk);
+RoutedRows no_rows(const CudaChunk& chunk);
 
 // Enqueues shared experts or the residual MLP on every row. Returns row t * S + i for expert i.
 SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,

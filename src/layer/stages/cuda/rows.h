@@ -27,8 +27,9 @@ inline int64_t capture_stride(const TensorView& view) {
 struct SourceRows {
   const void* data = nullptr;
   DType dtype = DType::kF32;
-  int64_t stride = 0;  // elements
-  bool given = false;  // the caller's own, ready before the call's first launch
+  int64_t stride = 0;     // elements
+  bool given = false;     // the caller's own, ready before the call's first launch
+  bool is_ready = false;  // as the kernels read them
   // If above 1, row t * rows_per_token + s belongs to slot s alone.
   int64_t rows_per_token = 1;
 };

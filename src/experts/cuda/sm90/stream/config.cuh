@@ -286,6 +286,11 @@ struct CodedParams : Params {
   // row_factors[r * row_factor_stride]; null: nothing.
   const float* row_factors = nullptr;
   int32_t row_factor_stride = 1;
+  // Up: stages 2 i and 2 i + 1 of the rows, two terms of the same columns, meet the weights' stage
+  // i if this is 1; 0: rows have one term.
+  int32_t terms_shift = 0;
+  // Up: results are multiplied by these, [E, features]; null: by nothing.
+  const float* column_factors = nullptr;
   // Up: results are float32 [sorted rows, stride], which become values of codes.
   bool stores_floats = false;
   uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term

@@ -215,6 +215,7 @@ struct Consumer : Epilogue<Config> {
       Base::template activate_gated<N>(d[slice]);
       if constexpr (!Config::kWholeLines) {
         const int32_t feature = Base::first_feature(feature_tile, slice, 8);
+        Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, true);
         if (Base::stores_floats()) {
           Base::template store_floats<N>(d[slice], tile, feature + lane / 4, true);
         } else {
@@ -254,6 +255,9 @@ struct Consumer : Epilogue<Config> {
       }
       if constexpr (!Config::kWholeLines) {
         const int32_t feature = Base::first_feature(feature_tile, slice, 16);
+        if constexpr (kProduct == Product::kUp) {
+          Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, false);
+        }
         if (kProduct == Product::kUp && Base::stores_floats()) {
           Base::template store_floats<N>(d[slice], tile, feature + lane / 4, false);
         } else {

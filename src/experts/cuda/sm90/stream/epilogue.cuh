@@ -60,6 +60,27 @@ struct Epilogue {
     }
   }
 
+  // Multiplies activated values by the factors of their columns: `feature` is that of d[4j], and
+  // without a gate that of d[4j + 2] is eight more.
+  template <int N>
+  __device__ __forceinline__ void scale_columns(float (&d)[N / 2], int32_t expert, int32_t feature,
+                                                bool gated) const {
+    if constexpr (Config::kIsCoded) {
+      const float* factors = static_cast<const CodedParams&>(params).column_factors;
+      if (factors == nullptr) return;
+      factors += int64_t{expert} * params.features;
+      const float first = feature < params.features ? factors[feature] : 1.0F;
+      const float second = !gated && feature + 8 < params.features ? factors[feature + 8] : 1.0F;
+#pragma unroll
+      for (int j = 0; j < N / 8; ++j) {
+        d[4 * j] *= first;
+        d[4 * j + 1] *= first;
+        d[4 * j + 2] *= second;
+        d[4 * j + 3] *= second;
+      }
+    }
+  }
+
   __device__ __forceinline__ bool stores_floats() const {
     if constexpr (Config::kIsCoded) return static_cast<const CodedParams&>(params).stores_floats;
     return false;

@@ -67,16 +67,16 @@ Parameters up_params(const ExpertsProblem& problem, const DeviceExperts& weights
   const int64_t width = problem.intermediate_size;
   const int32_t rows = kernel.weight_rows;
   Parameters params;
-  params.weights =
-      gated ? map_gated_weights(problem, weights, rows)
-            : map_weights(
-                  problem,
-                  {weights.gate_up.data, weights.gate_up.stride, width, problem.hidden_size}, rows);
+  params.weights = gated ? map_gated_weights(problem, weights, rows)
+                         : map_weights(problem,
+                                       {weights.gate_up.data, weights.gate_up.stride, width,
+                                        problem.input_columns()},
+                                       rows);
   params.bias = weights.gate_up.bias;
   params.features = static_cast<int32_t>(width);
   params.feature_tiles = divide_up(gated ? 2 * width : width, rows);
-  params.depth = static_cast<int32_t>(problem.hidden_size);
-  params.depth_stages = divide_up(problem.hidden_size, kernel.depth);
+  params.depth = static_cast<int32_t>(problem.input_columns());
+  params.depth_stages = divide_up(problem.input_columns(), kernel.depth);
   params.activation = activation::device_activation(problem.activation);
   return params;
 }

@@ -44,6 +44,7 @@ __device__ __forceinline__ void load_weights(const Params& params, SharedStorage
                                              int32_t slot, int32_t expert, int32_t feature_tile,
                                              int32_t stage) {
   if constexpr (Config::kIsCoded) {
+    if constexpr (kProduct == Product::kUp) stage >>= coded(params).terms_shift;
     load_factors<Config>(coded(params), shared, slot, expert, feature_tile, stage);
   }
 #pragma unroll

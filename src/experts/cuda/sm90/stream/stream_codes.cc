@@ -74,7 +74,6 @@ Support stream_codes_supports(const ExpertsProblem& problem) {
   }
   if (Support rows = quant::value_rows_support(problem.weight_dtype, quant); !rows) return rows;
   if (quant.weights == WeightScale::kNone) return Support::no("takes weights with scales");
-  if (quant.has_column_order) return Support::no("does not support a column order");
   return supports_groups(problem);
 }
 

@@ -108,6 +108,12 @@ class StreamCodesKernel final : public DeviceExpertsKernel {
     down_ = stream::down_params(problem, weights, kernels_.down);
     set_codes(up_, weights.gate_up.factors, kernels_.up.weight_rows);
     set_codes(down_, weights.down.factors, kernels_.down.weight_rows);
+    up_.column_factors = weights.down.column_factors;
+    if (row_terms(problem) == 2) {
+      up_.terms_shift = 1;
+      up_.depth_stages *= 2;
+      up_.depth = static_cast<int32_t>(up_.depth_stages * columns_of_stage(problem));
+    }
     if (!rounds_rows()) return;
     rounding_ = row_rounding(problem.weight_dtype, problem.quant);
     up_.stores_floats = true;
