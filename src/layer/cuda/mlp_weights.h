@@ -17,8 +17,8 @@ namespace conclave::inline v0 {
 
 class DeviceArrays {
  public:
-  DeviceArrays(const Context& context, Stream stream)
-      : allocator_(*context.device_allocator()), stream_(stream) {}
+  DeviceArrays(DeviceAllocator& allocator, Stream stream)
+      : allocator_(allocator), stream_(stream) {}
 
   // Memory is cleared, so that reads beyond a matrix yield numbers.
   DeviceMemory make(int64_t bytes, const char* what) const {

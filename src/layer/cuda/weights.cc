@@ -164,7 +164,7 @@ LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream
 CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream) {
   check_source_place(source, plan.device.ordinal);
-  const DeviceArrays arrays(context, stream);
+  const DeviceArrays arrays(*context.device_allocator(), stream);
   CudaWeights weights;
   weights.routed = allocate_mlp(arrays, routed_source(plan), source);
   if (plan.shared) weights.shared = allocate_mlp(arrays, shared_source(plan), source);
