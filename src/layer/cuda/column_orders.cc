@@ -3,6 +3,8 @@
 #include "core/checked.h"
 #include "core/code_bits.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 
@@ -66,6 +68,14 @@ MlpOrder assumed_order(const experts::ExpertsProblem& problem) {
   order.columns.down_group = kLeastGroup;
   order.inner += (kLeastGroup - 1) * std::min(groups - 1, inner);
   return order;
+}
+
+std::string describe_order(const experts::ExpertsProblem& problem) {
+  const experts::OrderedColumns& ordered = problem.ordered;
+  return fmt::format(
+      "groups of {} columns, down's of {}; {}", ordered.gate_up_group, ordered.down_group,
+      ordered.up_begin == 0 ? "gate and up share an order"
+                            : "gate and up have orders of their own, so that codes lie apart");
 }
 
 void set_order(const MlpOrder& order, experts::ExpertsProblem& problem) {

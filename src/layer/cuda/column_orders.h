@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -40,6 +41,9 @@ struct LayerOrders {
 MlpOrder assumed_order(const experts::ExpertsProblem& problem);
 // Lays the problem's codes out so.
 void set_order(const MlpOrder& order, experts::ExpertsProblem& problem);
+
+// For the plan: "groups of 128 columns, down's of 16; gate and up share an order".
+std::string describe_order(const experts::ExpertsProblem& problem);
 
 // Columns that the least group fills: wgmma multiplies as many at once.
 inline constexpr int64_t kLeastGroup = 16;

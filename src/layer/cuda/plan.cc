@@ -174,13 +174,19 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
 }
 
 // Lays out the codes of parts whose columns have an order.
-void lay_out_codes(const CudaPlan& plan, MlpProblems& problems) {
-  const auto lay_out = [&](experts::ExpertsProblem& problem, MlpOrder LayerOrders::*part) {
+void lay_out_codes(CudaPlan& plan, MlpProblems& problems) {
+  const auto lay_out = [&](experts::ExpertsProblem& problem, MlpOrder LayerOrders::*part,
+                           const char* name) {
     if (is_plain(problem.weight_dtype) || !problem.quant.has_column_order) return;
     set_order(plan.orders ? *plan.orders.*part : assumed_order(problem), problem);
+    const char* const known = plan.orders ? "" : ", as is assumed without weights";
+    plan.summary.rows.push_back({.table = "order of columns",
+                                 .name = name,
+                                 .chosen = true,
+                                 .reason = describe_order(problem) + known});
   };
-  lay_out(problems.routed, &LayerOrders::routed);
-  if (problems.shared) lay_out(*problems.shared, &LayerOrders::shared);
+  lay_out(problems.routed, &LayerOrders::routed, "routed experts");
+  if (problems.shared) lay_out(*problems.shared, &LayerOrders::shared, "shared experts");
 }
 
 // The parts of the plan must be placed before.

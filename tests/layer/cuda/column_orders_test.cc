@@ -204,6 +204,7 @@ TEST(ColumnOrders, UnevenGroups_TakeKernelsOfTensorCoresOnly) {
   const CudaPlan made = plan_of(spec, uneven);
   expect_every_column_once(routed_source(made), uneven);
   EXPECT_EQ(made.routed.problem.ordered.gate_up_group, 16);
+  EXPECT_NE(explain(made.summary).find("orders of their own"), std::string::npos);
   EXPECT_GT(made.routed.problem.input_columns(), 128);
   EXPECT_EQ(made.routed.ladder.front().row->name, "cuda.stream_codes_sm90");
   const auto row = std::ranges::find_if(made.summary.rows, [](const PlanRow& candidate) {
@@ -230,6 +231,7 @@ TEST(ColumnOrders, Plans_HaveRowsOfSlots) {
   EXPECT_EQ(ordered.decode_row, nullptr);
   EXPECT_TRUE(ordered.stages.has(CudaStage::kRowsOfSlots));
   EXPECT_NE(explain(ordered.summary).find("rows of slots"), std::string::npos);
+  EXPECT_NE(explain(ordered.summary).find("assumed without weights"), std::string::npos);
   EXPECT_EQ(own_row_form(ordered.routed).width, 256);
   EXPECT_EQ(own_row_form(ordered.routed).term_columns, 0);
   spec.quant.has_column_order = false;
