@@ -28,6 +28,10 @@ ExpertsProblem problem_of(const Sizes& sizes) {
                          .max_tokens = 8,
                          .weight_dtype = sizes.dtype};
   if (sizes.dtype == DType::kF8E4M3) problem.quant = testing::fp8_block_quant();
+  if (sizes.dtype == DType::kI8) problem.quant = {.weights = WeightScale::kChannel};
+  if (bit_size(sizes.dtype) == 4) {
+    problem.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128};
+  }
   problem.target = cuda::DeviceInfo{.name = "NVIDIA H200",
                                     .capability = {9, 0},
                                     .multiprocessors = 132,
@@ -38,12 +42,13 @@ ExpertsProblem problem_of(const Sizes& sizes) {
 const std::vector<Sizes> kModels = {
     {8, 2, 4096, 14336, DType::kBF16},    {128, 8, 2048, 768, DType::kBF16},
     {64, 8, 2048, 1024, DType::kF16},     {32, 4, 2880, 2880, DType::kBF16},
-    {128, 8, 4096, 1536, DType::kF8E4M3}, {256, 8, 7168, 2048, DType::kF8E4M3}};
+    {128, 8, 4096, 1536, DType::kF8E4M3}, {256, 8, 7168, 2048, DType::kF8E4M3},
+    {8, 2, 4096, 14336, DType::kI4},      {128, 8, 2048, 768, DType::kNF4},
+    {32, 4, 2880, 2880, DType::kF4},      {64, 8, 2048, 1024, DType::kI8}};
 // No box, tile or pass divides these sizes.
-const std::vector<Sizes> kOdd = {{6, 3, 1000, 136, DType::kBF16},
-                                 {60, 5, 520, 72, DType::kF8E4M3},
-                                 {10, 1, 8, 8, DType::kF16},
-                                 {3, 3, 136, 1000, DType::kBF16}};
+const std::vector<Sizes> kOdd = {{6, 3, 1000, 136, DType::kBF16}, {60, 5, 520, 72, DType::kF8E4M3},
+                                 {10, 1, 8, 8, DType::kF16},      {3, 3, 136, 1000, DType::kBF16},
+                                 {6, 3, 131, 67, DType::kI4},     {5, 2, 712, 1160, DType::kI8}};
 
 std::vector<Sizes> all_sizes() {
   std::vector<Sizes> all = kModels;
@@ -81,7 +86,7 @@ TEST(DecodePlan, EverySize_IsCovered) {
   for (const Sizes& sizes : all_sizes()) {
     SCOPED_TRACE(text_of(sizes));
     const DecodePlan plan = decode_plan(problem_of(sizes));
-    const int64_t box = kDecodeBoxBytes / plan.element_bytes;
+    const int64_t box = kDecodeBoxBytes * 8 / plan.weight_bits;
     EXPECT_GE(plan.up_boxes * box, sizes.hidden);
     EXPECT_LT((plan.up_boxes - 1) * box, sizes.hidden);
     EXPECT_GE(plan.down_boxes * box, sizes.intermediate);
@@ -94,6 +99,7 @@ TEST(DecodePlan, EverySize_IsCovered) {
     EXPECT_LT((plan.k_slices - 1) * plan.slice_boxes, plan.down_boxes);
     EXPECT_GE(plan.down_stage_boxes, 1);
     EXPECT_LE(plan.down_stage_boxes * plan.down_box_bytes, kDecodeStageBytes);
+    EXPECT_GE(plan.row_box_bytes, plan.box_columns);
     // A copy of several boxes cannot tell where a row ends.
     EXPECT_TRUE(plan.up_copy_boxes == 1 || sizes.hidden % box == 0);
     EXPECT_TRUE(plan.down_copy_boxes == 1 || sizes.intermediate % box == 0);
@@ -117,6 +123,8 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
           static_cast<uint32_t>(shared.stages * kDecodeStageBytes),
           shared.barriers,
           shared.stage_scales,
+          shared.factors,
+          shared.values,
           shared.tables,
           shared.tiles,
           shared.row_scales,
@@ -128,7 +136,14 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
       EXPECT_GE(shared.total - shared.rows,
                 static_cast<uint32_t>(shared.down_rows) * shared.down_pitch);
       EXPECT_GE(shared.down_rows, tokens);  // at least one slice of each token's row
-      EXPECT_GE(shared.up_pitch, static_cast<uint32_t>(plan.up_boxes) * kDecodeBoxBytes);
+      EXPECT_GE(shared.up_pitch, static_cast<uint32_t>(plan.up_boxes * plan.row_box_bytes));
+      EXPECT_GE(shared.tables - shared.values, static_cast<uint32_t>(plan.value_bytes));
+      EXPECT_GE(shared.values - shared.factors,
+                static_cast<uint32_t>(shared.stages * plan.factor_bytes));
+      // TMA writes factors to multiples of 128 bytes.
+      EXPECT_EQ(shared.factors % 128, 0);
+      EXPECT_EQ(plan.factor_bytes % 128, 0);
+      EXPECT_EQ(plan.second_factor % 128, 0);
     }
   }
 }
@@ -162,7 +177,7 @@ TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
   EXPECT_NE(reason(problem).find("9.0"), std::string::npos);
   problem = problem_of(kModels[1]);
   problem.weight_dtype = DType::kF32;
-  EXPECT_NE(reason(problem).find("bf16"), std::string::npos);
+  EXPECT_NE(reason(problem).find("float32"), std::string::npos);
   problem = problem_of(kModels[1]);
   problem.num_local_experts = 0;
   EXPECT_NE(reason(problem).find("local experts"), std::string::npos);
@@ -172,6 +187,41 @@ TEST(DecodeSupport, WhatItCannotDo_IsNamed) {
   problem = problem_of(kModels[1]);
   problem.intermediate_size = (int64_t{1} << 24) + 8;
   EXPECT_NE(reason(problem).find("2^24"), std::string::npos);
+}
+
+// A stage brings the factors of all its boxes, also where it begins within a group.
+TEST(DecodePlan, FactorsOfCodes_ComeWithTheirStage) {
+  const auto factors = [](DType dtype, int64_t columns, int64_t hidden = 2048) {
+    ExpertsProblem problem = problem_of({16, 4, hidden, 768, dtype});
+    problem.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+    return decode_plan(problem).up_factors;
+  };
+  const auto expect = [](const DecodeFactors& found, int groups, int steps, int stage_groups) {
+    EXPECT_EQ(found.groups, groups);
+    EXPECT_EQ(found.steps, steps);
+    EXPECT_EQ(found.stage_groups, stage_groups);
+  };
+  expect(factors(DType::kI4, 16), 16, 1, 128);
+  expect(factors(DType::kI4, 32), 8, 2, 64);
+  expect(factors(DType::kI4, 128), 2, 8, 16);
+  expect(factors(DType::kI4, 256), 1, 16, 8);
+  expect(factors(DType::kI4, 512), 1, 16, 5);
+  expect(factors(DType::kI4, 2048), 1, 16, 1);
+  expect(factors(DType::kI8, 32), 4, 2, 32);
+  expect(factors(DType::kI8, 128), 1, 8, 8);
+}
+
+TEST(DecodeSupport, CodesItCannotUse_AreNamed) {
+  ExpertsProblem problem = problem_of({128, 8, 2048, 768, DType::kI4});
+  ASSERT_TRUE(decode_supports(problem));
+  problem.quant.activations = ActivationScale::kToken;
+  EXPECT_NE(decode_supports(problem).reason().find("rows as they are"), std::string::npos);
+  problem.quant.activations = ActivationScale::kNone;
+  problem.quant.has_column_factors = true;
+  EXPECT_NE(decode_supports(problem).reason().find("factors"), std::string::npos);
+  problem.quant.has_column_factors = false;
+  problem.quant.block_cols = 8;
+  EXPECT_NE(decode_supports(problem).reason().find("16 columns"), std::string::npos);
 }
 
 TEST(DecodeSupport, ScalesItCannotUse_AreNamed) {

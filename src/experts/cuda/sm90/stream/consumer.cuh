@@ -131,7 +131,7 @@ struct Consumer : Epilogue<Config> {
   }
 
   // The same with weights that are codes. Columns of K that share a scale go through tensor cores
-  // unscaled, 16 or 32 at a time; their sums are scaled and added up here. While 64 columns are
+  // unscaled, 16, 32 or 64 at a time; their sums are scaled and added up here. While 64 columns are
   // multiplied, the next are decoded to other registers.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
