@@ -93,6 +93,10 @@ class CONCLAVE_API GgufWriter {
 // The bytes of a row of `elements` of the type. Throws Error(kGgufTensorType) for an unknown type,
 // and Error(kGgufShape) if the row does not hold whole blocks.
 CONCLAVE_API uint64_t gguf_row_bytes(std::string_view type, int64_t elements);
+// Decodes values of whole rows, blocks as gguf-py does. Throws Error(kGgufTensorType) for a type
+// without values, and Error(kShape) unless `bytes` holds as many.
+CONCLAVE_API void gguf_values(std::string_view type, std::span<const std::byte> bytes,
+                              std::span<float> values);
 // The name of a type by its number in files: "Q4_K" of 12, for as long as the program runs. Throws
 // Error(kGgufTensorType).
 CONCLAVE_API std::string_view gguf_type_name(uint32_t id);

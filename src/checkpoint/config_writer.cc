@@ -17,14 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Numbers of GGUF files are float32; the shortest decimal that is the same one reads better than
-// all its digits.
-Json decimal(double number) {
-  const auto narrow = static_cast<float>(number);
-  if (double{narrow} != number) return number;
-  return std::stod(fmt::format("{}", narrow));
-}
-
 class ConfigWriter {
  public:
   ConfigWriter(const Architecture& architecture, int64_t num_layers,
@@ -97,8 +89,8 @@ class ConfigWriter {
     }
     const bool has_norm = first().latent.has_norm;
     if (!has_norm && !first().router.input_norm.enabled) return;
-    put("rms_norm_eps",
-        decimal(has_norm ? first().latent.norm_epsilon : first().router.input_norm.epsilon));
+    put("rms_norm_eps", shortest_decimal(has_norm ? first().latent.norm_epsilon
+                                                  : first().router.input_norm.epsilon));
   }
 
   bool is_moe(int64_t layer) const { return moe_.contains(layer); }
@@ -177,12 +169,13 @@ class ConfigWriter {
     put(rule.score_key, config_score(router.score));
     put(rule.logit_bias.key, router.has_logit_bias);
     put(rule.selection_bias.key, router.has_selection_bias);
-    put(rule.soft_cap.key, decimal(router.soft_cap));
+    put(rule.soft_cap.key, shortest_decimal(router.soft_cap));
     put(rule.num_groups.key, router.num_groups);
-    if (router.num_groups > 1) put(rule.topk_groups.key, router.topk_groups);
+    // Classes of transformers have several groups where nothing is stated.
+    put(rule.topk_groups.key, router.num_groups > 1 ? router.topk_groups : int64_t{1});
     put(rule.renormalize.key, router.renormalize != Renormalize::kNone);
     put(rule.scale.key,
-        decimal(rule.scale_on == ScaleOn::kWeights ? router.scale : first().output_scale));
+        shortest_decimal(rule.scale_on == ScaleOn::kWeights ? router.scale : first().output_scale));
     const auto by_table = std::ranges::count_if(
         layers_, [](const DescribedLayer& layer) { return layer.spec.router.vocab_size > 0; });
     put(rule.hash.first_layers, static_cast<int64_t>(by_table));
@@ -193,7 +186,8 @@ class ConfigWriter {
   void write_activation(const ActivationRule& rule, Activation activation_of) {
     put(rule.key, config_activation(rule.form, activation_of(first()).name));
     const auto number = [&](const KeyNames& key, double ActivationSpec::*member) {
-      put_each(key, [&](const MoeSpec& spec) { return decimal(activation_of(spec).*member); });
+      put_each(key,
+               [&](const MoeSpec& spec) { return shortest_decimal(activation_of(spec).*member); });
     };
     number(rule.limit.key, &ActivationSpec::limit);
     number(rule.alpha.key, &ActivationSpec::alpha);
@@ -234,6 +228,12 @@ class ConfigWriter {
 };
 
 }  // namespace
+
+double shortest_decimal(double number) {
+  const auto narrow = static_cast<float>(number);
+  if (double{narrow} != number) return number;
+  return std::stod(fmt::format("{}", narrow));
+}
 
 std::string write_config(const Architecture& architecture, std::string_view model_type,
                          int64_t num_layers, std::span<const DescribedLayer> layers) {

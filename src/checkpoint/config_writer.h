@@ -24,4 +24,8 @@ struct DescribedLayer {
 std::string write_config(const Architecture& architecture, std::string_view model_type,
                          int64_t num_layers, std::span<const DescribedLayer> layers);
 
+// Numbers of GGUF files are float32; the shortest decimal that is the same one reads better than
+// all its digits.
+double shortest_decimal(double number);
+
 }  // namespace conclave::inline v0::checkpoint

@@ -193,8 +193,9 @@ void add_layer(const Checkpoint& model, const Candidate& family, int64_t layer,
                          .layer = layer,
                          .id = id,
                          .expert = expert,
-                         .shape = is_matrix(id) ? std::vector{info.rows, info.cols}
-                                                : std::vector{info.rows * info.cols}});
+                         .shape = is_matrix(id) || pattern->is_one_row
+                                      ? std::vector{info.rows, info.cols}
+                                      : std::vector{info.rows * info.cols}});
     }
   }
 }

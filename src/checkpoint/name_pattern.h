@@ -83,6 +83,7 @@ struct NamePattern {
   int64_t rows_beside = 1;
   int64_t row = 0;
   ExpertAxis experts = ExpertAxis::kOwn;
+  bool is_one_row = false;  // engines take the vector as a matrix of one row
 };
 
 // One way of storing the routed experts. A layer uses exactly one.

@@ -9,8 +9,9 @@ namespace {
 constexpr std::array<std::string_view, 1> kTextTypes = {"ernie4_5_moe"};
 constexpr std::array<std::string_view, 4> kVlTypes = {
     "ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "ernie4_5_moe_vl", "ernie4_5_vl_moe_text_model"};
-constexpr std::array kTextOnce = {
-    NamePattern{"{base}moe_statics.e_score_correction_bias", Part::kSelectionBias}};
+constexpr std::array kTextOnce = {NamePattern{.text = "{base}moe_statics.e_score_correction_bias",
+                                              .part = Part::kSelectionBias,
+                                              .is_one_row = true}};
 // Routers are stored as [H, E]; both biases share one tensor.
 constexpr std::array kVlOnce = {
     NamePattern{"{base}gate.weight", Part::kRouter, RowOrder::kConcatenated, AxisOrder::kColsFirst},

@@ -1,4 +1,5 @@
 #include "checkpoint/gguf/family.h"
+#include "checkpoint/gguf/written_family.h"
 #include "core/shared_facts.h"
 
 #include "conclave/error.h"
@@ -18,63 +19,8 @@ namespace {
 
 using checkpoint::GgufFamily;
 using checkpoint::GgufGating;
-
-// The key that llama.cpp takes the width of routed experts from.
-enum class WidthKey : uint8_t { kOfExperts, kOfFeedForward };
-
-// llama.cpp's converter turns such models into files of an architecture.
-struct WrittenFamily {
-  std::string_view model_type;
-  std::string_view architecture;
-  WidthKey width = WidthKey::kOfExperts;
-};
-
-constexpr std::array kWritten = {
-    WrittenFamily{"afmoe", "afmoe"},
-    WrittenFamily{"arctic", "arctic", WidthKey::kOfFeedForward},
-    WrittenFamily{"bailing_moe", "bailingmoe"},
-    WrittenFamily{"bailing_moe_v2", "bailingmoe2"},
-    WrittenFamily{"cohere2_moe", "cohere2moe"},
-    WrittenFamily{"dbrx", "dbrx", WidthKey::kOfFeedForward},
-    WrittenFamily{"deepseek_v2", "deepseek2"},
-    WrittenFamily{"deepseek_v3", "deepseek2"},
-    WrittenFamily{"dots1", "dots1"},
-    WrittenFamily{"ernie4_5_moe", "ernie4_5-moe"},
-    WrittenFamily{"exaone_moe", "exaone-moe"},
-    WrittenFamily{"glm4_moe", "glm4moe"},
-    WrittenFamily{"glm4_moe_lite", "deepseek2"},
-    WrittenFamily{"glm4v_moe", "glm4moe"},
-    WrittenFamily{"glm_moe_dsa", "glm-dsa"},
-    WrittenFamily{"gpt_oss", "gpt-oss"},
-    WrittenFamily{"granitemoe", "granitemoe", WidthKey::kOfFeedForward},
-    WrittenFamily{"granitemoehybrid", "granitehybrid", WidthKey::kOfFeedForward},
-    WrittenFamily{"granitemoeshared", "granitemoe", WidthKey::kOfFeedForward},
-    WrittenFamily{"hunyuan_v1_moe", "hunyuan-moe", WidthKey::kOfFeedForward},
-    WrittenFamily{"hy_v3", "hy_v3"},
-    WrittenFamily{"jamba", "jamba", WidthKey::kOfFeedForward},
-    WrittenFamily{"kimi_k2", "deepseek2"},
-    WrittenFamily{"kimi_linear", "kimi-linear"},
-    WrittenFamily{"laguna", "laguna"},
-    WrittenFamily{"lfm2_moe", "lfm2moe"},
-    WrittenFamily{"llama4", "llama4"},
-    WrittenFamily{"llama4_text", "llama4"},
-    WrittenFamily{"mellum", "mellum"},
-    WrittenFamily{"mimo_v2_flash", "mimo2"},
-    WrittenFamily{"minimax_m2", "minimax-m2", WidthKey::kOfFeedForward},
-    WrittenFamily{"mistral4", "mistral4"},
-    WrittenFamily{"mixtral", "llama", WidthKey::kOfFeedForward},
-    WrittenFamily{"nemotron_h", "nemotron_h_moe"},
-    WrittenFamily{"olmoe", "olmoe", WidthKey::kOfFeedForward},
-    WrittenFamily{"phimoe", "phimoe", WidthKey::kOfFeedForward},
-    WrittenFamily{"qwen2_moe", "qwen2moe"},
-    WrittenFamily{"qwen3_5_moe", "qwen35moe"},
-    WrittenFamily{"qwen3_5_moe_text", "qwen35moe"},
-    WrittenFamily{"qwen3_moe", "qwen3moe"},
-    WrittenFamily{"qwen3_next", "qwen3next"},
-    WrittenFamily{"qwen3_vl_moe", "qwen3vlmoe"},
-    WrittenFamily{"step3p5", "step35"},
-};
-static_assert(std::ranges::is_sorted(kWritten, {}, &WrittenFamily::model_type));
+using checkpoint::WidthKey;
+using checkpoint::WrittenFamily;
 
 struct NamedWeight {
   WeightId id;
@@ -110,11 +56,10 @@ constexpr std::array kNames = {
 }
 
 const WrittenFamily& family_of(const Checkpoint& model) {
-  const auto* const at =
-      std::ranges::lower_bound(kWritten, model.model_type(), {}, &WrittenFamily::model_type);
-  if (at != kWritten.end() && at->model_type == model.model_type()) return *at;
+  const WrittenFamily* const found = checkpoint::find_written_family(model.model_type());
+  if (found != nullptr) return *found;
   std::string known;
-  for (const WrittenFamily& family : kWritten) {
+  for (const WrittenFamily& family : checkpoint::written_families()) {
     known += fmt::format("{}{}", known.empty() ? "one of " : ", ", family.model_type);
   }
   refuse(model, "no GGUF file is written of this family", model.model_type(), known);
@@ -160,10 +105,6 @@ class KeyWriter {
   void write(std::span<const int64_t> layers) {
     const MoeSpec& spec = model_.layer(layers.front()).spec;
     keys_.push_back(GgufKey::of_text("general.architecture", family_.architecture));
-    keys_.push_back(GgufKey::of_text(
-        "general.description",
-        "MoE layers alone: experts, routers and what belongs to them. No attention, embedding, "
-        "norm or tokenizer."));
     size("block_count", model_.num_hidden_layers());
     size("embedding_length", spec.hidden_size);
     size("leading_dense_block_count", layers.front());
@@ -296,18 +237,6 @@ void compare_routers(const RouterSpec& model, const RouterSpec& file, Comparison
 }
 
 }  // namespace
-
-namespace checkpoint {
-
-std::vector<std::string_view> written_model_types(std::string_view architecture) {
-  std::vector<std::string_view> types;
-  for (const WrittenFamily& family : kWritten) {
-    if (family.architecture == architecture) types.push_back(family.model_type);
-  }
-  return types;
-}
-
-}  // namespace checkpoint
 
 GgufLayers gguf_layers(const Checkpoint& model, std::span<const int64_t> layers) {
   const WrittenFamily& family = family_of(model);
