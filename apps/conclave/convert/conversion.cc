@@ -154,7 +154,8 @@ class Conversion {
                             .bytes_after = plan_.bytes,
                             .shards = plan_.shards.size(),
                             .left_out = left_out_,
-                            .layers_alone = request_.container != source_->container(),
+                            .incomplete = plan_.incomplete,
+                            .tensors_left_out = plan_.left_out,
                             .keeps_others = keeps_others()};
     const std::vector<uint64_t> bytes_after = bytes_of_modules();
     for (const PlannedMatrix& matrix : plan_.matrices) {
@@ -180,7 +181,7 @@ class Conversion {
 
   // A GGUF file of a directory's layers has no names for what else the model has.
   bool keeps_others() const {
-    return request_.container == source_->container() ||
+    return plan_.incomplete.empty() || request_.container == source_->container() ||
            request_.container == Container::kSafetensors;
   }
 

@@ -41,8 +41,9 @@ struct ConversionReport {
   std::vector<ModuleReport> modules = {};
   std::vector<LayerError> layers = {};     // empty without tokens
   std::vector<std::string> left_out = {};  // files that were not copied
-  bool layers_alone = false;               // the result has MoE layers and no whole model
-  bool keeps_others = false;               // beside them, tensors that no layer reads
+  std::string incomplete = {};             // why the result has MoE layers and no whole model
+  std::vector<std::string> tensors_left_out = {};
+  bool keeps_others = false;  // beside them, tensors that no layer reads
 };
 
 struct ErrorMeasurement {

@@ -2,17 +2,23 @@
 
 #include "convert/forms/target_form.h"
 #include "convert/gguf_model.h"
+#include "convert/json_edit.h"
 #include "convert/safetensors_model.h"
 
 #include "conclave/directory_layers.h"
 #include "conclave/error.h"
 #include "conclave/gguf_layers.h"
+#include "conclave/model_trunk.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,6 +26,14 @@ namespace conclave::tool {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kLayersAlone =
+    "MoE layers alone: experts, routers and what belongs to them. No attention, embedding, norm or "
+    "tokenizer.";
+
+std::string upper(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
+  return text;
+}
 
 std::string without_ending(const std::string& name) {
   return name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : name;
@@ -61,8 +75,11 @@ class LayersPlanner {
       add_tensor(*weights, tensor);
     }
     check_rules();
-    std::vector<std::vector<PlannedTensor>> units = units_of_modules();
-    if (!to_gguf) add_kept_tensors(units);
+    std::vector<std::vector<PlannedTensor>> units = units_of_trunk();
+    const bool is_whole = plan_.incomplete.empty();
+    std::ranges::move(units_of_modules(), std::back_inserter(units));
+    if (to_gguf && !is_whole) list_left_out();
+    if (!to_gguf && !is_whole) add_kept_tensors(units);
     fill_shards(std::move(units), request_.shard_bytes,
                 to_gguf ? gguf_shard_name : safetensors_shard_name, plan_);
     return std::move(plan_);
@@ -72,6 +89,17 @@ class LayersPlanner {
   std::vector<LayerTensor> gguf_tensors() {
     GgufLayers layers = gguf_layers(source_.checkpoint(), request_.layers);
     plan_.keys = std::move(layers.keys);
+    add_trunk([&] {
+      return gguf_trunk(source_.checkpoint(), source_.config_text(), tensors_of_source(),
+                        plan_.keys);
+    });
+    if (plan_.incomplete.empty()) {
+      plan_.keys.push_back(GgufKey::of_text("general.type", "model"));
+      plan_.keys.push_back(GgufKey::of_text("general.name", name_of_source()));
+      std::ranges::move(trunk_.keys, std::back_inserter(plan_.keys));
+    } else {
+      plan_.keys.push_back(GgufKey::of_text("general.description", kLayersAlone));
+    }
     std::vector<LayerTensor> tensors;
     for (GgufLayerTensor& tensor : layers.tensors) {
       const bool has_experts = tensor.id.mlp() == WeightMlp::kRouted;
@@ -89,6 +117,13 @@ class LayersPlanner {
     request_.form->check_model(source_.checkpoint());
     DirectoryLayers layers = directory_layers(source_.checkpoint(), request_.layers);
     plan_.config = std::move(layers.config);
+    add_trunk([&] {
+      return directory_trunk(source_.checkpoint(), layers.model_type, plan_.config,
+                             tensors_of_source());
+    });
+    if (plan_.incomplete.empty()) {
+      plan_.config = with_member(trunk_.config, "dtype", fmt::format("\"{}\"", torch_name()));
+    }
     std::vector<LayerTensor> tensors;
     for (DirectoryTensor& tensor : layers.tensors) {
       tensors.push_back({.name = std::move(tensor.name),
@@ -100,15 +135,115 @@ class LayersPlanner {
     return tensors;
   }
 
-  // A tensor that no layer reads keeps its bytes and, behind a prefix, its name: blocks as bytes,
-  // with their type at the name's end.
-  void add_kept_tensors(std::vector<std::vector<PlannedTensor>>& units) const {
+  // A part of the layers is no model.
+  void add_trunk(const std::function<ModelTrunk()>& make) {
+    if (request_.layers.size() < source_.checkpoint().layers().size()) {
+      plan_.incomplete = "only some of its MoE layers were asked for";
+      return;
+    }
+    trunk_ = make();
+    if (trunk_.support) check_types();
+    if (!trunk_.support) {
+      plan_.incomplete = trunk_.support.reason();
+      trunk_ = {};
+    }
+    plan_.left_out = trunk_.left_out;
+  }
+
+  // Codes of a directory are described by its configuration, which a file has not.
+  void check_types() {
+    for (const TrunkTensor& tensor : trunk_.tensors) {
+      for (const std::string& name : tensor.sources) {
+        const SourceTensor& source = *source_.find(name);
+        const std::optional<DType> plain = parse_dtype(source.type);
+        const bool is_read = plain ? is_value(*plain) : source_.container() == Container::kGguf;
+        if (is_read) continue;
+        trunk_.support = Support::no(fmt::format("{} has codes, {}", name, source.type));
+        return;
+      }
+    }
+  }
+  static bool is_value(DType dtype) {
+    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+  }
+
+  std::vector<TrunkTensorInfo> tensors_of_source() const {
+    std::vector<TrunkTensorInfo> infos;
+    for (const SourceTensor& tensor : source_.tensors()) {
+      infos.push_back({.name = tensor.name, .shape = tensor.shape});
+    }
+    return infos;
+  }
+
+  std::string name_of_source() const {
+    const std::filesystem::path path = std::filesystem::absolute(source_.path()).lexically_normal();
+    return (path.has_filename() ? path : path.parent_path()).filename().string();
+  }
+
+  // The type of a directory's values beside its experts.
+  DType trunk_dtype() const {
+    const std::optional<DType> asked = parse_dtype(upper(request_.form->name()));
+    return asked && is_value(*asked) ? *asked : DType::kBF16;
+  }
+  std::string torch_name() const {
+    switch (trunk_dtype()) {
+      case DType::kF32:
+        return "float32";
+      case DType::kF16:
+        return "float16";
+      default:
+        return "bfloat16";
+    }
+  }
+
+  // llama.cpp takes vectors as F32 alone; matrices keep their type.
+  DType dtype_of(const TrunkTensor& tensor) const {
+    if (request_.container == Container::kSafetensors) return trunk_dtype();
+    return tensor.shape.size() < 2 ? DType::kF32
+                                   : *parse_dtype(source_.find(tensor.sources.front())->type);
+  }
+
+  std::vector<std::vector<PlannedTensor>> units_of_trunk() {
+    std::vector<std::vector<PlannedTensor>> units;
+    for (const TrunkTensor& tensor : trunk_.tensors) {
+      PlannedTensor planned = dense_tensor(tensor.name, dtype_of(tensor), tensor.shape);
+      const SourceTensor* const first = source_.find(tensor.sources.front());
+      if (tensor.order == TrunkOrder::kSame && first->type == planned.type) {
+        planned.copied = first;
+      } else {
+        planned.moved = MovedTensor{
+            .sources = {}, .order = tensor.order, .heads = tensor.heads, .keys = tensor.keys};
+        for (const std::string& name : tensor.sources) {
+          planned.moved->sources.push_back(source_.find(name));
+        }
+      }
+      if (tensor.shape.size() > 1) plan_.kept.push_back(without_ending(tensor.name));
+      units.push_back({std::move(planned)});
+    }
+    return units;
+  }
+
+  std::set<std::string, std::less<>> names_that_layers_read() const {
     std::set<std::string, std::less<>> read;
     for (const int64_t layer : request_.layers) {
       for (std::string& name : source_.checkpoint().layer_tensors(layer)) {
         read.insert(std::move(name));
       }
     }
+    return read;
+  }
+
+  void list_left_out() {
+    const std::set<std::string, std::less<>> read = names_that_layers_read();
+    for (const SourceTensor& tensor : source_.tensors()) {
+      if (!read.contains(tensor.name)) plan_.left_out.push_back(tensor.name);
+    }
+  }
+
+  // A tensor that no layer reads keeps its bytes and, behind a prefix, its name: blocks as bytes,
+  // with their type at the name's end.
+  void add_kept_tensors(std::vector<std::vector<PlannedTensor>>& units) const {
+    const std::set<std::string, std::less<>> read = names_that_layers_read();
     for (const SourceTensor& tensor : source_.tensors()) {
       if (read.contains(tensor.name)) continue;
       PlannedTensor kept{.name = fmt::format("{}{}", kKeptPrefix, tensor.name),
@@ -232,6 +367,7 @@ class LayersPlanner {
   const ConvertRequest& request_;
   FormPointer values_;
   std::vector<bool> rule_used_;
+  ModelTrunk trunk_;
   ConversionPlan plan_;
 };
 

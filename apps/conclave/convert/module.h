@@ -3,6 +3,7 @@
 
 #include "convert/source_model.h"
 
+#include "conclave/model_trunk.h"
 #include "conclave/weights.h"
 
 #include <cstddef>
@@ -38,12 +39,21 @@ struct ConvertedModule {
   uint64_t source_bytes = 0;        // weights and planes, by their share of a tensor
 };
 
+// A tensor that no layer reads, and whose values get another type or order.
+struct MovedTensor {
+  std::vector<const SourceTensor*> sources;
+  TrunkOrder order = TrunkOrder::kSame;
+  int64_t heads = 1;
+  int64_t keys = 0;
+};
+
 struct PlannedTensor {
   std::string name;
   std::string type;  // as the container calls it: "BF16", "Q4_K"
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
-  const SourceTensor* copied = nullptr;  // or a tensor of a module:
+  const SourceTensor* copied = nullptr;
+  std::optional<MovedTensor> moved = {};  // or a tensor of a module:
   int32_t module = -1;
   WeightPlane plane = WeightPlane::kWeights;
   bool streamed = false;  // it has the encoded rows as they come, and is the first of its module

@@ -37,8 +37,11 @@ struct ConversionPlan {
   uint64_t bytes = 0;             // in all tensors
   // Keys of a GGUF file that has none of the source's.
   std::vector<GgufKey> keys = {};
-  std::string config = {};              // the text of config.json, if the source has none
-  std::vector<FormPointer> forms = {};  // that modules have beside those of the request
+  std::string config = {};  // the text of config.json, if the source has none
+  // Why a result in another container has MoE layers alone; empty: it is a whole model.
+  std::string incomplete = {};
+  std::vector<std::string> left_out = {};  // tensors of the source that the result has not
+  std::vector<FormPointer> forms = {};     // that modules have beside those of the request
 };
 
 // Puts units of tensors into shards, which are named when their number is known.

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 namespace conclave::tool {
@@ -111,6 +112,32 @@ nlohmann::ordered_json facts_of(const ConversionReport& report) {
           {"shards_kept", report.shards_kept}};
 }
 
+constexpr size_t kNamed = 8;
+
+// Few names tell what they are; conversion.json has all.
+std::string some_of(const std::vector<std::string>& names) {
+  const auto first = std::span(names).first(std::min(names.size(), kNamed));
+  if (names.size() <= kNamed) return fmt::format("{}", fmt::join(first, ", "));
+  return fmt::format("{} and {} more", fmt::join(first, ", "), names.size() - kNamed);
+}
+
+void print_completeness(const ConversionReport& report, TableWriter& table) {
+  if (!report.incomplete.empty() && report.keeps_others) {
+    table.note(fmt::format(
+        "\nthe directory has the MoE layers; other tensors are kept as gguf.NAME, which no engine "
+        "reads, and there is no tokenizer: {}",
+        report.incomplete));
+  } else if (!report.incomplete.empty()) {
+    table.note(
+        fmt::format("\nthe file has MoE layers alone, no attention, embedding, norm or "
+                    "tokenizer of the model: {}",
+                    report.incomplete));
+  }
+  if (report.tensors_left_out.empty()) return;
+  table.note(
+      fmt::format("\ntensors that are not in the result: {}", some_of(report.tensors_left_out)));
+}
+
 }  // namespace
 
 std::vector<KindSummary> summarise(const ConversionReport& report) {
@@ -145,7 +172,9 @@ std::string forms_text(const ConversionReport& report) {
 nlohmann::ordered_json to_json(const ConversionReport& report) {
   nlohmann::ordered_json json = facts_of(report);
   json["left_out"] = report.left_out;
-  json["layers_alone"] = report.layers_alone;
+  json["layers_alone"] = !report.incomplete.empty();
+  json["incomplete"] = report.incomplete;
+  json["tensors_left_out"] = report.tensors_left_out;
   json["layers"] = nlohmann::ordered_json::array();
   for (const LayerError& layer : report.layers) json["layers"].push_back(layer_json(layer));
   json["matrices"] = nlohmann::ordered_json::array();
@@ -171,14 +200,7 @@ void print_report(const ConversionReport& report, std::FILE* out) {
   std::string files;
   for (const std::string& name : report.left_out) files += (files.empty() ? "" : ", ") + name;
   if (!files.empty()) table.note("\nnot copied: " + files);
-  if (report.layers_alone && report.keeps_others) {
-    table.note(
-        "\nthe directory has the MoE layers; other tensors are kept as gguf.NAME, which no engine "
-        "reads, and there is no tokenizer");
-  } else if (report.layers_alone) {
-    table.note(
-        "\nthe file has MoE layers alone: no attention, embedding, norm or tokenizer of the model");
-  }
+  print_completeness(report, table);
   if (report.shards_kept > 0) {
     table.note(fmt::format("\n{} of {} shards were there from an earlier run", report.shards_kept,
                            report.shards));

@@ -23,7 +23,7 @@ class SafetensorsModel final : public SourceModel {
                                             const ConvertRequest& request) const override;
   std::string shard_name(size_t index, size_t count) const override;
 
-  const std::string& config_text() const { return config_text_; }
+  std::string_view config_text() const override { return config_text_; }
   // Whether a file of the directory holds tensors or says where they are.
   bool holds_tensors(const std::string& file_name) const;
 

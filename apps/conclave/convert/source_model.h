@@ -56,6 +56,9 @@ class SourceModel {
   // The name of a shard of the result.
   virtual std::string shard_name(size_t index, size_t count) const = 0;
 
+  // The text of config.json; empty if the container has none.
+  virtual std::string_view config_text() const { return {}; }
+
   const Checkpoint& checkpoint() const { return checkpoint_; }
   const std::filesystem::path& path() const { return checkpoint_.directory(); }
   std::span<const SourceTensor> tensors() const { return tensors_; }

@@ -2,6 +2,7 @@
 
 #include "convert/checksum.h"
 #include "convert/forms/target_form.h"
+#include "convert/moved_rows.h"
 #include "convert/parallel.h"
 
 #include "conclave/error.h"
@@ -20,14 +21,16 @@ constexpr uint64_t kCopyBytes = uint64_t{1} << 20;
 // Two for each thread balance pieces of unequal size.
 constexpr size_t kPiecesPerThread = 2;
 
-// A part of a tensor: copied bytes, encoded rows, or what has been gathered meanwhile.
+// A part of a tensor: copied bytes, values in another type or order, encoded rows, or what has been
+// gathered meanwhile.
 struct Piece {
-  enum class Kind : uint8_t { kCopy, kEncode, kGathered };
+  enum class Kind : uint8_t { kCopy, kMove, kEncode, kGathered };
   Kind kind = Kind::kCopy;
   const PlannedTensor* tensor = nullptr;
   uint64_t offset = 0;  // for kCopy
   uint64_t bytes = 0;
-  Strip strip = {};  // for kEncode
+  int64_t moved = 0;  // for kMove
+  Strip strip = {};   // for kEncode
 };
 
 // A module's rows are encoded in front of its first tensor.
@@ -39,6 +42,12 @@ void add_pieces(const PlannedTensor& tensor, bool begins_module, const ModuleCod
                         .tensor = &tensor,
                         .offset = offset,
                         .bytes = std::min(kCopyBytes, tensor.bytes - offset)});
+    }
+    return;
+  }
+  if (tensor.moved) {
+    for (int64_t i = 0; i < count_pieces(tensor); ++i) {
+      pieces.push_back({.kind = Piece::Kind::kMove, .tensor = &tensor, .moved = i});
     }
     return;
   }
@@ -92,6 +101,9 @@ class ShardWriter {
   QuantisedRows compute(const Piece& piece) const {
     if (piece.kind == Piece::Kind::kEncode) return job_.codes.encode(piece.strip);
     QuantisedRows copied;
+    if (piece.kind == Piece::Kind::kMove) {
+      copied.codes = read_piece(job_.source, *piece.tensor, piece.moved);
+    }
     if (piece.kind == Piece::Kind::kCopy) {
       copied.codes.resize(piece.bytes);
       job_.source.read(*piece.tensor->copied, piece.offset, copied.codes);
@@ -102,7 +114,8 @@ class ShardWriter {
   void put(const Piece& piece, const QuantisedRows& result) {
     if (piece.kind == Piece::Kind::kGathered) return put_gathered(*piece.tensor);
     if (piece.kind == Piece::Kind::kEncode) gather(piece, result);
-    if (piece.tensor->copied != nullptr || piece.tensor->streamed) put_bytes(result.codes);
+    const bool as_they_come = piece.kind != Piece::Kind::kEncode || piece.tensor->streamed;
+    if (as_they_come) put_bytes(result.codes);
   }
 
   void gather(const Piece& piece, const QuantisedRows& result) {
