@@ -7,20 +7,28 @@
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace conclave::inline v0 {
 
-// A tensor of a layer: one matrix or vector. Routed experts have tensors of their own.
+// A tensor of a layer: one matrix or vector, or a stack: of each expert in turn its matrix, and
+// below it the other one.
 struct DirectoryTensor {
   std::string name;  // "model.layers.3.mlp.experts.7.up_proj.weight"
   int64_t layer = 0;
   WeightId id = weights::kUp;
-  int64_t expert = 0;
+  std::optional<WeightId> other = {};
+  int64_t expert = 0;   // the first
+  int64_t experts = 1;  // that the tensor has
   std::vector<int64_t> shape;
 };
+
+// Whether routed experts have tensors of their own, as quantised models are published, or lie as
+// the family is published: in stacks where it has nothing else, unless these lie columns first.
+enum class DirectoryStacks : uint8_t { kNone, kAsPublished };
 
 struct DirectoryLayers {
   std::string model_type;
@@ -34,6 +42,7 @@ struct DirectoryLayers {
 // Error(kUnsupported), with the first property that differs for each, if none can, and for weights
 // without a name in the family.
 CONCLAVE_API DirectoryLayers directory_layers(const Checkpoint& model,
-                                              std::span<const int64_t> layers);
+                                              std::span<const int64_t> layers,
+                                              DirectoryStacks stacks = DirectoryStacks::kNone);
 
 }  // namespace conclave::inline v0

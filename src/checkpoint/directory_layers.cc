@@ -3,6 +3,7 @@
 #include "checkpoint/config_writer.h"
 #include "checkpoint/generic_names.h"
 #include "checkpoint/gguf/family.h"
+#include "checkpoint/gguf/written_family.h"
 #include "checkpoint/layer_names.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/tensor_name.h"
@@ -23,9 +24,12 @@ namespace conclave::inline v0 {
 namespace {
 
 using checkpoint::Architecture;
+using checkpoint::AxisOrder;
 using checkpoint::DescribedLayer;
+using checkpoint::ExpertAxis;
 using checkpoint::ExpertForm;
 using checkpoint::NamePattern;
+using checkpoint::RowOrder;
 
 constexpr std::string_view kGgufPrefix = "gguf ";
 constexpr std::string_view kTrunk = "model.";
@@ -89,6 +93,12 @@ Support reads_back(const std::string& config, std::span<const DescribedLayer> la
 
 Support try_candidate(const Candidate& candidate, const Checkpoint& model,
                       std::span<const DescribedLayer> layers, std::string& config) {
+  const auto* const family = checkpoint::find_written_family(candidate.model_type);
+  const bool has_shared = std::ranges::any_of(
+      layers, [](const DescribedLayer& layer) { return layer.spec.shared.intermediate_size > 0; });
+  if (family != nullptr && family->has_no_shared && has_shared) {
+    return Support::no("its layers have no shared experts");
+  }
   config = checkpoint::write_config(*candidate.table, candidate.model_type,
                                     model.num_hidden_layers(), layers);
   try {
@@ -126,6 +136,27 @@ const NamePattern* find_expert_pattern(const ExpertForm& form, WeightId id) {
     return is_alone(pattern, id) && checkpoint::has_expert_placeholder(pattern.text);
   });
   return found == form.patterns.end() ? nullptr : &*found;
+}
+
+// The family's own pattern for a stack of these experts' matrices, or for two of a shared expert.
+const NamePattern* find_published_stack(const Architecture& table, WeightId id) {
+  if (table.ambiguous_stack == checkpoint::StackOrder::kColsFirst) return nullptr;
+  const auto is_stack = [&](const NamePattern& pattern) {
+    const auto ids = checkpoint::ids_of(pattern.part);
+    return std::ranges::find(ids, id) != ids.end() && pattern.axes != AxisOrder::kColsFirst &&
+           pattern.rows == RowOrder::kConcatenated && pattern.experts == ExpertAxis::kOwn &&
+           !checkpoint::has_expert_placeholder(pattern.text);
+  };
+  if (id.mlp() == WeightMlp::kRouted) {
+    if (table.expert_forms.size() != 1) return nullptr;
+    const auto& patterns = table.expert_forms.front().patterns;
+    const auto found = std::ranges::find_if(patterns, is_stack);
+    return found == patterns.end() ? nullptr : &*found;
+  }
+  const auto found = std::ranges::find_if(table.once, [&](const NamePattern& pattern) {
+    return is_stack(pattern) && checkpoint::ids_of(pattern.part).size() == 2;
+  });
+  return found == table.once.end() ? nullptr : &*found;
 }
 
 // The names of one layer's weights in a family.
@@ -172,13 +203,35 @@ bool is_matrix(WeightId id) {
          id == weights::kLatentUp;
 }
 
+// True if the weight lies in a stack, which is added with the first of its matrices.
+bool add_to_stack(const WeightSource& source, const Architecture& table, const LayerNames& names,
+                  int64_t layer, WeightId id, std::vector<DirectoryTensor>& tensors) {
+  const NamePattern* const stack = find_published_stack(table, id);
+  if (stack == nullptr) return false;
+  const auto ids = checkpoint::ids_of(stack->part);
+  if (ids.front() != id) return true;
+  const WeightInfo info = source.describe(id);
+  DirectoryTensor tensor{.name = names.full(*stack, layer, 0),
+                         .layer = layer,
+                         .id = id,
+                         .experts = info.count,
+                         .shape = {info.rows * std::ssize(ids), info.cols}};
+  if (ids.size() == 2) tensor.other = ids.back();
+  if (id.mlp() == WeightMlp::kRouted) tensor.shape.insert(tensor.shape.begin(), info.count);
+  tensors.push_back(std::move(tensor));
+  return true;
+}
+
 void add_layer(const Checkpoint& model, const Candidate& family, int64_t layer,
-               std::vector<DirectoryTensor>& tensors) {
+               DirectoryStacks stacks, std::vector<DirectoryTensor>& tensors) {
   const std::unique_ptr<WeightSource> source = model.layer_source(layer);
   const LayerNames names(*family.table, *source);
   for (const WeightId id : weights::kAll) {
     const WeightInfo info = source->describe(id);
     if (info.count == 0 || !has_own_meaning(id)) continue;
+    const bool may_be_stacked =
+        stacks == DirectoryStacks::kAsPublished && id.plane() == WeightPlane::kWeights;
+    if (may_be_stacked && add_to_stack(*source, *family.table, names, layer, id, tensors)) continue;
     const NamePattern* const pattern = names.find(id);
     if (pattern == nullptr || is_index(info.dtype)) {
       throw Error(ErrorCode::kUnsupported,
@@ -202,7 +255,8 @@ void add_layer(const Checkpoint& model, const Candidate& family, int64_t layer,
 
 }  // namespace
 
-DirectoryLayers directory_layers(const Checkpoint& model, std::span<const int64_t> layers) {
+DirectoryLayers directory_layers(const Checkpoint& model, std::span<const int64_t> layers,
+                                 DirectoryStacks stacks) {
   const std::vector<DescribedLayer> wanted = described(model, layers);
   std::vector<std::string> reasons;
   for (const Candidate& family : candidates_of(model)) {
@@ -213,7 +267,7 @@ DirectoryLayers directory_layers(const Checkpoint& model, std::span<const int64_
       reasons.push_back(fmt::format("{}: {}", family.model_type, readable.reason()));
       continue;
     }
-    for (const int64_t layer : layers) add_layer(model, family, layer, written.tensors);
+    for (const int64_t layer : layers) add_layer(model, family, layer, stacks, written.tensors);
     return written;
   }
   refuse_family(model, reasons);

@@ -49,6 +49,8 @@ struct LayerTensor {
   std::string name;
   int64_t layer = 0;
   WeightId id = weights::kUp;
+  std::optional<WeightId> other = {};  // beside that of each expert
+  bool alternates = false;             // rows of the two in turn, not one below the other
   int64_t first_expert = 0;
   int64_t experts = 1;
   std::vector<int64_t> shape;
@@ -115,7 +117,9 @@ class LayersPlanner {
 
   std::vector<LayerTensor> directory_tensors() {
     request_.form->check_model(source_.checkpoint());
-    DirectoryLayers layers = directory_layers(source_.checkpoint(), request_.layers);
+    DirectoryLayers layers = directory_layers(
+        source_.checkpoint(), request_.layers,
+        request_.form->has_codes() ? DirectoryStacks::kNone : DirectoryStacks::kAsPublished);
     plan_.config = std::move(layers.config);
     add_trunk([&] {
       return directory_trunk(source_.checkpoint(), layers.model_type, plan_.config,
@@ -129,10 +133,84 @@ class LayersPlanner {
       tensors.push_back({.name = std::move(tensor.name),
                          .layer = tensor.layer,
                          .id = tensor.id,
+                         .other = tensor.other,
                          .first_expert = tensor.expert,
+                         .experts = tensor.experts,
                          .shape = std::move(tensor.shape)});
     }
-    return tensors;
+    return stacked(std::move(tensors));
+  }
+
+  // A linear layer of the form, where that is a stack; nothing otherwise.
+  std::optional<ModulePlace> stack_of(const LayerTensor& tensor) const {
+    if (tensor.id.mlp() != WeightMlp::kRouted) return std::nullopt;
+    const std::string name = without_ending(tensor.name);
+    CheckpointLayer layer = source_.checkpoint().layer(tensor.layer);
+    layer.prefix = name.substr(0, name.find("experts."));
+    ModulePlace place = request_.form->place(
+        layer, {.id = tensor.id, .expert = tensor.first_expert, .tensors = {}, .module = name});
+    if (place.module == name) return std::nullopt;
+    return place;
+  }
+
+  // Experts come together where the form has stacks, and their biases beside them.
+  std::vector<LayerTensor> stacked(std::vector<LayerTensor> tensors) {
+    std::vector<LayerTensor> result;
+    for (LayerTensor& tensor : tensors) {
+      const std::optional<ModulePlace> place = stack_of(tensor);
+      if (!place) {
+        result.push_back(std::move(tensor));
+      } else if (tensor.id.plane() == WeightPlane::kBias) {
+        add_bias(tensor, *place);
+      } else {
+        add_to_stack(std::move(tensor), *place, result);
+      }
+    }
+    return result;
+  }
+
+  static void add_to_stack(LayerTensor tensor, const ModulePlace& place,
+                           std::vector<LayerTensor>& result) {
+    const auto same = std::ranges::find(result, place.module, &LayerTensor::name);
+    if (same == result.end()) {
+      tensor.name = place.module;
+      tensor.alternates = place.alternates;
+      result.push_back(std::move(tensor));
+      return;
+    }
+    same->experts = std::max(same->experts, tensor.first_expert + 1);
+    if (tensor.id != same->id) same->other = tensor.id;
+  }
+
+  // A file has a tensor for all experts' biases of one kind; gate's and up's become one in turn.
+  void add_bias(const LayerTensor& tensor, const ModulePlace& place) {
+    if (tensor.first_expert > 0) return;
+    const int64_t experts = source_.checkpoint().layer(tensor.layer).spec.num_experts;
+    const SourceTensor* const bias = &bias_stack(tensor, experts);
+    const std::string name = place.module + "_bias";
+    const auto same = std::ranges::find(biases_, name, &PlannedTensor::name);
+    if (same == biases_.end()) {
+      PlannedTensor planned = dense_tensor(name, DType::kF32, bias->shape);
+      planned.moved = MovedTensor{.sources = {bias}};
+      biases_.push_back(std::move(planned));
+      return;
+    }
+    const SourceTensor* const gate = same->moved->sources.front();
+    *same = dense_tensor(name, DType::kF32, {experts, 2 * bias->shape[1]});
+    same->moved = MovedTensor{.sources = {gate, bias}, .heads = experts, .alternates = true};
+  }
+
+  const SourceTensor& bias_stack(const LayerTensor& tensor, int64_t experts) const {
+    const WeightId matrix = tensor.id.with(WeightPlane::kWeights);
+    const std::string ending = fmt::format("ffn_{}_exps.bias", to_string(matrix));
+    for (const std::string& name : source_.checkpoint().layer_tensors(tensor.layer)) {
+      const SourceTensor& found = *source_.find(name);
+      const bool is_stack = found.shape.size() == 2 && found.shape[0] == experts;
+      if (is_stack && name.ends_with(ending)) return found;
+    }
+    throw Error(ErrorCode::kUnsupported, {.what = "biases of the experts are not in one tensor",
+                                          .tensor = tensor.name,
+                                          .expected = "a tensor of all experts, " + ending});
   }
 
   // A part of the layers is no model.
@@ -220,6 +298,7 @@ class LayersPlanner {
       if (tensor.shape.size() > 1) plan_.kept.push_back(without_ending(tensor.name));
       units.push_back({std::move(planned)});
     }
+    for (PlannedTensor& bias : biases_) units.push_back({std::move(bias)});
     return units;
   }
 
@@ -290,15 +369,23 @@ class LayersPlanner {
     const WeightInfo info = weights.describe(tensor.id);
     ConvertedModule module{.name = without_ending(tensor.name),
                            .layer = tensor.layer,
-                           .rows = tensor.experts * info.rows,
+                           .rows = tensor.experts * info.rows * (tensor.other ? 2 : 1),
                            .cols = info.cols,
                            .form = form_of(tensor, info),
                            .tensor = tensor.name,
                            .shape = tensor.shape};
-    check_place(tensor, module);
+    module.is_stack = request_.container == Container::kSafetensors &&
+                      (tensor.experts > 1 || tensor.other || tensor.shape.size() > 2);
     for (int64_t i = 0; i < tensor.experts; ++i) {
-      module.parts.push_back(
-          {.id = tensor.id, .expert = tensor.first_expert + i, .rows = info.rows});
+      const int64_t expert = tensor.first_expert + i;
+      if (tensor.alternates) {
+        module.parts.push_back(
+            {.id = tensor.id, .other = tensor.other, .expert = expert, .rows = 2 * info.rows});
+        continue;
+      }
+      module.parts.push_back({.id = tensor.id, .expert = expert, .rows = info.rows});
+      if (!tensor.other) continue;
+      module.parts.push_back({.id = *tensor.other, .expert = expert, .rows = info.rows});
     }
     module.form->check(module);
     if (belongs_to_experts(tensor.id)) list_matrices(weights, info, module);
@@ -306,18 +393,9 @@ class LayersPlanner {
     plan_.modules.push_back(std::move(module));
   }
 
-  // A form of a directory may stack experts, which have biases in stacks of another order then.
-  void check_place(const LayerTensor& tensor, const ConvertedModule& module) const {
-    const StoredMatrix matrix{
-        .id = tensor.id, .expert = tensor.first_expert, .tensors = {}, .module = module.name};
-    const CheckpointLayer& layer = source_.checkpoint().layer(tensor.layer);
-    if (module.form->place(layer, matrix).module == module.name) return;
-    refuse_module(module, "a GGUF file's experts get tensors of their own", module.form->name(),
-                  "a form without stacks", "mxfp4 with --container directory has the same codes");
-  }
-
   void list_matrices(const WeightSource& weights, const WeightInfo& info, ConvertedModule& module) {
-    module.source_bytes = bytes_of(weights, module.parts.front().id, info) * module.parts.size() /
+    const uint64_t matrices = static_cast<uint64_t>(module.rows / info.rows);
+    module.source_bytes = bytes_of(weights, module.parts.front().id, info) * matrices /
                           static_cast<uint64_t>(info.count);
     for (ModulePart& part : module.parts) {
       part.matrix = plan_.matrices.size();
@@ -325,7 +403,7 @@ class LayersPlanner {
       plan_.matrices.push_back(
           {.name = alone ? module.name : fmt::format("{}[{}]", module.name, part.expert),
            .module = static_cast<int32_t>(plan_.modules.size()),
-           .kind = to_string(part.id),
+           .kind = to_string(part.id) + (part.other ? "_up" : ""),
            .rows = part.rows});
     }
   }
@@ -368,6 +446,7 @@ class LayersPlanner {
   FormPointer values_;
   std::vector<bool> rule_used_;
   ModelTrunk trunk_;
+  std::vector<PlannedTensor> biases_;  // of experts in stacks
   ConversionPlan plan_;
 };
 

@@ -36,6 +36,7 @@ struct ConvertedModule {
   const TargetForm* form = nullptr;
   std::string tensor;               // for GGUF: the tensor that it becomes
   std::vector<int64_t> shape = {};  // its shape there
+  bool is_stack = false;            // in a directory, a tensor of this name and shape
   uint64_t source_bytes = 0;        // weights and planes, by their share of a tensor
 };
 
@@ -45,6 +46,7 @@ struct MovedTensor {
   TrunkOrder order = TrunkOrder::kSame;
   int64_t heads = 1;
   int64_t keys = 0;
+  bool alternates = false;  // values of two sources in turn, in each head
 };
 
 struct PlannedTensor {

@@ -84,7 +84,12 @@ Values head_values(const SourceModel& model, const MovedTensor& moved, const Sou
 
 Values ordered_head(const SourceModel& model, const MovedTensor& moved, int64_t head) {
   const SourceTensor& first = *moved.sources.front();
-  const Values values = head_values(model, moved, first, head);
+  Values values = head_values(model, moved, first, head);
+  if (moved.alternates) {
+    const Values others = head_values(model, moved, *moved.sources.back(), head);
+    values.insert(values.end(), others.begin(), others.end());
+    return in_pairs(values, 1);
+  }
   const int64_t cols = row_length(first);
   const auto keys = static_cast<size_t>(moved.keys * cols);
   switch (moved.order) {
@@ -115,10 +120,14 @@ std::vector<std::byte> bytes_of(const Values& values, DType dtype) {
   return bytes;
 }
 
+bool has_heads(const MovedTensor& moved) {
+  return moved.order != TrunkOrder::kSame || moved.alternates;
+}
+
 }  // namespace
 
 int64_t count_pieces(const PlannedTensor& tensor) {
-  if (tensor.moved->order != TrunkOrder::kSame) return tensor.moved->heads;
+  if (has_heads(*tensor.moved)) return tensor.moved->heads;
   return (elements_of(tensor.shape) + kPieceElements - 1) / kPieceElements;
 }
 
@@ -126,7 +135,7 @@ std::vector<std::byte> read_piece(const SourceModel& source, const PlannedTensor
                                   int64_t piece) {
   const MovedTensor& moved = *tensor.moved;
   const DType dtype = *parse_dtype(tensor.type);
-  if (moved.order != TrunkOrder::kSame) return bytes_of(ordered_head(source, moved, piece), dtype);
+  if (has_heads(moved)) return bytes_of(ordered_head(source, moved, piece), dtype);
   const int64_t begin = piece * kPieceElements;
   const int64_t count = std::min(kPieceElements, elements_of(tensor.shape) - begin);
   return bytes_of(values_of(source, *moved.sources.front(), begin, count), dtype);

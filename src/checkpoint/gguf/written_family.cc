@@ -32,7 +32,7 @@ constexpr std::array kWritten = {
     WrittenFamily{"glm_moe_dsa", "glm-dsa"},
     WrittenFamily{"gpt_oss", "gpt-oss", kOfExperts, &kGptOssTrunk, "GptOssForCausalLM"},
     WrittenFamily{"granitemoe", "granitemoe", kOfFeedForward, &kGraniteMoeTrunk,
-                  "GraniteMoeForCausalLM"},
+                  "GraniteMoeForCausalLM", true},
     WrittenFamily{"granitemoehybrid", "granitehybrid", kOfFeedForward},
     WrittenFamily{"granitemoeshared", "granitemoe", kOfFeedForward, &kGraniteMoeTrunk,
                   "GraniteMoeSharedForCausalLM"},

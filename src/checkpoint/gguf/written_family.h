@@ -18,6 +18,7 @@ struct WrittenFamily {
   WidthKey width = WidthKey::kOfExperts;
   const TrunkTable* trunk = nullptr;  // null: only MoE layers have names
   std::string_view model_class = {};  // as transformers calls it, where there is a trunk
+  bool has_no_shared = false;         // that class has no shared experts
 };
 
 // Sorted by model_type.

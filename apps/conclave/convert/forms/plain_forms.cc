@@ -38,7 +38,7 @@ class PlainForm final : public TargetForm {
 
   // A GGUF tensor keeps its shape; a linear layer is a matrix.
   std::vector<PlannedTensor> tensors(const ConvertedModule& module) const override {
-    const bool is_gguf = container_ == Container::kGguf;
+    const bool is_gguf = container_ == Container::kGguf || module.is_stack;
     PlannedTensor tensor =
         is_gguf ? dense_tensor(module.tensor, dtype_, module.shape)
                 : dense_tensor(module.name + ".weight", dtype_, {module.rows, module.cols});
