@@ -266,6 +266,8 @@ std::string output_chart(const ConversionReport& report) {
   return svg(kBottom + 34, "Error of outputs by layer", content + columns.numbers(kBottom + 22));
 }
 
+constexpr double kLeastSpread = 0.05;
+
 std::string matrix_chart(const ConversionReport& report) {
   const std::vector<KindSummary> summaries = summarise(report);
   std::map<std::string, double> rows;  // their tops
@@ -275,6 +277,8 @@ std::string matrix_chart(const ConversionReport& report) {
     lowest = std::min(lowest, summary.median);
     highest = std::max(highest, summary.median);
   }
+  // Smaller differences are not worth a colour, as where all weights come from one distribution.
+  lowest = std::min(lowest, (1 - kLeastSpread) * highest);
   constexpr double kRow = 30;
   double y = 6;
   std::string content;

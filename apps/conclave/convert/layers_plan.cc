@@ -2,19 +2,16 @@
 
 #include "convert/forms/target_form.h"
 #include "convert/gguf_model.h"
-#include "convert/json_edit.h"
 #include "convert/safetensors_model.h"
+#include "convert/trunk_plan.h"
 
 #include "conclave/directory_layers.h"
 #include "conclave/error.h"
 #include "conclave/gguf_layers.h"
-#include "conclave/model_trunk.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
-#include <filesystem>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -26,15 +23,6 @@ namespace conclave::tool {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
-constexpr std::string_view kLayersAlone =
-    "MoE layers alone: experts, routers and what belongs to them. No attention, embedding, norm or "
-    "tokenizer.";
-
-std::string upper(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::toupper(c); });
-  return text;
-}
-
 std::string without_ending(const std::string& name) {
   return name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : name;
 }
@@ -62,7 +50,8 @@ class LayersPlanner {
       : source_(source),
         request_(request),
         values_(parse_kept_form("f32", Container::kGguf, request.rule)),
-        rule_used_(request.keep.size()) {}
+        rule_used_(request.keep.size()),
+        trunk_(source, request) {}
 
   ConversionPlan plan() {
     const bool to_gguf = request_.container == Container::kGguf;
@@ -77,8 +66,11 @@ class LayersPlanner {
       add_tensor(*weights, tensor);
     }
     check_rules();
-    std::vector<std::vector<PlannedTensor>> units = units_of_trunk();
-    const bool is_whole = plan_.incomplete.empty();
+    std::vector<std::vector<PlannedTensor>> units = trunk_.units(plan_.kept);
+    const bool is_whole = trunk_.is_whole();
+    plan_.incomplete = trunk_.reason();
+    plan_.left_out = trunk_.left_out();
+    for (PlannedTensor& bias : biases_) units.push_back({std::move(bias)});
     std::ranges::move(units_of_modules(), std::back_inserter(units));
     if (to_gguf && !is_whole) list_left_out();
     if (!to_gguf && !is_whole) add_kept_tensors(units);
@@ -91,17 +83,7 @@ class LayersPlanner {
   std::vector<LayerTensor> gguf_tensors() {
     GgufLayers layers = gguf_layers(source_.checkpoint(), request_.layers);
     plan_.keys = std::move(layers.keys);
-    add_trunk([&] {
-      return gguf_trunk(source_.checkpoint(), source_.config_text(), tensors_of_source(),
-                        plan_.keys);
-    });
-    if (plan_.incomplete.empty()) {
-      plan_.keys.push_back(GgufKey::of_text("general.type", "model"));
-      plan_.keys.push_back(GgufKey::of_text("general.name", name_of_source()));
-      std::ranges::move(trunk_.keys, std::back_inserter(plan_.keys));
-    } else {
-      plan_.keys.push_back(GgufKey::of_text("general.description", kLayersAlone));
-    }
+    trunk_.plan_file(plan_.keys);
     std::vector<LayerTensor> tensors;
     for (GgufLayerTensor& tensor : layers.tensors) {
       const bool has_experts = tensor.id.mlp() == WeightMlp::kRouted;
@@ -121,13 +103,7 @@ class LayersPlanner {
         source_.checkpoint(), request_.layers,
         request_.form->has_codes() ? DirectoryStacks::kNone : DirectoryStacks::kAsPublished);
     plan_.config = std::move(layers.config);
-    add_trunk([&] {
-      return directory_trunk(source_.checkpoint(), layers.model_type, plan_.config,
-                             tensors_of_source());
-    });
-    if (plan_.incomplete.empty()) {
-      plan_.config = with_member(trunk_.config, "dtype", fmt::format("\"{}\"", torch_name()));
-    }
+    trunk_.plan_directory(layers.model_type, plan_.config);
     std::vector<LayerTensor> tensors;
     for (DirectoryTensor& tensor : layers.tensors) {
       tensors.push_back({.name = std::move(tensor.name),
@@ -211,95 +187,6 @@ class LayersPlanner {
     throw Error(ErrorCode::kUnsupported, {.what = "biases of the experts are not in one tensor",
                                           .tensor = tensor.name,
                                           .expected = "a tensor of all experts, " + ending});
-  }
-
-  // A part of the layers is no model.
-  void add_trunk(const std::function<ModelTrunk()>& make) {
-    if (request_.layers.size() < source_.checkpoint().layers().size()) {
-      plan_.incomplete = "only some of its MoE layers were asked for";
-      return;
-    }
-    trunk_ = make();
-    if (trunk_.support) check_types();
-    if (!trunk_.support) {
-      plan_.incomplete = trunk_.support.reason();
-      trunk_ = {};
-    }
-    plan_.left_out = trunk_.left_out;
-  }
-
-  // Codes of a directory are described by its configuration, which a file has not.
-  void check_types() {
-    for (const TrunkTensor& tensor : trunk_.tensors) {
-      for (const std::string& name : tensor.sources) {
-        const SourceTensor& source = *source_.find(name);
-        const std::optional<DType> plain = parse_dtype(source.type);
-        const bool is_read = plain ? is_value(*plain) : source_.container() == Container::kGguf;
-        if (is_read) continue;
-        trunk_.support = Support::no(fmt::format("{} has codes, {}", name, source.type));
-        return;
-      }
-    }
-  }
-  static bool is_value(DType dtype) {
-    return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-  }
-
-  std::vector<TrunkTensorInfo> tensors_of_source() const {
-    std::vector<TrunkTensorInfo> infos;
-    for (const SourceTensor& tensor : source_.tensors()) {
-      infos.push_back({.name = tensor.name, .shape = tensor.shape});
-    }
-    return infos;
-  }
-
-  std::string name_of_source() const {
-    const std::filesystem::path path = std::filesystem::absolute(source_.path()).lexically_normal();
-    return (path.has_filename() ? path : path.parent_path()).filename().string();
-  }
-
-  // The type of a directory's values beside its experts.
-  DType trunk_dtype() const {
-    const std::optional<DType> asked = parse_dtype(upper(request_.form->name()));
-    return asked && is_value(*asked) ? *asked : DType::kBF16;
-  }
-  std::string torch_name() const {
-    switch (trunk_dtype()) {
-      case DType::kF32:
-        return "float32";
-      case DType::kF16:
-        return "float16";
-      default:
-        return "bfloat16";
-    }
-  }
-
-  // llama.cpp takes vectors as F32 alone; matrices keep their type.
-  DType dtype_of(const TrunkTensor& tensor) const {
-    if (request_.container == Container::kSafetensors) return trunk_dtype();
-    return tensor.shape.size() < 2 ? DType::kF32
-                                   : *parse_dtype(source_.find(tensor.sources.front())->type);
-  }
-
-  std::vector<std::vector<PlannedTensor>> units_of_trunk() {
-    std::vector<std::vector<PlannedTensor>> units;
-    for (const TrunkTensor& tensor : trunk_.tensors) {
-      PlannedTensor planned = dense_tensor(tensor.name, dtype_of(tensor), tensor.shape);
-      const SourceTensor* const first = source_.find(tensor.sources.front());
-      if (tensor.order == TrunkOrder::kSame && first->type == planned.type) {
-        planned.copied = first;
-      } else {
-        planned.moved = MovedTensor{
-            .sources = {}, .order = tensor.order, .heads = tensor.heads, .keys = tensor.keys};
-        for (const std::string& name : tensor.sources) {
-          planned.moved->sources.push_back(source_.find(name));
-        }
-      }
-      if (tensor.shape.size() > 1) plan_.kept.push_back(without_ending(tensor.name));
-      units.push_back({std::move(planned)});
-    }
-    for (PlannedTensor& bias : biases_) units.push_back({std::move(bias)});
-    return units;
   }
 
   std::set<std::string, std::less<>> names_that_layers_read() const {
@@ -445,8 +332,8 @@ class LayersPlanner {
   const ConvertRequest& request_;
   FormPointer values_;
   std::vector<bool> rule_used_;
-  ModelTrunk trunk_;
-  std::vector<PlannedTensor> biases_;  // of experts in stacks
+  TrunkPlan trunk_;
+  std::vector<PlannedTensor> biases_;  // they belong to experts in stacks
   ConversionPlan plan_;
 };
 

@@ -183,6 +183,20 @@ std::string worst_sections(const ConversionReport& report) {
   return out + "</div>\n";
 }
 
+// Results in another container may have less than the model.
+std::string completeness(const ConversionReport& report) {
+  std::string out;
+  if (!report.incomplete.empty()) {
+    out += fmt::format("<p><b>MoE layers alone:</b> {}.</p>\n", escaped(report.incomplete));
+  }
+  if (report.tensors_left_out.empty()) return out;
+  return out + fmt::format("<p>{} tensor{} of the source {} not in the result, such as {}.</p>\n",
+                           report.tensors_left_out.size(),
+                           report.tensors_left_out.size() == 1 ? "" : "s",
+                           report.tensors_left_out.size() == 1 ? "is" : "are",
+                           escaped(report.tensors_left_out.front()));
+}
+
 }  // namespace
 
 std::string conversion_page(const ConversionReport& report) {
@@ -196,6 +210,7 @@ std::string conversion_page(const ConversionReport& report) {
       "<h1>{0}</h1>\n<p>{3} experts as {1}, scales by {4}; {5} matrices.</p>\n",
       escaped(name), escaped(forms_text(report)), kStyle, escaped(report.model_type), report.scales,
       report.modules.size());
+  page += completeness(report);
   page += "<div class=\"tiles\">\n" + tiles(report) + "</div>\n";
   page += section("Size", "Bytes of all tensors.", legend + size_chart(report));
   page += output_section(report);
