@@ -34,6 +34,8 @@ struct GgufKey {
   static GgufKey of_f32(std::string name, float value);
   static GgufKey of_bool(std::string name, bool value);
   static GgufKey of_text(std::string name, std::string_view value);
+  static GgufKey of_texts(std::string name, std::span<const std::string> values);
+  static GgufKey of_i32s(std::string name, std::span<const int32_t> values);
 };
 
 // Immutable; all members are safe to call from several threads.

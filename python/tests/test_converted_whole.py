@@ -156,7 +156,7 @@ LOADED = ("qwen2_moe", "qwen3_moe", "minimax_m2")
 STACKED = ("gpt_oss",)
 
 
-def make_model(name: str, directory: pathlib.Path) -> None:
+def make_model(name: str, directory: pathlib.Path, **more: Any) -> None:
     prefix, sizes = MODELS[name]
     common = {
         "hidden_size": 64,
@@ -171,7 +171,7 @@ def make_model(name: str, directory: pathlib.Path) -> None:
         "initializer_range": 0.25,
     }
     torch.manual_seed(6)
-    config = getattr(transformers, f"{prefix}Config")(**{**common, **sizes})
+    config = getattr(transformers, f"{prefix}Config")(**{**common, **sizes, **more})
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).to(torch.float32)
     noise = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -317,6 +317,93 @@ def test_the_directory_that_comes_back_generates_the_same_tokens(
     model = load(back)
     assert generate(model) == whole.tokens
     torch.testing.assert_close(logits(model, whole.tokens), whole.logits)
+
+
+SPLITS = {
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "dbrx": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "gpt-4o": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "gpt-2": None,
+}
+TEXT = "It's 1234 tokens, isn't it?\n\n  Naïve words AND 42 CamelCases <|end|>; ñandú 你好 x+=1;"
+
+
+def make_tokenizer(pattern: str | None, directory: pathlib.Path) -> Any:
+    """A byte-level vocabulary of 320 words, the last two of them marks."""
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    if pattern is None:
+        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    else:
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        steps = [split, byte_level(add_prefix_space=False, use_regex=False)]
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=318, initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT, "token words isn't 12 34 it was"] * 4, trainer)
+    tokenizer.add_special_tokens(["<|end|>", "<|begin|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_byte_level_vocabularies_become_keys(tmp_path: pathlib.Path, split: str) -> None:
+    source = tmp_path / "source"
+    make_model("qwen3_moe", source, vocab_size=330)
+    tokenizer = make_tokenizer(SPLITS[split], source)
+    out = convert(source, tmp_path / "file", "q8_0", keep="*=f32")
+    assert json.loads((out / "conversion.json").read_text())["no_tokenizer"] == ""
+    fields = gguf.GGUFReader(out / "model.gguf").fields
+    assert fields["tokenizer.ggml.pre"].contents() == split
+    words = fields["tokenizer.ggml.tokens"].contents()
+    assert words[:256] == [tokenizer.id_to_token(token) for token in range(256)]
+    size = tokenizer.get_vocab_size()
+    assert words[size:] == [f"[PAD{token}]" for token in range(size, 330)]
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    assert [kinds[token] for token in (0, size - 1, size)] == [1, 3, 5]
+
+    xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(out / "model.gguf")
+    parameters.n_ctx = 512
+    parameters.n_parallel = 1
+    parameters.warmup = False
+    server = xllamacpp.Server(parameters)
+
+    def complete(prompt: Any) -> Any:
+        request = {"prompt": prompt, "n_predict": 4, "temperature": 0, "n_probs": 1}
+        answer = server.handle_completions({**request, "cache_prompt": False})
+        return answer if isinstance(answer, dict) else json.loads(answer)
+
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    by_text, by_tokens = complete(TEXT), complete(tokens)
+    assert by_text["usage"]["prompt_tokens"] == len(tokens)
+    assert by_text["choices"][0]["logprobs"] == by_tokens["choices"][0]["logprobs"]
+
+
+def test_other_vocabularies_are_left_out_with_the_reason(tmp_path: pathlib.Path) -> None:
+    source = tmp_path / "source"
+    make_model("qwen3_moe", source, vocab_size=330)
+    make_tokenizer(r"\w+|\W+", source)
+    out = convert(source, tmp_path / "file", "q8_0", keep="*=f32")
+    report = json.loads((out / "conversion.json").read_text())
+    assert "a pattern without a name" in report["no_tokenizer"]
+    assert "tokenizer.ggml.model" not in gguf.GGUFReader(out / "model.gguf").fields
 
 
 def test_gpt_oss_comes_back_as_it_is_released(

@@ -155,6 +155,7 @@ class Conversion {
                             .shards = plan_.shards.size(),
                             .left_out = left_out_,
                             .incomplete = plan_.incomplete,
+                            .no_tokenizer = plan_.no_tokenizer,
                             .tensors_left_out = plan_.left_out,
                             .keeps_others = keeps_others()};
     const std::vector<uint64_t> bytes_after = bytes_of_modules();

@@ -42,6 +42,7 @@ struct ConversionReport {
   std::vector<LayerError> layers = {};     // empty without tokens
   std::vector<std::string> left_out = {};  // files that were not copied
   std::string incomplete = {};             // why the result has MoE layers and no whole model
+  std::string no_tokenizer = {};           // why a whole model in another container has none
   std::vector<std::string> tensors_left_out = {};
   bool keeps_others = false;  // beside them, tensors that no layer reads
 };

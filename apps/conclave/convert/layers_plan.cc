@@ -70,6 +70,7 @@ class LayersPlanner {
     const bool is_whole = trunk_.is_whole();
     plan_.incomplete = trunk_.reason();
     plan_.left_out = trunk_.left_out();
+    if (is_whole) plan_.no_tokenizer = trunk_.no_tokenizer();
     for (PlannedTensor& bias : biases_) units.push_back({std::move(bias)});
     std::ranges::move(units_of_modules(), std::back_inserter(units));
     if (to_gguf && !is_whole) list_left_out();

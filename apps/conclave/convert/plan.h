@@ -40,6 +40,7 @@ struct ConversionPlan {
   std::string config = {};  // the text of config.json, if the source has none
   // Why a result in another container has MoE layers alone; empty: it is a whole model.
   std::string incomplete = {};
+  std::string no_tokenizer = {};           // why a whole model has none
   std::vector<std::string> left_out = {};  // tensors of the source that the result has not
   std::vector<FormPointer> forms = {};     // that modules have beside those of the request
 };

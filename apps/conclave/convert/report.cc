@@ -133,6 +133,9 @@ void print_completeness(const ConversionReport& report, TableWriter& table) {
                     "tokenizer of the model: {}",
                     report.incomplete));
   }
+  if (!report.no_tokenizer.empty()) {
+    table.note("\nno tokenizer in the result: " + report.no_tokenizer);
+  }
   if (report.tensors_left_out.empty()) return;
   table.note(
       fmt::format("\ntensors that are not in the result: {}", some_of(report.tensors_left_out)));
@@ -174,6 +177,7 @@ nlohmann::ordered_json to_json(const ConversionReport& report) {
   json["left_out"] = report.left_out;
   json["layers_alone"] = !report.incomplete.empty();
   json["incomplete"] = report.incomplete;
+  json["no_tokenizer"] = report.no_tokenizer;
   json["tensors_left_out"] = report.tensors_left_out;
   json["layers"] = nlohmann::ordered_json::array();
   for (const LayerError& layer : report.layers) json["layers"].push_back(layer_json(layer));

@@ -2,6 +2,7 @@
 
 #include "convert/forms/target_form.h"
 #include "convert/json_edit.h"
+#include "convert/tokenizer_keys.h"
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@ namespace conclave::tool {
 namespace {
 
 constexpr std::string_view kWeightEnding = ".weight";
+constexpr std::string_view kEmbedding = "token_embd.weight";
 constexpr std::string_view kLayersAlone =
     "MoE layers alone: experts, routers and what belongs to them. No attention, embedding, norm or "
     "tokenizer.";
@@ -72,6 +74,9 @@ void TrunkPlan::plan_file(std::vector<GgufKey>& keys) {
   keys.push_back(GgufKey::of_text("general.type", "model"));
   keys.push_back(GgufKey::of_text("general.name", name_of(source_.path())));
   std::ranges::copy(trunk_.keys, std::back_inserter(keys));
+  const auto embedding = std::ranges::find(trunk_.tensors, kEmbedding, &TrunkTensor::name);
+  const Support tokenizer = tokenizer_keys(source_.path(), embedding->shape.front(), keys);
+  no_tokenizer_ = tokenizer.reason();
 }
 
 void TrunkPlan::plan_directory(const std::string& model_type, std::string& config) {

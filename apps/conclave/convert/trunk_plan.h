@@ -28,6 +28,8 @@ class TrunkPlan {
   bool is_whole() const { return reason_.empty(); }
   const std::string& reason() const { return reason_; }  // why it is not
   const std::vector<std::string>& left_out() const { return trunk_.left_out; }
+  // Why the result has no tokenizer; empty if it has one.
+  const std::string& no_tokenizer() const { return no_tokenizer_; }
   // The tensors, each a unit; adds the linear layers among them to `kept`.
   std::vector<std::vector<PlannedTensor>> units(std::vector<std::string>& kept) const;
 
@@ -42,6 +44,7 @@ class TrunkPlan {
   const ConvertRequest& request_;
   ModelTrunk trunk_;
   std::string reason_;
+  std::string no_tokenizer_ = "no files are made of a GGUF file's keys";
 };
 
 }  // namespace conclave::tool

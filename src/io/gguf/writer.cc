@@ -32,6 +32,7 @@ constexpr uint32_t kI32 = 5;
 constexpr uint32_t kF32 = 6;
 constexpr uint32_t kBool = 7;
 constexpr uint32_t kText = 8;
+constexpr uint32_t kArray = 9;
 
 template <class T>
 void append(std::vector<std::byte>& bytes, T number) {
@@ -51,6 +52,12 @@ GgufKey key_of(std::string name, uint32_t type, T value) {
   GgufKey key{.name = std::move(name), .value = {}};
   append(key.value, type);
   append(key.value, value);
+  return key;
+}
+
+GgufKey array_of(std::string name, uint32_t type, size_t count) {
+  GgufKey key = key_of(std::move(name), kArray, type);
+  append(key.value, uint64_t{count});
   return key;
 }
 
@@ -89,6 +96,17 @@ GgufKey GgufKey::of_text(std::string name, std::string_view value) {
   GgufKey key{.name = std::move(name), .value = {}};
   append(key.value, kText);
   append_text(key.value, value);
+  return key;
+}
+
+GgufKey GgufKey::of_texts(std::string name, std::span<const std::string> values) {
+  GgufKey key = array_of(std::move(name), kText, values.size());
+  for (const std::string& value : values) append_text(key.value, value);
+  return key;
+}
+GgufKey GgufKey::of_i32s(std::string name, std::span<const int32_t> values) {
+  GgufKey key = array_of(std::move(name), kI32, values.size());
+  for (const int32_t value : values) append(key.value, value);
   return key;
 }
 
