@@ -138,6 +138,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minimax_m2": ("MiniMaxM2", {**FEW, "head_dim": HEAD_DIM, "rotary_dim": 8}),
+    "dbrx": (
+        "Dbrx",
+        {
+            "d_model": 64,
+            "n_heads": HEADS,
+            "n_layers": 2,
+            "max_seq_len": 256,
+            "attn_config": {"clip_qkv": 1.5, "kv_n_heads": 2, "rope_theta": 10000.0},
+            "ffn_config": {
+                "hidden_size": 64,
+                "ffn_hidden_size": 96,
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+                "moe_normalize_expert_weights": 1.0,
+            },
+        },
+    ),
     "dots1": (
         "Dots1",
         {
@@ -153,18 +170,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 # transformers' loader has these architectures with their experts.
 LOADED = ("qwen2_moe", "qwen3_moe", "minimax_m2")
 # Published with experts in stacks that lie columns first, as no directory of values has them here.
-STACKED = ("gpt_oss",)
+STACKED = ("gpt_oss", "dbrx")
 
 
 def make_model(name: str, directory: pathlib.Path, **more: Any) -> None:
     prefix, sizes = MODELS[name]
-    common = {
+    shape = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
         "max_position_embeddings": 256,
+    }
+    common = {
+        **({} if "d_model" in sizes else shape),
+        "vocab_size": VOCAB,
         "eos_token_id": None,
         "bos_token_id": None,
         "pad_token_id": None,

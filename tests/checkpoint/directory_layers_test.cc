@@ -149,7 +149,6 @@ class TinyFile {
 // What keeps these from a configuration.
 const std::map<std::string_view, std::string_view> kRefused = {
     {"cohere2moe", "another order of score and choice"},
-    {"dbrx", "another normalisation of weights"},
     {"grok", "no family of this name is known"},
     {"grovemoe", "no family of this name is known"},
     {"laguna", "another factor of weights"},

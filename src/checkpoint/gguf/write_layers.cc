@@ -174,6 +174,10 @@ constexpr double kLargestGuard = 1e-4;
 
 // Softmax over the chosen logits is softmax over all, divided by the sum of the chosen.
 RouterSpec in_one_order(RouterSpec router) {
+  // No weight is below 0, so that the norm of order 1 is the sum.
+  if (router.renormalize == Renormalize::kPNorm && router.renormalize_p == 1) {
+    router.renormalize = Renormalize::kSum;
+  }
   const bool is_plain =
       router.score == RouterScore::kSoftmax && !router.has_selection_bias && router.num_groups <= 1;
   if (is_plain && router.order == RouterOrder::kTopkThenScore) {

@@ -16,7 +16,7 @@ constexpr std::array kWritten = {
     WrittenFamily{"bailing_moe", "bailingmoe"},
     WrittenFamily{"bailing_moe_v2", "bailingmoe2"},
     WrittenFamily{"cohere2_moe", "cohere2moe"},
-    WrittenFamily{"dbrx", "dbrx", kOfFeedForward},
+    WrittenFamily{"dbrx", "dbrx", kOfFeedForward, &kDbrxTrunk, "DbrxForCausalLM"},
     WrittenFamily{"deepseek_v2", "deepseek2", kOfExperts, &kDeepseek2Trunk,
                   "DeepseekV2ForCausalLM"},
     WrittenFamily{"deepseek_v3", "deepseek2", kOfExperts, &kDeepseek2Trunk,

@@ -18,6 +18,12 @@ constexpr double kLargestSize = 4294967295.0;
 }
 
 std::optional<double> number_at(const io::JsonValue& object, std::string_view key) {
+  const size_t dot = key.find('.');
+  if (dot != std::string_view::npos) {
+    const std::optional<io::JsonValue> inner = object.find_set(key.substr(0, dot));
+    if (!inner || !inner->is_object()) return std::nullopt;
+    return number_at(*inner, key.substr(dot + 1));
+  }
   const std::optional<io::JsonValue> found = object.find_set(key);
   if (!found) return std::nullopt;
   if (found->is_number()) return found->as_double();
@@ -39,12 +45,26 @@ int64_t size_at(const io::JsonValue& config, std::string_view key) {
   return static_cast<int64_t>(required(config, key));
 }
 
+// The table's own name for a size of files.
+std::string_view config_key(const TrunkTable& table, std::string_view file) {
+  for (const auto& group : table.keys) {
+    const auto found = std::ranges::find_if(group, [&](const NamedKey& key) {
+      return key.file == file && !key.config.empty() && key.use != KeyUse::kDirectory;
+    });
+    if (found != group.end()) return found->config;
+  }
+  return file;
+}
+int64_t query_heads(const TrunkTable& table, const io::JsonValue& config) {
+  return size_at(config, config_key(table, "attention.head_count"));
+}
+
 int64_t head_size(const TrunkTable& table, const io::JsonValue& config) {
   if (table.has_head_dim) {
     if (const auto size = number_at(config, "head_dim")) return static_cast<int64_t>(*size);
   }
-  return size_at(config, "hidden_size") /
-         std::max<int64_t>(1, size_at(config, "num_attention_heads"));
+  return size_at(config, config_key(table, "embedding_length")) /
+         std::max<int64_t>(1, query_heads(table, config));
 }
 
 // rope_parameters of newer configurations, rope_scaling of older ones.
@@ -180,7 +200,8 @@ class KeyWriter {
 
   void write_rope() {
     const std::string type = rope_.type();
-    double base = rope_.required_number("rope_theta");
+    const std::optional<double> inner = rope_.number("rope_theta");
+    double base = inner ? *inner : required(config_, table_.rope.base);
     if (type == "dynamic" && table_.rope.has_alpha) {
       const auto head = static_cast<double>(head_size(table_, config_));
       base *= std::pow(rope_.required_number("alpha"), head / (head - 2));
@@ -228,9 +249,10 @@ std::vector<GgufKey> keys_of_config(const TrunkTable& table, std::string_view ar
 
 TrunkSizes sizes_of_config(const TrunkTable& table, const io::JsonValue& config) {
   TrunkSizes sizes;
-  sizes.query_heads = size_at(config, "num_attention_heads");
-  sizes.key_heads = static_cast<int64_t>(
-      number_at(config, "num_key_value_heads").value_or(static_cast<double>(sizes.query_heads)));
+  sizes.query_heads = query_heads(table, config);
+  sizes.key_heads =
+      static_cast<int64_t>(number_at(config, config_key(table, "attention.head_count_kv"))
+                               .value_or(static_cast<double>(sizes.query_heads)));
   if (table.says_head_size) return sizes;
   sizes.latent_keys = size_at(config, "qk_nope_head_dim");
   sizes.latent_values = size_at(config, "v_head_dim");

@@ -35,7 +35,7 @@ inline constexpr std::string_view kWholeNames = "tokenizer.";
 // A number that both containers have: file = config + plus.
 struct NamedKey {
   std::string_view file;    // after the architecture; a name of "tokenizer." is whole
-  std::string_view config;  // empty: `otherwise` is written
+  std::string_view config;  // dots lead into objects; empty: `otherwise` is written
   KeyKind kind = KeyKind::kSize;
   KeyUse use = KeyUse::kBoth;
   std::string_view plus = {};            // another key of config.json
@@ -65,6 +65,8 @@ enum class RopeWidth : uint8_t {
 };
 
 struct RopeTable {
+  std::string_view base =
+      "rope_theta";  // a key of config.json, unless the rotation's object has it
   RopeWidth width = RopeWidth::kUnsaid;
   double partial_otherwise = 1;     // the factor without a key
   bool has_log_multiplier = false;  // yarn_log_multiplier is a tenth of mscale_all_dim
@@ -82,6 +84,7 @@ struct TrunkTable {
   bool has_head_dim = true;         // a key of config.json; else heads divide the hidden size
   bool has_grouped_heads = true;    // fewer heads of keys than of queries
   bool says_head_size = true;       // files have key_length and value_length of heads
+  bool comes_back = true;           // directories of values have experts as files let them be
   bool alternates_windows = false;  // every second layer, from the first on, has a window
   RopeTable rope = {};
 };
@@ -98,5 +101,6 @@ extern const TrunkTable kHunyuanMoeTrunk;
 extern const TrunkTable kErnie45MoeTrunk;
 extern const TrunkTable kMinimaxM2Trunk;
 extern const TrunkTable kDots1Trunk;
+extern const TrunkTable kDbrxTrunk;
 
 }  // namespace conclave::inline v0::checkpoint

@@ -129,6 +129,32 @@ constexpr std::array kInterleave = {
              .otherwise = 1},
 };
 
+constexpr std::array kDbrxOnce = {
+    NamedTensor{"token_embd", "transformer.wte"},
+    NamedTensor{"output_norm", "transformer.norm_f"},
+    NamedTensor{"output", "lm_head"},
+};
+constexpr std::array kDbrxAttention = {
+    NamedTensor{"attn_norm", "norm_attn_norm.norm_1"},
+    NamedTensor{"attn_output_norm", "norm_attn_norm.norm_2"},
+    NamedTensor{"attn_qkv", "norm_attn_norm.attn.Wqkv"},
+    NamedTensor{"attn_output", "norm_attn_norm.attn.out_proj"},
+};
+// The norms of its class have this guard, which config.json does not state.
+constexpr std::array kDbrxSizes = {
+    NamedKey{"context_length", "max_seq_len"},
+    NamedKey{"embedding_length", "d_model"},
+    NamedKey{"vocab_size", "vocab_size"},
+    NamedKey{"attention.head_count", "n_heads"},
+    NamedKey{"attention.head_count_kv", "attn_config.kv_n_heads"},
+    NamedKey{"attention.clamp_kqv", "attn_config.clip_qkv", kNumber},
+    NamedKey{.file = "attention.layer_norm_epsilon",
+             .config = "",
+             .kind = kNumber,
+             .use = kFile,
+             .otherwise = 1e-5},
+};
+
 constexpr std::array kNoWindow = {FixedKey{"sliding_window"}};
 constexpr std::array kNoUsedWindow = {FixedKey{"use_sliding_window"}};
 constexpr std::array kNoBias = {FixedKey{"attention_bias"}};
@@ -252,6 +278,16 @@ constexpr TrunkTable kDots1Trunk = {
     .keys = {kSizes, kGroupedHeads},
     .fixed = kNoBias,
     .has_grouped_heads = false,
+};
+
+constexpr TrunkTable kDbrxTrunk = {
+    .layers = "transformer.blocks.",
+    .once = kDbrxOnce,
+    .layer = {kDbrxAttention},
+    .keys = {kDbrxSizes},
+    .has_head_dim = false,
+    .comes_back = false,
+    .rope = {.base = "attn_config.rope_theta"},
 };
 
 }  // namespace conclave::inline v0::checkpoint

@@ -304,7 +304,11 @@ ModelTrunk directory_trunk(const Checkpoint& model, std::string_view model_type,
   std::string_view architecture = model.architecture();
   if (architecture.starts_with(kGgufPrefix)) architecture.remove_prefix(kGgufPrefix.size());
   try {
-    return DirectoryTrunk(model, family_of(model_type, architecture), tensors).write(config);
+    const WrittenFamily& family = family_of(model_type, architecture);
+    if (!family.trunk->comes_back) {
+      refuse(fmt::format("directories of {} have experts in another form", model_type));
+    }
+    return DirectoryTrunk(model, family, tensors).write(config);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
     return {.support = Support::no(error.detail().what)};
