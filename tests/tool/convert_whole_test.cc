@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
 #include <string>
 #include <vector>
@@ -217,6 +218,38 @@ TEST(ConvertWhole, WhatKeepsAModelFromBeingWhole_IsStated) {
     const auto names = report["tensors_left_out"].get<std::vector<std::string>>();
     EXPECT_NE(std::ranges::find(names, left_out), names.end());
     EXPECT_EQ(GgufReader::open(scratch / "out" / "model.gguf").find("token_embd.weight"), nullptr);
+  }
+}
+
+// A configuration may say anything of what MoE layers do not read.
+TEST(ConvertWhole, ImpossibleSizes_AreReasons) {
+  const Json config = read_json("testdata/models/mixtral/config.json");
+  struct Case {
+    const char* key;
+    Json value;
+  };
+  for (const auto& [key, value] :
+       {Case{"num_attention_heads", 0}, Case{"num_attention_heads", 1e300},
+        Case{"num_attention_heads", 3}, Case{"num_key_value_heads", -1},
+        Case{"num_attention_heads", "two"}, Case{"head_dim", 0.5}, Case{"vocab_size", nullptr},
+        Case{"max_position_embeddings", 1e18}, Case{"rms_norm_eps", Json::array()},
+        Case{"sliding_window", 128}, Case{"rope_parameters", Json::array({1})},
+        Case{"rope_parameters", {{"rope_type", "llama3"}, {"rope_theta", 1e4}}},
+        Case{"rope_parameters", nullptr}}) {
+    SCOPED_TRACE(key + (" = " + value.dump()));
+    const ScratchDirectory scratch;
+    fs::create_directory(scratch / "model");
+    fs::copy_file("testdata/models/mixtral/model.safetensors",
+                  scratch / "model" / "model.safetensors");
+    Json changed = config;
+    changed[key] = value;
+    std::ofstream(scratch / "model" / "config.json") << changed.dump();
+    const ToolResult result =
+        convert((scratch / "model").string(), scratch / "out", "q8_0", kValues);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const bool is_fine = std::string_view(key) == "vocab_size";
+    EXPECT_EQ(read_json(scratch / "out" / "conversion.json")["incomplete"] == "", is_fine)
+        << result.out;
   }
 }
 

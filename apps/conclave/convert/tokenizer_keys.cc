@@ -37,6 +37,8 @@ constexpr std::array kRules = {
 // The byte-level step splits by its own rule where no other does.
 constexpr std::string_view kOwnRule = "gpt-2";
 
+constexpr int64_t kLargestVocabulary = 1 << 24;
+
 // llama.cpp's kinds of tokens.
 enum TokenKind : int32_t { kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5 };
 
@@ -163,6 +165,7 @@ std::vector<GgufKey> keys_of(const Json& tokenizer, const Json& config, int64_t 
 Support tokenizer_keys(const std::filesystem::path& directory, int64_t vocabulary,
                        std::vector<GgufKey>& keys) {
   try {
+    if (vocabulary > kLargestVocabulary) return Support::no("the vocabulary is too large");
     const std::optional<Json> tokenizer = read_json(directory / "tokenizer.json");
     if (!tokenizer) return Support::no("there is no tokenizer.json");
     Json config = read_json(directory / "tokenizer_config.json").value_or(Json::object());

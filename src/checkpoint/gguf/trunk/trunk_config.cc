@@ -40,7 +40,7 @@ class KeyReader {
   }
   int64_t size(std::string_view key) const {
     const double found = required(key);
-    if (found < 0 || found > 4294967295.0 || found != std::floor(found)) {
+    if (found < 1 || found > kLargestPart || found != std::floor(found)) {
       refuse_key(fmt::format("the file's key {} is no size: {}", name(key), found));
     }
     return static_cast<int64_t>(found);
@@ -88,9 +88,12 @@ class TrunkConfig {
   void put(std::string_view key, Json value) {
     if (!config_.contains(std::string(key))) config_[std::string(key)] = std::move(value);
   }
-  Json json_of(double value, KeyKind kind) const {
-    if (kind == KeyKind::kNumber) return shortest_decimal(value);
-    return static_cast<int64_t>(value);
+  static Json json_of(double value, const NamedKey& key) {
+    if (key.kind == KeyKind::kNumber) return shortest_decimal(value);
+    if (value >= 0 && value <= kLargestPart && value == std::floor(value)) {
+      return static_cast<int64_t>(value);
+    }
+    refuse_key(fmt::format("the file's key {} is no size: {}", key.file, value));
   }
 
   void read_key(const NamedKey& key) {
@@ -108,7 +111,7 @@ class TrunkConfig {
       const auto other = config_.find(std::string(key.plus));
       if (other != config_.end()) *value -= other->get<double>();
     }
-    put(key.config, json_of(*value, key.kind));
+    put(key.config, json_of(*value, key));
   }
 
   int64_t head_size() const {

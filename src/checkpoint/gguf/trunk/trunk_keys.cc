@@ -12,7 +12,6 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr double kLargestSize = 4294967295.0;
-
 [[noreturn]] void refuse_config(std::string reason) {
   throw Error(ErrorCode::kUnsupported, {.what = std::move(reason)});
 }
@@ -41,8 +40,14 @@ double required(const io::JsonValue& object, std::string_view key) {
   return *number;
 }
 
+int64_t size_of(double number, std::string_view key) {
+  if (number >= 1 && number <= kLargestPart && number == std::floor(number)) {
+    return static_cast<int64_t>(number);
+  }
+  refuse_config(fmt::format("config.json: {} is no size: {}", key, number));
+}
 int64_t size_at(const io::JsonValue& config, std::string_view key) {
-  return static_cast<int64_t>(required(config, key));
+  return size_of(required(config, key), key);
 }
 
 // The table's own name for a size of files.
@@ -61,10 +66,9 @@ int64_t query_heads(const TrunkTable& table, const io::JsonValue& config) {
 
 int64_t head_size(const TrunkTable& table, const io::JsonValue& config) {
   if (table.has_head_dim) {
-    if (const auto size = number_at(config, "head_dim")) return static_cast<int64_t>(*size);
+    if (const auto size = number_at(config, "head_dim")) return size_of(*size, "head_dim");
   }
-  return size_at(config, config_key(table, "embedding_length")) /
-         std::max<int64_t>(1, query_heads(table, config));
+  return size_at(config, config_key(table, "embedding_length")) / query_heads(table, config);
 }
 
 // rope_parameters of newer configurations, rope_scaling of older ones.
@@ -250,9 +254,9 @@ std::vector<GgufKey> keys_of_config(const TrunkTable& table, std::string_view ar
 TrunkSizes sizes_of_config(const TrunkTable& table, const io::JsonValue& config) {
   TrunkSizes sizes;
   sizes.query_heads = query_heads(table, config);
-  sizes.key_heads =
-      static_cast<int64_t>(number_at(config, config_key(table, "attention.head_count_kv"))
-                               .value_or(static_cast<double>(sizes.query_heads)));
+  const std::string_view key_heads = config_key(table, "attention.head_count_kv");
+  sizes.key_heads = size_of(
+      number_at(config, key_heads).value_or(static_cast<double>(sizes.query_heads)), key_heads);
   if (table.says_head_size) return sizes;
   sizes.latent_keys = size_at(config, "qk_nope_head_dim");
   sizes.latent_values = size_at(config, "v_head_dim");

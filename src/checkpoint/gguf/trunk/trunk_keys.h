@@ -16,6 +16,9 @@
 
 namespace conclave::inline v0::checkpoint {
 
+// The largest head count or size of a head: products of two sums of these fit int64.
+inline constexpr double kLargestPart = 1 << 30;
+
 // The heads and sizes by which rows are put into another order.
 struct TrunkSizes {
   int64_t query_heads = 1;
