@@ -96,8 +96,8 @@ void add_convert_command(CommandLine& line) {
       .required();
   command
       .choice_with_options("--format", options->form, form_names(),
-                           "Form of the experts; GGUF's types make GGUF files, of a directory one "
-                           "of its MoE layers, and the others directories; the gptq forms take "
+                           "Form of the experts; GGUF's types make GGUF files, and the others "
+                           "directories; the gptq forms take "
                            "options, as gptq-int4:group=64,asym; bf16, f16 and f32 are for GGUF "
                            "files")
       .required();
@@ -129,8 +129,8 @@ void add_convert_command(CommandLine& line) {
       "  conclave convert ~/models/Qwen3-30B-A3B /data/qwen3-fp8 --format fp8-block\n"
       "  conclave convert ~/models/Qwen1.5-MoE-A2.7B ./int4 --format int4-group32 \\\n"
       "    --scales search --keep '*.shared_expert.*=source'\n"
-      "  conclave convert ~/models/Qwen3-30B-A3B ./layers.gguf --format q4_k --scales search\n"
-      "  conclave convert Qwen3-30B-A3B-Q4_K_M.gguf ./layers-fp8 --format fp8-block");
+      "  conclave convert ~/models/Qwen3-30B-A3B ./qwen3.gguf --format q4_k --scales search\n"
+      "  conclave convert Qwen3-30B-A3B-Q4_K_M.gguf ./qwen3-fp8 --format fp8-block");
   command.on_run([options] { return run_convert(*options); });
 }
 

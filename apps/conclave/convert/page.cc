@@ -189,6 +189,9 @@ std::string completeness(const ConversionReport& report) {
   if (!report.incomplete.empty()) {
     out += fmt::format("<p><b>MoE layers alone:</b> {}.</p>\n", escaped(report.incomplete));
   }
+  if (!report.no_tokenizer.empty()) {
+    out += fmt::format("<p>No tokenizer: {}.</p>\n", escaped(report.no_tokenizer));
+  }
   if (report.tensors_left_out.empty()) return out;
   return out + fmt::format("<p>{} tensor{} of the source {} not in the result, such as {}.</p>\n",
                            report.tensors_left_out.size(),
