@@ -33,7 +33,7 @@ class CodeBox {
   static constexpr int kTerms = Config::kCodes.terms;
   static constexpr bool kOffsets = Config::kCodes.offsets;
   static constexpr bool kMayHaveZeros = !kOffsets && kTerms == 1;
-  static constexpr int kSteps = 4;  // of 16 columns
+  static constexpr int kSteps = 4;  // each has 16 columns
   static constexpr int kTurns = kDecodeBoxBytes * 8 / kBits / (16 * kSteps);
 
   // The lane's first of two rows of the box, the row of its token beside the box, or null, and the
@@ -45,7 +45,7 @@ class CodeBox {
     const float* offsets;
     const uint16_t* zeros;  // bf16; null if there are none
     int rows;               // from a group's factors to the next's
-    int steps;              // of a group
+    int steps;              // a group has so many
   };
 
   __device__ __forceinline__ CodeBox(const Shared& shared, const Thread& me)

@@ -84,8 +84,8 @@ struct Shared {
   uint64_t* tables_ready;
   uint64_t* intermediate_ready;  // all blocks have stored theirs
   float* stage_scales;           // two per box
-  unsigned char* factors;        // of codes: a part for each stage
-  uint32_t* values;              // of codes, a copy for each lane of a warp
+  unsigned char* factors;        // a part for each stage of codes
+  uint32_t* values;              // what codes stand for, a copy for each lane of a warp
   DecodeTables* tables;
   float* tiles;         // [buffer, warp, i, lane]; later sums [warp, token, row]
   unsigned char* rows;  // input rows, later rounds of slices of intermediate rows

@@ -15,12 +15,12 @@ enum class RowScale : uint8_t { kGroup, kToken, kStatic };
 struct DecodeParams {
   CUtensorMap up_map;    // boxes of 16 rows
   CUtensorMap down_map;  // boxes of pass_rows rows
-  // Of weights that are codes: scales, and zero points or offsets.
+  // Factors of weights that are codes: scales, and zero points or offsets.
   CUtensorMap up_scales;
   CUtensorMap up_seconds;
   CUtensorMap down_scales;
   CUtensorMap down_seconds;
-  int32_t second_bytes = 0;  // of such a number; 0 if there are none
+  int32_t second_bytes = 0;  // a zero point or offset has; 0 if there are none
   DecodePlan plan;
   DecodeShared shared;
   DeviceExperts weights;
@@ -28,7 +28,7 @@ struct DecodeParams {
   activation::DeviceActivation activation;
   RowScale row_scale = RowScale::kGroup;
   bool power_of_two_scales = false;
-  uint32_t values[256] = {};  // of codes: bf16 in the lower half, above it the second term
+  uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
 };
 
 enum class DecodeElement : uint8_t {

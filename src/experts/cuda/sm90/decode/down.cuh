@@ -84,7 +84,7 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
   const uint32_t target =
       ptx::shared_address(shared.rows) + static_cast<uint32_t>(row) * params.shared.down_pitch;
   const char* source = intermediate_row(params, pair);
-  const int chunks = params.plan.row_box_bytes / 16;  // of a box
+  const int chunks = params.plan.row_box_bytes / 16;  // a box has
   for (int chunk = part.begin * chunks + lane; chunk < part.end * chunks; chunk += 32) {
     const bool inside = chunk * 8 < params.plan.intermediate_size;
     ptx::cp_async_16(target + static_cast<uint32_t>(chunk - part.begin * chunks) * 16,

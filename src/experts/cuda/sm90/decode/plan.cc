@@ -16,7 +16,7 @@ namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int64_t kMinStages = 3;
-constexpr int64_t kColumnsOfStep = 16;  // of a product
+constexpr int64_t kColumnsOfStep = 16;  // a product has
 constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }

@@ -42,8 +42,8 @@ struct DecodePlan {
   int32_t num_local_experts = 0;
   int32_t weight_bits = 0;
   int32_t box_columns = 0;
-  int32_t row_box_bytes = 0;  // of a row in shared memory that a box is multiplied by
-  bool makes_codes = false;   // of rows, with scales
+  int32_t row_box_bytes = 0;  // a row in shared memory has beside a box
+  bool makes_codes = false;   // rows become codes with scales
   int32_t up_boxes = 0;       // per row of H
   int32_t down_boxes = 0;     // per row of I
   int32_t tile_features = 0;
@@ -59,12 +59,12 @@ struct DecodePlan {
   int32_t intermediate_bytes = 0;  // per element; float32 if quantised when read
   int64_t intermediate_stride = 0;
   int32_t max_tokens = 0;
-  // Of weights that are codes.
+  // Weights that are codes have these.
   DecodeFactors up_factors;
   DecodeFactors down_factors;
-  int32_t factor_bytes = 0;   // of a stage: scales, then zero points or offsets
+  int32_t factor_bytes = 0;   // a stage has: scales, then zero points or offsets
   int32_t second_factor = 0;  // byte at which these begin
-  int32_t value_bytes = 0;    // of the table of values
+  int32_t value_bytes = 0;    // the table of values has
 };
 
 // Layout of a block's shared memory, in bytes; the ring is at 0. Fewer tokens leave more room for
