@@ -24,10 +24,10 @@ inline constexpr int32_t kDecodeTileBytes = kDecodeConsumers * 16;
 
 // How the columns of a box of codes share factors.
 struct DecodeFactors {
-  int32_t groups = 0;        // of a box that have factors of their own
-  int32_t steps = 0;         // of 16 columns in a group, no more than a box has
-  int32_t columns = 0;       // of a whole group; 0: all
-  int32_t stage_groups = 0;  // that are loaded with a stage
+  int32_t groups = 0;        // with factors of their own, in a box
+  int32_t steps = 0;         // a group has, each of 16 columns, no more than a box
+  int32_t columns = 0;       // a whole group has; 0: all
+  int32_t stage_groups = 0;  // come with a stage
 };
 
 // A box is 128 bytes of K, whose warp is fixed by its number and its expert. A tile of the up
@@ -73,8 +73,8 @@ struct DecodeShared {
   int32_t stages = 0;
   uint32_t barriers = 0;
   uint32_t stage_scales = 0;
-  uint32_t factors = 0;  // of each stage
-  uint32_t values = 0;   // of codes
+  uint32_t factors = 0;  // one part for each stage
+  uint32_t values = 0;   // what codes stand for
   uint32_t tables = 0;
   uint32_t tiles = 0;  // the warps' products, not yet added up
   uint32_t row_scales = 0;
