@@ -53,6 +53,7 @@ struct ExpertsProblem {
   int64_t whole_intermediate_size = 0;
   // Where intermediate_size counts places without a column, too, which groups are filled up with.
   OrderedColumns ordered = {};
+  bool has_float_rows = false;  // a projection makes the rows, in float32
   activation::Activation activation = {};
   bool has_bias = false;
   // A part of plain weights that runs by the row of experts that quantise theirs, and reads the

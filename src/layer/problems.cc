@@ -54,6 +54,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .skipped_columns = skipped_columns(spec.quant, request.part.inner),
           .skipped_rows = skipped_rows(spec.quant, request.part.inner),
           .whole_intermediate_size = spec.intermediate_size,
+          .has_float_rows = spec.latent.size != 0,
           .activation = activation::parse_activation(spec.activation),
           .has_bias = spec.has_bias,
           .target = request.target};

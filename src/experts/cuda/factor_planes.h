@@ -26,11 +26,12 @@ int64_t down_factor_columns(const ExpertsProblem& problem);
 // For kernels that find the scales of blocks by themselves: yes if a slice begins with a block.
 Support begins_with_block(const ExpertsProblem& problem);
 
-// Terms of bf16 that a row's values have for kernels for tensor cores: products of plain rows and
-// factors of columns are not rounded to one. The terms of a stage's columns follow each other.
+// Terms of bf16 that a row's values have beside codes for kernels for tensor cores: float32 rows,
+// which projections and factors of columns make, are not rounded to one. The terms of a stage's
+// columns follow each other.
 inline int32_t row_terms(const ExpertsProblem& problem) {
-  const QuantSpec& quant = problem.quant;
-  return quant.has_column_factors && quant.activations == ActivationScale::kNone ? 2 : 1;
+  const bool are_float32 = problem.quant.has_column_factors || problem.has_float_rows;
+  return are_float32 && problem.quant.activations == ActivationScale::kNone ? 2 : 1;
 }
 
 // Columns of K in a stage: 128 bytes of codes.

@@ -265,8 +265,10 @@ bool CudaMlpPlan::quantises() const {
 }
 
 bool CudaMlpPlan::has_own_rows() const {
+  if (is_plain(problem.weight_dtype)) return false;
   const QuantSpec& quant = problem.quant;
-  return !is_plain(problem.weight_dtype) && (quant.has_column_order || quant.has_column_factors);
+  return quant.has_column_order || quant.has_column_factors ||
+         (problem.has_float_rows && !quantises());
 }
 
 bool CudaMlpPlan::runs_by_reference() const {

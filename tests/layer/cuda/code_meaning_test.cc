@@ -121,6 +121,18 @@ std::vector<CodedForm> coded_forms() {
           {"e5m2, one scale", DType::kF8E5M2, {.weights = WeightScale::kTensor}}};
 }
 
+// Rows behind a projection are float32.
+TEST_F(CudaCodeMeaning, CodesBehindProjections_AreWithinTheBar) {
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    MoeSpec spec = make_spec(5, 2, 264, 72, form.dtype);
+    spec.latent = {.size = 128, .has_norm = true};
+    spec.quant = form.quant;
+    DeviceLayer owned(spec, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 8, 40}) expect_accurate(owned, tokens);
+  }
+}
+
 // A result does not depend on the tile, and so not on the batch that chooses it. Shapes that no
 // tile, stage or group divides.
 TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
@@ -158,6 +170,19 @@ TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
   }
 }
 
+// Has the single launch serve all calls that it can.
+std::shared_ptr<TuningTable> one_launch_table(const MoeSpec& spec) {
+  const Context context({.device = "cuda:0", .num_threads = 1});
+  auto table = std::make_shared<TuningTable>();
+  for (int64_t tokens = 1; tokens <= 8; ++tokens) {
+    for (const TuningEntry& entry :
+         tuning_candidates(context, spec, {.max_tokens = 8}, {}, tokens)) {
+      if (entry.kernel == "cuda.decode_sm90") table->set(entry);
+    }
+  }
+  return table;
+}
+
 // Few tokens take one launch, whose sums run in an order of their own: each form of codes, in
 // shapes that no box, tile or pass divides, with and without a gate.
 TEST_F(CudaCodeMeaning, OneLaunchOfCodes_IsWithinTheBarAndRepeatsItsBits) {
@@ -172,7 +197,7 @@ TEST_F(CudaCodeMeaning, OneLaunchOfCodes_IsWithinTheBarAndRepeatsItsBits) {
     plain.weight_on = WeightOn::kInput;
     for (MoeSpec spec : {odd, biased, deep, plain}) {
       spec.quant = form.quant;
-      DeviceLayer owned(spec, {.max_tokens = 8});
+      DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
       for (int64_t tokens = 1; tokens <= 8; ++tokens) expect_accurate(owned, tokens);
       const Tensor hidden = random_tensor(DType::kBF16, 4, spec.hidden_size, 5);
       const testing::GivenRouting routing =
@@ -207,7 +232,7 @@ TEST_F(CudaCodeMeaning, OneLaunchOfCodes_GivesATokenItsOwnBits) {
     SCOPED_TRACE(form.name);
     MoeSpec spec = make_spec(9, 3, 712, 840, form.dtype);
     spec.quant = form.quant;
-    DeviceLayer owned(spec, {.max_tokens = 8});
+    DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
     const Tensor hidden = random_tensor(DType::kBF16, 8, spec.hidden_size, 5);
     const testing::GivenRouting routing = testing::random_routing(8, 9, 3, 3);
     const auto run = [&](int64_t begin, int64_t count) {

@@ -60,14 +60,18 @@ TEST(CudaPlan, FewRowsAreStreamed_ManyAreTiled) {
   }
 }
 
-TEST(CudaPlan, QuantisedRows_LeaveTheOneLaunchAfterTwoTokens) {
+TEST(CudaPlan, Codes_LeaveTheOneLaunchAfterTwoTokens) {
   MoeSpec spec = qwen3();
   EXPECT_EQ(plan(spec).decode_tokens, 8);
   spec.weight_dtype = DType::kF8E4M3;
   spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
   EXPECT_EQ(plan(spec).decode_tokens, 2);
   spec.quant.activations = ActivationScale::kNone;
-  EXPECT_NE(plan(spec).decode_tokens, 2);
+  EXPECT_EQ(plan(spec).decode_tokens, 2);
+  spec.weight_dtype = DType::kI4;
+  EXPECT_EQ(plan(spec).decode_tokens, 2);
+  spec.latent.size = 512;  // rows behind a projection
+  EXPECT_EQ(plan(spec).decode_tokens, 0);
 }
 
 // A weight may move a value that lies halfway between two codes: bf16 rows have many such values,

@@ -4,7 +4,8 @@
 // = max|x| / 448, or 1 if that is 0; power_of_two rounds s up to a power of two, at least 2^-126. A
 // code is x / s, a float32 division, rounded to nearest even and saturated at 448. NaN has code
 // 0x7F and does not count for the largest magnitude; with an infinity s is infinite, and the
-// infinity's code is 0x7F. With a static step, every x that is not finite has code 0x7F.
+// infinity's code is 0x7F. With a static step, every x that is not finite has code 0x7F. Codes of
+// int8 have s = max|x| / 127, and s is NaN where a value of the row is not finite.
 #pragma once
 
 #include "conclave/dtype.h"

@@ -113,6 +113,14 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
 // Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
 // streamed kernels are 3 to 18 % faster (bench/results/h200/LOG.md).
 constexpr int64_t kPreferredTokensQuantised = 2;
+// A product of codes looks them up for one token as for sixteen, so that streamed kernels, which
+// have more of a block's time for that, are faster from 3 tokens on (bench/results/h200/LOG.md).
+constexpr int64_t kPreferredTokensOfCodes = 2;
+
+int64_t preferred_tokens(const ExpertsProblem& problem) {
+  if (makes_codes(problem)) return kPreferredTokensQuantised;
+  return is_coded(problem) ? kPreferredTokensOfCodes : kDecodeMaxTokens;
+}
 
 }  // namespace
 
@@ -201,7 +209,7 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
 OneLaunchReach decode_reach(const ExpertsProblem& problem) {
   const int64_t most = decode_plan(problem).max_tokens;
   return {.most = most,
-          .preferred = makes_codes(problem) ? std::min(most, kPreferredTokensQuantised) : most,
+          .preferred = std::min(most, preferred_tokens(problem)),
           .measured = kDecodeMaxTokens};
 }
 

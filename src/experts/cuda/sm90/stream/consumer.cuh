@@ -131,7 +131,7 @@ struct Consumer : Epilogue<Config> {
   }
 
   // The same with weights that are codes. Columns of K that share a scale go through tensor cores
-  // unscaled, 16, 32 or 64 at a time; their sums are scaled and added up here. While 64 columns are
+  // unscaled, 16 or 32 at a time; their sums are scaled and added up here. While 64 columns are
   // multiplied, the next are decoded to other registers.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
@@ -163,7 +163,9 @@ struct Consumer : Epilogue<Config> {
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
-#pragma unroll
+        // More copies of the loop would have their lookups moved up, to registers that are not
+        // there.
+#pragma unroll kBuffers
       for (int atom = 0; atom < Config::kAtoms; ++atom) {
         if constexpr (kBuffers == 1) finish();
         operand.decode(ring.slot, atom, a[atom % kBuffers]);

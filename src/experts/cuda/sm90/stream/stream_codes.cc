@@ -7,7 +7,6 @@
 #include "quant/weight_format.h"
 
 #include <array>
-#include <numeric>
 #include <string>
 
 namespace conclave::inline v0::experts {
@@ -26,20 +25,20 @@ constexpr std::array kAllTiles = {
     tile_of({.bits = kBits}, 32, 128), tile_of({.bits = kBits}, 32, 256),
     tile_of({.bits = kBits}, 64, 128), tile_of({.bits = kBits}, 96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
-template <int64_t kBits, int64_t kColumns, bool kOffsets>
+template <int64_t kBits, bool kFine, bool kOffsets>
 constexpr std::array kFewTiles = {
-    tile_of({.bits = kBits, .columns = kColumns, .offsets = kOffsets}, 16, 128),
-    tile_of({.bits = kBits, .columns = kColumns, .offsets = kOffsets}, 64, 128)};
+    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 16, 128),
+    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 64, 128)};
 
 template <int64_t kBits>
 std::span<const DeviceTile> tiles_of_bits(const CodeKernelForm& form) {
-  if (has_all_tiles(form)) return kAllTiles<kBits>;
-  if (form.columns == 16) {
-    if (form.offsets) return kFewTiles<kBits, 16, true>;
-    return kFewTiles<kBits, 16, false>;
+  if (form == CodeKernelForm{.bits = kBits}) return kAllTiles<kBits>;
+  if (form.fine) {
+    if (form.offsets) return kFewTiles<kBits, true, true>;
+    return kFewTiles<kBits, true, false>;
   }
-  if (form.offsets) return kFewTiles<kBits, 32, true>;
-  return kFewTiles<kBits, 32, false>;
+  if (form.offsets) return kFewTiles<kBits, false, true>;
+  return kFewTiles<kBits, false, false>;
 }
 
 // wgmma multiplies 16 columns at once.
@@ -79,15 +78,10 @@ Support stream_codes_supports(const ExpertsProblem& problem) {
 }
 
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
-  const bool offsets = factor_form(problem) == FactorForm::kOffsets;
-  // Sums of 64 columns leave tensor cores alone for longest. Few checkpoints have offsets.
-  int64_t columns = offsets ? 32 : 64;
-  for (const int64_t shared : {gate_up_factor_columns(problem), down_factor_columns(problem)}) {
-    columns = std::gcd(columns, shared);  // 0: all share factors
-  }
   return {.bits = bit_size(problem.weight_dtype),
-          .columns = columns,
-          .offsets = offsets,
+          .fine = gate_up_factor_columns(problem) == kColumnsOfStep ||
+                  down_factor_columns(problem) == kColumnsOfStep,
+          .offsets = factor_form(problem) == FactorForm::kOffsets,
           .two_terms = !quant::format_of(problem.weight_dtype).codes->exact_in_bf16};
 }
 

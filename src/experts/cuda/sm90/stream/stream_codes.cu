@@ -44,7 +44,7 @@ KernelPair kernel_pair() {
 template <int kTokens, Codes kCodes, int kWeightRows = 128>
 KernelPair pair_of_tile() {
   constexpr CodeKernelForm kForm{
-      .bits = kCodes.bits, .columns = 16 * kCodes.steps_of_sum, .offsets = kCodes.offsets};
+      .bits = kCodes.bits, .fine = kCodes.steps_of_sum == 1, .offsets = kCodes.offsets};
   constexpr Shape kShape{.max_tokens = kTokens,
                          .weight_rows = kWeightRows,
                          .atoms = kCodes.bits == 4 ? 4 : 2,
@@ -81,29 +81,20 @@ KernelPair find_in_few(const DeviceTile& tile) {
 
 template <int kBits>
 KernelPair find_kernels(const CodeKernelForm& form, const DeviceTile& tile) {
-  if (form.columns == 16) {
+  if (form.fine) {
     return form.offsets ? find_in_few<Codes{kBits, 1, true}>(tile)
                         : find_in_few<Codes{kBits, 1}>(tile);
   }
-  if (form.offsets) return find_in_few<Codes{kBits, 2, true}>(tile);
-  return form.columns == 32 ? find_in_all<Codes{kBits, 2}>(tile)
-                            : find_in_all<Codes{kBits, 4}>(tile);
-}
-
-KernelPair find_of_two_terms(const CodeKernelForm& form, const DeviceTile& tile) {
-  switch (form.columns) {
-    case 16:
-      return find_in_few<Codes{4, 1, false, 2}>(tile);
-    case 32:
-      return find_in_few<Codes{4, 2, false, 2}>(tile);
-    default:
-      return find_in_few<Codes{4, 4, false, 2}>(tile);
-  }
+  return form.offsets ? find_in_few<Codes{kBits, 2, true}>(tile)
+                      : find_in_all<Codes{kBits, 2}>(tile);
 }
 
 KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const CodeKernelForm form = code_kernel_form(problem);
-  if (form.two_terms) return find_of_two_terms(form, tile);
+  if (form.two_terms) {
+    return form.fine ? find_in_few<Codes{4, 1, false, 2}>(tile)
+                     : find_in_few<Codes{4, 2, false, 2}>(tile);
+  }
   return form.bits == 4 ? find_kernels<4>(form, tile) : find_kernels<8>(form, tile);
 }
 

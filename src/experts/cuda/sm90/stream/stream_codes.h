@@ -31,17 +31,12 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_codes(const ExpertsProblem& pro
 // This tells apart the kernels of a tile.
 struct CodeKernelForm {
   int64_t bits = 0;
-  int64_t columns = 32;  // that are added up before their scale multiplies them: 16, 32 or 64
+  bool fine = false;  // factors of 16 columns
   bool offsets = false;
   bool two_terms = false;  // bf16 holds no code's value, and two of it do
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
-
-// Whether a form has kernels of all tiles: one scale for 32 columns or for 64 and more.
-constexpr bool has_all_tiles(const CodeKernelForm& form) {
-  return form.columns >= 32 && !form.offsets && !form.two_terms;
-}
 
 // Stages that shared memory has room for beside the values of codes, with tiles of 16 to 96 tokens
 // and 128 weight rows, or of up to 32 tokens and 256.
@@ -50,7 +45,7 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
   const int32_t at_16_tokens = form.bits == 4 ? 5 : 7;
   const int32_t by_tokens = tokens <= 16 ? 0 : tokens <= 32 ? 1 : tokens <= 64 ? 2 : 3;
   // Factors of 16 columns take as much room as codes of 4 bits.
-  const bool has_many_factors = form.columns == 16 && (form.offsets || form.bits == 8);
+  const bool has_many_factors = form.fine && (form.offsets || form.bits == 8);
   return at_16_tokens - by_tokens - (has_many_factors ? 1 : 0);
 }
 
