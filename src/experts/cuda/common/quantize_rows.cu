@@ -81,8 +81,11 @@ struct E4m3Rows {
 // No code of int8 says that a value is not finite: the scale of its row does.
 struct Int8Rows {
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    const uint32_t first = static_cast<uint32_t>(__float2int_rn(low)) & 0xFFU;
-    return first | (static_cast<uint32_t>(__float2int_rn(high)) & 0xFFU) << 8;
+    return code(low) | code(high) << 8;
+  }
+  // Subnormal scales have few bits, so that a quotient may be well beyond the largest code.
+  static __device__ __forceinline__ uint32_t code(float quotient) {
+    return static_cast<uint32_t>(max(-128, min(127, __float2int_rn(quotient)))) & 0xFFU;
   }
   static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
     return amax < INFINITY ? quant::step_of(amax, quant::Int8::kLargest, power_of_two) : NAN;

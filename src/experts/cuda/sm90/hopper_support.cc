@@ -61,7 +61,7 @@ Support supports_blocks(const QuantSpec& quant) {
 
 // Codes that are whole numbers add up in 32 bits.
 Support supports_whole_sums(const ExpertsProblem& problem) {
-  constexpr int64_t kMostColumns = int64_t{1} << 17;  // products are up to 2^14
+  constexpr int64_t kMostColumns = (int64_t{1} << 17) - 1;  // products are up to 2^14
   if (problem.quant.weights == WeightScale::kBlock) {
     return Support::no("takes one scale for each weight row; found blocks");
   }
