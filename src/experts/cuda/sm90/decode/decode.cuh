@@ -49,8 +49,10 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
     ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
-    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps);
-    ptx::mbarrier_init(shared.tile_empty + i, 1);
+    // Every lane arrives for what it wrote or read itself, so nothing depends on order within a
+    // warp.
+    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps * 32);
+    ptx::mbarrier_init(shared.tile_empty + i, 32);
   }
   ptx::mbarrier_init(shared.tables_ready, 32);
   ptx::mbarrier_init(shared.intermediate_ready, 1);

@@ -47,8 +47,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
     float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
     for (int k = 0; k < 4; ++k) target[k * 32] = sums.get(0, k);
+    ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     __syncwarp();
-    if (me.lane == 0) ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     buffer.advance();
   }
 }
@@ -134,8 +134,8 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += source[(warp * 4 + k) * 32];
     }
+    ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
     __syncwarp();
-    if (me.lane == 0) ptx::mbarrier_arrive(shared.tile_empty + buffer.slot);
     if (me.lane == 0) shared.tables->tiles[index % kDecodeTileSlots] = kItemUnknown;
     buffer.advance();
 #pragma unroll
