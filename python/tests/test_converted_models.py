@@ -73,6 +73,7 @@ def save_gpt_oss(directory: pathlib.Path) -> pathlib.Path:
 
 
 def test_gpt_oss_stacks_generate_the_same_tokens(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
     source = save_gpt_oss(tmp_path / "bf16")
     out = convert(source, tmp_path / "mxfp4", "gpt-oss-mxfp4")
     names = set(safetensors.read(out / "model.safetensors"))
@@ -268,6 +269,7 @@ def test_gguf_py_reads_the_layers_of_a_directory(tmp_path: pathlib.Path) -> None
 def test_gguf_files_generate_the_same_tokens(
     qwen3_moe: pathlib.Path, tmp_path: pathlib.Path, form: str
 ) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
     out = convert(qwen3_moe, tmp_path / form, form)
 
     def load() -> Any:
