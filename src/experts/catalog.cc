@@ -69,6 +69,15 @@ constexpr double share_of_cache(double terabytes) { return terabytes / kMeasured
 constexpr double share16(double teraflops) { return teraflops / kMeasured.tensor16_teraflops; }
 constexpr double share8(double teraflops) { return teraflops / kMeasured.tensor8_teraflops; }
 
+// Kernels of bytes, whatever these are.
+constexpr TileCost kStreamBytesCost{.products = &cuda::DeviceRates::tensor8_teraflops,
+                                    .product_share = share8(450),
+                                    .memory_share = share_of_memory(4.3)};
+constexpr TileCost kTileBytesCost{.products = &cuda::DeviceRates::tensor8_teraflops,
+                                  .product_share = share8(900),
+                                  .memory_share = share_of_memory(3.9),
+                                  .row_step = 64};
+
 constexpr std::array kOneLaunchRows = {
     OneLaunchRow{{.name = kDecodeSm90, .supports = decode_supports},
                  {.reach = decode_reach, .make = make_decode, .workspace_bytes = decode_bytes}},
@@ -96,17 +105,13 @@ constexpr std::array kDeviceRows = {
                      .tiles = stream_bytes_tiles,
                      .make = make_stream_fp8,
                      .workspace_bytes = stream_bytes_memory,
-                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                              .product_share = share8(450),
-                              .memory_share = share_of_memory(4.3)}}},
+                     .cost = kStreamBytesCost}},
     DeviceKernelRow{{.name = kStreamInt8Sm90, .supports = stream_int8_supports},
                     {.arithmetic = "wgmma_int8",
                      .tiles = stream_bytes_tiles,
                      .make = make_stream_int8,
                      .workspace_bytes = stream_bytes_memory,
-                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                              .product_share = share8(450),
-                              .memory_share = share_of_memory(4.3)}}},
+                     .cost = kStreamBytesCost}},
     DeviceKernelRow{{.name = kStreamCodesSm90, .supports = stream_codes_supports},
                     {.arithmetic = "wgmma_codes",
                      .tiles = stream_codes_tiles,
@@ -133,20 +138,14 @@ constexpr std::array kDeviceRows = {
                      .tiles = tile_bytes_tiles,
                      .make = make_tile_fp8,
                      .workspace_bytes = tile_bytes_memory,
-                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                              .product_share = share8(900),
-                              .memory_share = share_of_memory(3.9),
-                              .row_step = 64},
+                     .cost = kTileBytesCost,
                      .adds_rows = true}},
     DeviceKernelRow{{.name = kTileInt8Sm90, .supports = tile_int8_supports},
                     {.arithmetic = "wgmma_int8",
                      .tiles = tile_bytes_tiles,
                      .make = make_tile_int8,
                      .workspace_bytes = tile_bytes_memory,
-                     .cost = {.products = &cuda::DeviceRates::tensor8_teraflops,
-                              .product_share = share8(900),
-                              .memory_share = share_of_memory(3.9),
-                              .row_step = 64},
+                     .cost = kTileBytesCost,
                      .adds_rows = true}},
 #endif
     DeviceKernelRow{{.name = "cuda.reference", .supports = reference_supports},

@@ -51,7 +51,7 @@ struct ExpertsProblem {
   int64_t skipped_rows = 0;
   // Columns of down over all ranks, whose groups orders of columns name; 0: those of this one.
   int64_t whole_intermediate_size = 0;
-  // Where intermediate_size counts places without a column, too, which groups are filled up with.
+  // Groups are filled up with places without a column; intermediate_size counts these, too.
   OrderedColumns ordered = {};
   bool has_float_rows = false;  // a projection makes the rows, in float32
   activation::Activation activation = {};

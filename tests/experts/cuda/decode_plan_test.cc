@@ -231,13 +231,13 @@ TEST(DecodeSupport, ScalesItCannotUse_AreNamed) {
   EXPECT_NE(decode_supports(problem).reason().find("128x128"), std::string::npos);
   problem = problem_of(kModels[4]);
   problem.quant.activations = ActivationScale::kToken;
-  EXPECT_NE(decode_supports(problem).reason().find("groups"), std::string::npos);
+  EXPECT_NE(decode_supports(problem).reason().find("128 activations"), std::string::npos);
   problem.quant.weights = WeightScale::kChannel;
   EXPECT_TRUE(decode_supports(problem));
   problem.quant.activations = ActivationScale::kGroup;
   EXPECT_NE(decode_supports(problem).reason().find("row"), std::string::npos);
   problem.quant.weights = WeightScale::kNone;
-  EXPECT_NE(decode_supports(problem).reason().find("without scales"), std::string::npos);
+  EXPECT_NE(decode_supports(problem).reason().find("takes weights with scales"), std::string::npos);
 }
 
 }  // namespace

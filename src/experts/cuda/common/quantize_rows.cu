@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_part(uint8_t* target, int32_t count,
   }
 }
 
-// What rows become: codes, two to a half word, and a scale for the largest magnitude.
+// Rows become codes, two to a half word, and have a scale for their largest magnitude.
 struct E4m3Rows {
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     return pack_e4m3(low, high);
@@ -90,7 +90,7 @@ struct Int8Rows {
   static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
     return amax < INFINITY ? quant::step_of(amax, quant::Int8::kLargest, power_of_two) : NAN;
   }
-  // As whole numbers, the bits of magnitudes are in the magnitudes' order, and those of NaN above.
+  // Bits of magnitudes compare as magnitudes do, and those of NaN are above.
   static __device__ __forceinline__ float larger(float amax, float x) {
     return __uint_as_float(max(__float_as_uint(amax), __float_as_uint(fabsf(x))));
   }

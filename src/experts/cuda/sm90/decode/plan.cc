@@ -30,26 +30,6 @@ bool is_coded(const ExpertsProblem& problem) {
   return !is_plain(problem.weight_dtype) && !makes_codes(problem);
 }
 
-Support supports_quant(const QuantSpec& quant) {
-  switch (quant.weights) {
-    case WeightScale::kBlock:
-      if (quant.block_rows != 128 || quant.block_cols != 128)
-        return Support::no("blocks of scales are not 128x128");
-      if (quant.activations != ActivationScale::kGroup)
-        return Support::no("block scales need activations quantised in groups");
-      return Support::yes();
-    case WeightScale::kTensor:
-    case WeightScale::kChannel:
-      if (quant.activations != ActivationScale::kToken &&
-          quant.activations != ActivationScale::kTensorStatic)
-        return Support::no("row scales need activations quantised by row or by a constant");
-      return Support::yes();
-    case WeightScale::kNone:
-      break;
-  }
-  return Support::no("e4m3 weights without scales");
-}
-
 // Codes that the streamed kernel decodes too, beside rows as they are.
 Support supports_coded(const ExpertsProblem& problem) {
   if (Support support = stream_codes_supports(problem); !support) return support;
@@ -106,8 +86,9 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.factor_bytes = plan.second_factor;
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
-  const bool one_term = quant::format_of(problem.weight_dtype).codes->exact_in_bf16;
-  plan.value_bytes = decode_values(one_term) * 32 * narrow(sizeof(uint32_t));
+  // Entries of bytes, or of codes of 4 bits whose values have two terms.
+  const int32_t entries = quant::format_of(problem.weight_dtype).codes->exact_in_bf16 ? 256 : 16;
+  plan.value_bytes = entries * 32 * narrow(sizeof(uint32_t));
 }
 
 // Every block of the single launch quantises the intermediate of all its tokens again: at 4 tokens
@@ -123,8 +104,6 @@ int64_t preferred_tokens(const ExpertsProblem& problem) {
 }
 
 }  // namespace
-
-int32_t decode_values(bool one_term) { return one_term ? 256 : 16; }
 
 DecodePlan decode_plan(const ExpertsProblem& problem) {
   DecodePlan plan;
@@ -223,8 +202,7 @@ Support decode_supports(const ExpertsProblem& problem) {
   if (Support device = is_hopper(problem.gpu()); !device) return device;
   if (problem.weight_dtype == DType::kF32) return Support::no("weights are float32");
   if (makes_codes(problem)) {
-    if (Support support = supports_quant(problem.quant); !support) return support;
-    if (Support support = supports_codes_as_stored(problem); !support) return support;
+    if (Support support = supports_bytes(problem, problem.weight_dtype); !support) return support;
   }
   if (is_coded(problem)) {
     if (Support support = supports_coded(problem); !support) return support;

@@ -85,10 +85,6 @@ struct DecodeShared {
   uint32_t total = 0;
 };
 
-// Entries of the table by which codes become values: of bytes, or of codes of 4 bits whose values
-// have two terms.
-int32_t decode_values(bool one_term);
-
 DecodePlan decode_plan(const ExpertsProblem& problem);
 // `stages` is 0 if too few fit.
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block);

@@ -3,6 +3,7 @@
 
 #include "cuda/launch.h"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/sm90/kernel_names.h"
 #include "experts/cuda/sm90/stream/launch.h"
 #include "experts/cuda/sm90/stream/stream_bytes.cuh"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
@@ -54,20 +55,12 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
   }
 }
 
-// What differs between types of codes.
-struct CodesOfKernel {
-  std::string_view name;  // "cuda.stream_fp8_sm90"
-  std::string_view up;    // names of launches
-  std::string_view down;
-  DType codes;
-};
-
 class StreamBytesKernel final : public DeviceExpertsKernel {
  public:
-  StreamBytesKernel(const CodesOfKernel& codes, const KernelPair& kernels,
+  StreamBytesKernel(const KernelNames& names, const KernelPair& kernels,
                     const ExpertsProblem& problem, const DeviceExperts& weights,
                     const DeviceTile& tile)
-      : codes_(codes), problem_(problem), tile_(tile), kernels_(kernels) {
+      : names_(names), problem_(problem), tile_(tile), kernels_(kernels) {
     allow_shared_bytes(kernels_);
     up_ = up_params(problem, weights, kernels_.up);
     down_ = down_params(problem, weights, kernels_.down);
@@ -78,9 +71,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
   int32_t tile_tokens() const override { return tile_.tokens; }
 
   bool finishes_rows() const override { return true; }
-  std::string describe() const override {
-    return std::string(codes_.name) + " " + to_string(tile_);
-  }
+  std::string describe() const override { return std::string(names_.row) + " " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
     if (call.groups.max_rows == 0) return;
@@ -160,7 +151,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     params.hand_over = rows.hand_over;
     params.items_before = items_before();
     params.groups_are_done = true;
-    enqueue(codes_.up, kernels_.up, params, call.groups.max_tiles, problem_.gpu().multiprocessors,
+    enqueue(names_.up, kernels_.up, params, call.groups.max_tiles, problem_.gpu().multiprocessors,
             stream);
   }
 
@@ -174,7 +165,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
                         .row_stride = rows.stride,
                         .activations = ActivationScale::kToken,
                         .power_of_two = problem_.quant.power_of_two_scales,
-                        .code_dtype = codes_.codes,
+                        .code_dtype = problem_.weight_dtype,
                         .codes = rows.codes,
                         .code_stride = rows.stride,
                         .scales = rows.scales,
@@ -196,11 +187,11 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     params.finish_weights = call.finish.weights;
     params.finish_scale = call.finish.scale;
     set_output(params, call);
-    enqueue(codes_.down, kernels_.down, params, call.groups.max_tiles,
+    enqueue(names_.down, kernels_.down, params, call.groups.max_tiles,
             problem_.gpu().multiprocessors, stream);
   }
 
-  CodesOfKernel codes_;
+  KernelNames names_;
   ExpertsProblem problem_;
   DeviceTile tile_;
   KernelPair kernels_;

@@ -8,10 +8,9 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_fp8(const ExpertsProblem& probl
   const bool gated = problem.activation.gated;
   const bool in_blocks = problem.quant.weights == WeightScale::kBlock;
   return std::make_unique<stream::StreamBytesKernel>(
-      stream::CodesOfKernel{.name = "cuda.stream_fp8_sm90",
-                            .up = "experts.stream_fp8_sm90.up",
-                            .down = "experts.stream_fp8_sm90.down",
-                            .codes = DType::kF8E4M3},
+      KernelNames{.row = "cuda.stream_fp8_sm90",
+                  .up = "experts.stream_fp8_sm90.up",
+                  .down = "experts.stream_fp8_sm90.down"},
       in_blocks ? stream::find_kernels<__nv_fp8_e4m3, Scaling::kBlock>(tile, gated)
                 : stream::find_kernels<__nv_fp8_e4m3, Scaling::kRow>(tile, gated),
       problem, weights, tile);

@@ -6,10 +6,9 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_int8(const ExpertsProblem& prob
                                                       const DeviceExperts& weights,
                                                       const DeviceTile& tile) {
   return std::make_unique<stream::StreamBytesKernel>(
-      stream::CodesOfKernel{.name = "cuda.stream_int8_sm90",
-                            .up = "experts.stream_int8_sm90.up",
-                            .down = "experts.stream_int8_sm90.down",
-                            .codes = DType::kI8},
+      KernelNames{.row = "cuda.stream_int8_sm90",
+                  .up = "experts.stream_int8_sm90.up",
+                  .down = "experts.stream_int8_sm90.down"},
       stream::find_kernels<int8_t, Scaling::kRow>(tile, problem.activation.gated), problem, weights,
       tile);
 }

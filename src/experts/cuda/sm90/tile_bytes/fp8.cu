@@ -9,10 +9,9 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem
   using Row = tile_bytes::KernelFinder<__nv_fp8_e4m3, Scaling::kRow>;
   const bool in_blocks = problem.quant.weights == WeightScale::kBlock;
   return std::make_unique<tile_bytes::TileBytes>(
-      tile_bytes::CodesOfKernel{.name = "cuda.tile_fp8_sm90",
-                                .up = "experts.tile_fp8_sm90.up",
-                                .down = "experts.tile_fp8_sm90.down",
-                                .codes = DType::kF8E4M3},
+      KernelNames{.row = "cuda.tile_fp8_sm90",
+                  .up = "experts.tile_fp8_sm90.up",
+                  .down = "experts.tile_fp8_sm90.down"},
       in_blocks ? Block::find_all(problem) : Row::find_all(problem), problem, weights, tile);
 }
 

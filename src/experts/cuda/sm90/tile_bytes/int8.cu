@@ -6,10 +6,9 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_int8(const ExpertsProblem& proble
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return std::make_unique<tile_bytes::TileBytes>(
-      tile_bytes::CodesOfKernel{.name = "cuda.tile_int8_sm90",
-                                .up = "experts.tile_int8_sm90.up",
-                                .down = "experts.tile_int8_sm90.down",
-                                .codes = DType::kI8},
+      KernelNames{.row = "cuda.tile_int8_sm90",
+                  .up = "experts.tile_int8_sm90.up",
+                  .down = "experts.tile_int8_sm90.down"},
       tile_bytes::KernelFinder<int8_t, Scaling::kRow>::find_all(problem), problem, weights, tile);
 }
 

@@ -3,6 +3,7 @@
 
 #include "cuda/launch.h"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/sm90/kernel_names.h"
 #include "experts/cuda/sm90/tensor_maps.h"
 #include "experts/cuda/sm90/tile_bytes/tile_bytes.cuh"
 #include "experts/cuda/sm90/tile_bytes/tile_bytes.h"
@@ -63,19 +64,11 @@ struct KernelFinder {
   }
 };
 
-// What differs between types of codes.
-struct CodesOfKernel {
-  std::string_view name;  // "cuda.tile_fp8_sm90"
-  std::string_view up;    // names of launches
-  std::string_view down;
-  DType codes;
-};
-
 class TileBytes final : public DeviceExpertsKernel {
  public:
-  TileBytes(const CodesOfKernel& codes, const Kernels& kernels, const ExpertsProblem& problem,
+  TileBytes(const KernelNames& names, const Kernels& kernels, const ExpertsProblem& problem,
             const DeviceExperts& weights, const DeviceTile& tile)
-      : codes_(codes), problem_(problem), weights_(weights), tile_(tile), kernels_(kernels) {
+      : names_(names), problem_(problem), weights_(weights), tile_(tile), kernels_(kernels) {
     up_map_ = problem.activation.gated
                   ? map_gated_weights(problem, weights, kBoxRows)
                   : map_weights(problem,
@@ -90,9 +83,7 @@ class TileBytes final : public DeviceExpertsKernel {
 
   int32_t tile_tokens() const override { return kClusterTokens; }
   bool finishes_rows() const override { return true; }
-  std::string describe() const override {
-    return std::string(codes_.name) + " " + to_string(tile_);
-  }
+  std::string describe() const override { return std::string(names_.row) + " " + to_string(tile_); }
 
   void run(const DeviceExpertsCall& call, CUstream_st* stream) const override {
     if (call.groups.max_rows == 0) return;
@@ -111,7 +102,7 @@ class TileBytes final : public DeviceExpertsKernel {
     up.tickets = workspace + layout.tickets;
     up.hands_over_tiles = call.finish.apply && !quantize_after;
     up.ended = reinterpret_cast<uint32_t*>(workspace + layout.ended);
-    enqueue(codes_.up, kernels_.up,
+    enqueue(names_.up, kernels_.up,
             map_rows(problem_,
                      {call.input.data, call.input.row_stride, call.groups.max_rows,
                       problem_.hidden_size},
@@ -126,7 +117,7 @@ class TileBytes final : public DeviceExpertsKernel {
                           .row_stride = layout.code_stride,
                           .activations = ActivationScale::kToken,
                           .power_of_two = problem_.quant.power_of_two_scales,
-                          .code_dtype = codes_.codes,
+                          .code_dtype = problem_.weight_dtype,
                           .codes = codes,
                           .code_stride = layout.code_stride,
                           .scales = scales,
@@ -140,7 +131,7 @@ class TileBytes final : public DeviceExpertsKernel {
     down.hands_over_tiles = up.hands_over_tiles;
     down.ended = up.ended;
     down.up_feature_tiles = up.feature_tiles;
-    enqueue(codes_.down, call.sums.rows != nullptr ? kernels_.adding : kernels_.down,
+    enqueue(names_.down, call.sums.rows != nullptr ? kernels_.adding : kernels_.down,
             map_rows(problem_,
                      {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size},
                      kBoxTokens),
@@ -217,7 +208,7 @@ class TileBytes final : public DeviceExpertsKernel {
     cuda::launch(name, kernel.function, shape, token_map, weight_map, params);
   }
 
-  CodesOfKernel codes_;
+  KernelNames names_;
   ExpertsProblem problem_;
   DeviceExperts weights_;
   DeviceTile tile_;
