@@ -1,5 +1,5 @@
-// What a model has beside its MoE layers, its trunk: attention, norms, embeddings, dense MLPs. GGUF
-// files and directories of Hugging Face call its tensors and sizes differently.
+// A model's trunk is all that it has beside its MoE layers: attention, norms, embeddings, dense
+// MLPs. GGUF files and directories of Hugging Face call its tensors and sizes differently.
 #pragma once
 
 #include "conclave/checkpoint.h"

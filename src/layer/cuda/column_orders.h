@@ -1,4 +1,4 @@
-// Where a GPU's kernels find codes whose columns have an order: in groups of neighbours.
+// Orders of columns for a GPU, whose kernels find the codes of a group side by side.
 #pragma once
 
 #include "experts/problem.h"
@@ -36,7 +36,7 @@ struct LayerOrders {
   MlpOrder shared;
 };
 
-// What plans assume that have no weights to look at: one order for gate and up, groups of as many
+// Plans that have no weights to look at assume this: one order for gate and up, groups of as many
 // columns as they would have of neighbours; of a slice of columns, the most that it can come to.
 MlpOrder assumed_order(const experts::ExpertsProblem& problem);
 // Lays the problem's codes out so.

@@ -1,4 +1,4 @@
-// Where the rows and columns of stored matrices lie on the device, if their columns have an order.
+// Places on the device of the rows and columns of stored matrices whose columns have an order.
 #pragma once
 
 #include "layer/cuda/column_orders.h"

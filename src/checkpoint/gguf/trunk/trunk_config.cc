@@ -84,7 +84,7 @@ class TrunkConfig {
   }
 
  private:
-  // What the layers' configuration says stays.
+  // The layers' configuration goes first: its values stay.
   void put(std::string_view key, Json value) {
     if (!config_.contains(std::string(key))) config_[std::string(key)] = std::move(value);
   }

@@ -34,7 +34,7 @@ std::vector<GgufKey> keys_of_config(const TrunkTable& table, std::string_view ar
                                     const io::JsonValue& config, int64_t vocabulary);
 TrunkSizes sizes_of_config(const TrunkTable& table, const io::JsonValue& config);
 
-// What config.json needs to know of a file's tensors.
+// Facts of a file's tensors that config.json states.
 struct TrunkFacts {
   std::string_view model_class;
   int64_t vocabulary = 0;

@@ -11,7 +11,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What a name says: the rows of the table that have it, the layer and the ending.
+// A name's parts: the rows of the table that have it, the layer and the ending.
 struct TrunkPlace {
   std::vector<const NamedTensor*> rows;  // none: the family has no such tensor
   std::optional<int64_t> layer;
