@@ -14,6 +14,7 @@
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "experts/cuda/sm90/tile/tile.h"
 #include "experts/cuda/sm90/tile_bytes/tile_bytes.h"
+#include "experts/cuda/sm90/tile_codes/tile_codes.h"
 #endif
 
 #include <array>
@@ -54,6 +55,7 @@ constexpr std::string_view kStreamCodesSm90 = "cuda.stream_codes_sm90";
 constexpr std::string_view kStreamFp8Sm90 = "cuda.stream_fp8_sm90";
 constexpr std::string_view kStreamInt8Sm90 = "cuda.stream_int8_sm90";
 constexpr std::string_view kTileSm90 = "cuda.tile_sm90";
+constexpr std::string_view kTileCodesSm90 = "cuda.tile_codes_sm90";
 constexpr std::string_view kTileFp8Sm90 = "cuda.tile_fp8_sm90";
 constexpr std::string_view kTileInt8Sm90 = "cuda.tile_int8_sm90";
 
@@ -124,6 +126,17 @@ constexpr std::array kDeviceRows = {
                               .wide_share = 0.9},
                      .reads_factors = true,
                      .reads_values = true}},
+    DeviceKernelRow{{.name = kTileCodesSm90, .supports = tile_codes_supports},
+                    {.arithmetic = "wgmma_rounded_codes",
+                     .tiles = tile_codes_tiles,
+                     .make = make_tile_codes,
+                     .workspace_bytes = stream_codes_bytes,
+                     .cost = {.product_share = share16(560),
+                              .memory_share = share_of_memory(3),
+                              .row_step = 64,
+                              .decode_share = share_of_cache(3)},
+                     .reads_factors = true,
+                     .reads_values = true}},
     DeviceKernelRow{{.name = kTileSm90, .supports = tile_sm90_supports},
                     {.arithmetic = "wgmma",
                      .tiles = tile_sm90_tiles,
@@ -174,6 +187,7 @@ constexpr std::array kLeftOutRows = {
     KernelRow{.name = kStreamFp8Sm90, .supports = needs_90a},
     KernelRow{.name = kStreamInt8Sm90, .supports = needs_90a},
     KernelRow{.name = kStreamCodesSm90, .supports = needs_90a},
+    KernelRow{.name = kTileCodesSm90, .supports = needs_90a},
     KernelRow{.name = kTileSm90, .supports = needs_90a},
     KernelRow{.name = kTileFp8Sm90, .supports = needs_90a},
     KernelRow{.name = kTileInt8Sm90, .supports = needs_90a},

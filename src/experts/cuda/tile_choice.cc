@@ -84,11 +84,12 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
   return work;
 }
 
-// Each token is read once, each row written and read again.
-double copy_seconds(const ExpertsProblem& problem, int64_t tokens) {
+// Each token is read once, each row written and read again: in the type of the weights, or as
+// bf16 beside codes that are decoded to it.
+double copy_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row, int64_t tokens) {
+  const int64_t bits = row.reads_factors ? bit_size(DType::kBF16) : bit_size(problem.weight_dtype);
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
-  const double row_bytes =
-      static_cast<double>(problem.hidden_size * bit_size(problem.weight_dtype)) / 8.0;
+  const double row_bytes = static_cast<double>(problem.hidden_size * bits) / 8.0;
   const cuda::DeviceRates& device = problem.gpu().rates;
   return device.launch_seconds + rows * row_bytes / (device.copy_terabytes * 1e12);
 }
@@ -147,7 +148,7 @@ double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
   if (tile.sorted_input) {
     // One expert's rows are in order already.
     const bool in_order = problem.num_local_experts == 1 && problem.top_k == 1;
-    if (!in_order) before = copy_seconds(problem, tokens);
+    if (!in_order) before = copy_seconds(problem, row, tokens);
   }
   const double products =
       std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);

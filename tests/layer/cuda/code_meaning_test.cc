@@ -133,41 +133,94 @@ TEST_F(CudaCodeMeaning, CodesBehindProjections_AreWithinTheBar) {
   }
 }
 
+constexpr const char* kManyRows = "cuda.tile_codes_sm90";
+
+// Those of rows have one scale, and no offset.
+bool has_kernel_of_many_rows(const CodedForm& form) {
+  const QuantSpec& quant = form.quant;
+  if (quant.weights == WeightScale::kBlock) return quant.block_cols <= 128;
+  return quant.zeros != WeightZero::kOffset;
+}
+
 // A result does not depend on the tile, and so not on the batch that chooses it. Shapes that no
 // tile, stage or group divides.
-TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
-  constexpr const char* kKernel = "cuda.stream_codes_sm90";
+void expect_same_bits_of_tiles(const std::string& kernel, const MoeSpec& spec, int64_t tokens) {
   const Context context({.device = "cuda:0", .num_threads = 1});
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 5);
+  std::vector<std::byte> first;
+  int tiles = 0;
+  for (const TuningEntry& entry :
+       tuning_candidates(context, spec, {.max_tokens = tokens}, {}, tokens)) {
+    if (entry.kernel != kernel) continue;
+    SCOPED_TRACE(entry.kernel + ", " + entry.tile + ", T" + std::to_string(tokens));
+    auto table = std::make_shared<TuningTable>();
+    table->set(entry);
+    DeviceLayer owned(spec, {.max_tokens = tokens, .tuning = table});
+    ASSERT_EQ(owned.layer.plan().ladder.back().tile, entry.tile);
+    const Tensor out = testing::run_device_layer(owned, hidden.view(), DType::kBF16).out;
+    const std::vector<std::byte> bytes(out.as<std::byte>(), out.as<std::byte>() + out.size_bytes());
+    if (tiles++ == 0) {
+      expect_accurate(owned, tokens);
+      first = bytes;
+    }
+    EXPECT_EQ(bytes, first);
+  }
+  EXPECT_GE(tiles, 2) << kernel;
+}
+
+TEST_F(CudaCodeMeaning, EveryTileOfCodes_GivesTheSameBits) {
   for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
     for (MoeSpec spec :
          {make_spec(5, 2, 712, 328, form.dtype), make_spec(4, 2, 1160, 72, form.dtype)}) {
       spec.quant = form.quant;
       spec.has_bias = true;
       for (const int64_t tokens : {1, 37, 290}) {
-        const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 5);
-        std::vector<std::byte> first;
-        int tiles = 0;
-        for (const TuningEntry& entry :
-             tuning_candidates(context, spec, {.max_tokens = tokens}, {}, tokens)) {
-          if (entry.kernel != kKernel) continue;
-          SCOPED_TRACE(std::string(form.name) + ", " + entry.tile + ", T" + std::to_string(tokens));
-          auto table = std::make_shared<TuningTable>();
-          table->set(entry);
-          DeviceLayer owned(spec, {.max_tokens = tokens, .tuning = table});
-          ASSERT_EQ(owned.layer.plan().ladder.back().tile, entry.tile);
-          const Tensor out = testing::run_device_layer(owned, hidden.view(), DType::kBF16).out;
-          const std::vector<std::byte> bytes(out.as<std::byte>(),
-                                             out.as<std::byte>() + out.size_bytes());
-          if (tiles++ == 0) {
-            expect_accurate(owned, tokens);
-            first = bytes;
-          }
-          EXPECT_EQ(bytes, first);
-        }
-        EXPECT_GE(tiles, 2) << form.name;
+        expect_same_bits_of_tiles("cuda.stream_codes_sm90", spec, tokens);
       }
     }
   }
+}
+
+// The same of kernels of many rows, which round weights where scales are those of groups. Tiles of
+// every width, and several to an expert.
+TEST_F(CudaCodeMeaning, EveryTileOfManyRows_GivesTheSameBits) {
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    MoeSpec biased = make_spec(4, 2, 1032, 776, form.dtype);
+    biased.has_bias = true;
+    MoeSpec plain = make_spec(3, 2, 776, 840, form.dtype);
+    plain.activation = {.name = "relu2_no_mul"};
+    for (MoeSpec spec : {biased, plain}) {
+      spec.quant = form.quant;
+      if (!has_kernel_of_many_rows(form)) {
+        EXPECT_THROW(DeviceLayer(spec, {.max_tokens = 8, .kernel = kManyRows}), Error);
+        continue;
+      }
+      for (const int64_t tokens : {1, 200, 490, 1100}) {
+        expect_same_bits_of_tiles(kManyRows, spec, tokens);
+      }
+    }
+  }
+}
+
+// Rows whose scales are few, or few columns, would not average out what rounding weights costs.
+TEST_F(CudaCodeMeaning, KernelsOfManyRows_RefuseFewScalesAndFewColumns) {
+  const auto expect_refused = [](int64_t hidden, int64_t intermediate, int64_t columns,
+                                 const char* reason) {
+    MoeSpec spec = make_spec(4, 2, hidden, intermediate, DType::kI4);
+    spec.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+    try {
+      const DeviceLayer refused(spec, {.max_tokens = 8, .kernel = kManyRows});
+      ADD_FAILURE() << hidden << " " << intermediate << " " << columns;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    }
+  };
+  expect_refused(504, 1024, 32, "at least 512 columns; found 504");
+  expect_refused(1024, 504, 32, "at least 512 columns; found 504");
+  expect_refused(1024, 640, 128, "at least 6 scales");
+  expect_refused(2048, 2048, 256, "up to 128 columns each; found one for 256");
 }
 
 // Has the single launch serve all calls that it can.

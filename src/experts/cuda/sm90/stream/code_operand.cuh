@@ -33,6 +33,53 @@ __device__ __forceinline__ void fill_values(const CodedParams& params,
   }
 }
 
+// Looks values up for a thread, in its own copy of the table.
+template <class Config>
+class CodeValues {
+ public:
+  __device__ __forceinline__ CodeValues(const SharedStorage<Config>& shared, int32_t lane)
+      : pair_(lane % 4), own_(4 * lane), values_(ptx::shared_address(shared.codes.values)) {}
+
+  // The thread has columns 2 pair() and 2 pair() + 1 of each eight.
+  __device__ __forceinline__ int32_t pair() const { return pair_; }
+
+  // Both values of the byte of `codes` that is this thread's: its offset in the table has seven
+  // more bits, of lanes.
+  __device__ __forceinline__ uint32_t of_byte(uint32_t codes) const {
+    return look_up(__funnelshift_r(codes, codes, 8 * pair_ - 7) & 0x7f80U);
+  }
+  // The first and the second terms of both values of that byte.
+  __device__ __forceinline__ void terms_of_byte(uint32_t codes, uint32_t& first,
+                                                uint32_t& second) const {
+    const uint32_t pair = codes >> (8 * pair_);
+    const uint32_t low = look_up((pair & 0xfU) << 7);
+    const uint32_t high = look_up((pair & 0xf0U) << 3);
+    first = __byte_perm(low, high, 0x5410);
+    second = __byte_perm(low, high, 0x7632);
+  }
+  // The values of two codes of a byte each.
+  __device__ __forceinline__ uint32_t of_bytes(uint32_t codes) const {
+    const uint32_t low = look_up((codes & 0xffU) << 7);
+    const uint32_t high = look_up((codes & 0xff00U) >> 1);
+    return __byte_perm(low, high, 0x5410);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t look_up(uint32_t offset) const {
+    uint32_t value = 0;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(values_ + (offset | own_)));
+    return value;
+  }
+
+  int32_t pair_;
+  uint32_t own_;  // where the thread's copies begin
+  uint32_t values_;
+};
+
+__device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
+  return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
 template <class Config>
 class CodeOperand {
  public:
@@ -44,19 +91,18 @@ class CodeOperand {
                                          int32_t warp, int32_t lane, bool gated)
       : params_(static_cast<const CodedParams&>(params)),
         shared_(shared),
+        values_(shared, lane),
         swizzle_(lane / 4),
-        pair_(lane % 4),
         // The codes of a thread's first row; the second is eight rows below. With a gate these are
         // the rows of gate and up of one feature.
         row_((16 * warp + lane / 4) * Config::kAtomBytes),
         first_factor_(gated ? 8 * warp + lane / 4 : 16 * warp + lane / 4),
-        second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : first_factor_ + 8),
-        values_(ptx::shared_address(shared.codes.values) + 4 * lane) {}
+        second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : first_factor_ + 8) {}
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int atom, Fragments& a) const {
     // Uniform over the grid.
-    if (!Config::kCodes.offsets && kTerms == 1 && params_.has_zeros) {
+    if (!Config::kCodes.offsets && kTerms == 1 && params_.shift_bytes != 0) {
       decode_part<true>(slot, atom, a);
     } else {
       decode_part<false>(slot, atom, a);
@@ -101,12 +147,12 @@ class CodeOperand {
         if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint32_t codes_of_lanes = word(words[i % 2][step / 2], step % 2 * 2 + i / 2);
+          const uint32_t codes_of_lanes = word_of(words[i % 2][step / 2], step % 2 * 2 + i / 2);
           if constexpr (kTerms == 1) {
-            const uint32_t value = value_of_byte(codes_of_lanes);
+            const uint32_t value = values_.of_byte(codes_of_lanes);
             a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
           } else {
-            terms_of_byte(codes_of_lanes, a.step[step][0][i], a.step[step][1][i]);
+            values_.terms_of_byte(codes_of_lanes, a.step[step][0][i], a.step[step][1][i]);
           }
         }
       }
@@ -118,8 +164,9 @@ class CodeOperand {
         for (int i = 0; i < 4; ++i) {
           const uint8_t* chunk =
               codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle_) * 16;
-          const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
-          a.step[step][0][i] = shifted<kZeros>(value_of_pair(both), zeros.of[i % 2]);
+          const uint32_t both =
+              *reinterpret_cast<const uint16_t*>(chunk + 2 * values_.pair() + i / 2 * 8);
+          a.step[step][0][i] = shifted<kZeros>(values_.of_bytes(both), zeros.of[i % 2]);
         }
       }
     }
@@ -136,35 +183,6 @@ class CodeOperand {
     zeros.of[1] = group[second_factor_] * 0x10001U;
   }
 
-  static __device__ __forceinline__ uint32_t word(const uint4& words, int i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-  }
-
-  __device__ __forceinline__ uint32_t look_up(uint32_t offset) const {
-    uint32_t value = 0;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(values_ + offset));
-    return value;
-  }
-  // Both values of the byte of `codes` that is this thread's: its offset in the table has seven
-  // more bits, of lanes.
-  __device__ __forceinline__ uint32_t value_of_byte(uint32_t codes) const {
-    return look_up(__funnelshift_r(codes, codes, 8 * pair_ - 7) & 0x7f80U);
-  }
-  // The first and the second terms of both values of that byte.
-  __device__ __forceinline__ void terms_of_byte(uint32_t codes, uint32_t& first,
-                                                uint32_t& second) const {
-    const uint32_t pair = codes >> (8 * pair_);
-    const uint32_t low = look_up((pair & 0xfU) << 7);
-    const uint32_t high = look_up((pair & 0xf0U) << 3);
-    first = __byte_perm(low, high, 0x5410);
-    second = __byte_perm(low, high, 0x7632);
-  }
-  __device__ __forceinline__ uint32_t value_of_pair(uint32_t codes) const {
-    const uint32_t low = look_up((codes & 0xffU) << 7);
-    const uint32_t high = look_up((codes & 0xff00U) >> 1);
-    return __byte_perm(low, high, 0x5410);
-  }
-
   template <bool kZeros>
   static __device__ __forceinline__ uint32_t shifted(uint32_t values, uint32_t zeros) {
     if constexpr (kZeros) asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(values) : "r"(zeros));
@@ -173,12 +191,11 @@ class CodeOperand {
 
   const CodedParams& params_;
   const SharedStorage<Config>& shared_;
+  CodeValues<Config> values_;
   int32_t swizzle_;
-  int32_t pair_;
   int32_t row_;
   int32_t first_factor_;
   int32_t second_factor_;
-  uint32_t values_;
 };
 
 }  // namespace conclave::inline v0::experts::stream

@@ -31,8 +31,12 @@ constexpr Widths widths(int max_tokens) {
       return {{16, 48, 64, 80}, 4};
     case 96:
       return {{32, 64, 80, 96}, 4};
+    case 144:
+      return {{64, 72, 80, 96, 128, 144}, 6};
     case 160:
       return {{64, 96, 112, 120, 128, 136, 144, 160}, 8};
+    case 256:
+      return {{96, 128, 144, 176, 224, 256}, 6};
     default:
       return {{16, 32, 48, 64}, 4};
   }
@@ -52,6 +56,8 @@ struct Shape {
   // gathering them costs a quarter of the time of a product that is not limited by memory.
   bool sorted = false;
   int consumers = 2;  // warpgroups that multiply
+  // Tokens have a ring of so many stages of an atom each, if it is not that of the weights.
+  int token_stages = 0;
 };
 
 // Weights that are codes ask this of a kernel.
@@ -59,14 +65,20 @@ struct Codes {
   int bits = 0;  // 0: weights are elements
   // Sums of so many times 16 columns have one scale.
   int steps_of_sum = 2;
-  bool offsets = false;  // w = value scale - offset
+  bool offsets = false;  // w = value scale - offset; with `rounded`, or (value - zero) scale
   // Values of bf16 that add up to a code's.
   int terms = 1;
+  // Weights are rounded to bf16, factors and all, so that sums need none: for many rows, beside
+  // whose sums there is no room for those of a few columns.
+  bool rounded = false;
+  // With `rounded`: a scale is that of a whole row, so that sums are multiplied by it, and nothing
+  // is rounded.
+  bool whole_rows = false;
 };
 
 // One block per multiprocessor: warpgroups multiply 64 or 128 weight rows each, and one more fills
-// the ring. There are two of them, or four where they decode codes of few rows: these wait for
-// their own lookups, and others use the time. The ring is as deep as shared memory allows: a
+// the ring. There are two of them, or three or four where they decode codes: these wait for their
+// own lookups, and others use the time. The ring is as deep as shared memory allows: a
 // multiprocessor must keep 64 KiB of weights in flight for its share of the memory's rate.
 //
 // Weights are elements like those of the rows, or codes that consumers decode to such elements: the
@@ -77,6 +89,7 @@ struct Config {
   static constexpr Codes kCodes = kCodes_;
   static constexpr int kCodeBits = kCodes.bits;
   static constexpr bool kIsCoded = kCodeBits != 0;
+  static constexpr bool kRounds = kCodes.rounded;
   using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
   static constexpr int kMaxTokens = kShape.max_tokens;
   static constexpr Widths kWidths = widths(kMaxTokens);
@@ -94,15 +107,18 @@ struct Config {
   static constexpr int kBurst = kShape.burst;
   static constexpr bool kSorted = kShape.sorted;
   // Results are stored in lines of 128 bytes or more, collected from the warps of a warpgroup.
-  static constexpr bool kWholeLines = kShape.sorted && kSlices == 2 && !kIsByte;
+  static constexpr bool kWholeLines = (kShape.sorted && kSlices == 2 && !kIsByte) || kRounds;
   static constexpr int kAtomBytes = 128;
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
   static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // per atom
   static constexpr int kWeightAtoms = kIsCoded ? 1 : kAtoms;
   static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
+  static constexpr bool kHasTokenRing = kShape.token_stages != 0;
+  static constexpr int kTokenStages = kHasTokenRing ? kShape.token_stages : kStages;
+  static constexpr int kTokenAtoms = kHasTokenRing ? 1 : kAtoms;
   // Rows of a TMA box of tokens; a tile takes as many boxes as its rows need.
-  static constexpr int kTokenBox = kMaxTokens % 32 == 0 ? 32 : 16;
+  static constexpr int kTokenBox = kMaxTokens == 144 ? 48 : kMaxTokens % 32 == 0 ? 32 : 16;
   static constexpr int kConsumerWarps = 4 * kConsumers;
   static constexpr int kGatherWarps = 3;
   static constexpr int kThreads = 32 * (kConsumerWarps + 1 + kGatherWarps);
@@ -110,14 +126,16 @@ struct Config {
   // others are multiplied, need registers that the producers give up.
   static constexpr bool kMovesRegisters =
       kIsCoded || kMaxTokens / 2 * (kSlices + (kIsByte ? 1 : 0)) > 112;
-  static constexpr uint32_t kConsumerRegisters = kConsumers == 2 ? 224 : 104;
+  static constexpr uint32_t kConsumerRegisters = kConsumers == 2   ? 224
+                                                 : kConsumers == 3 ? 152
+                                                                   : 104;
   static constexpr uint32_t kProducerRegisters = 56;
   // Warps that ask for more than a block was given at its launch would wait for ever.
   static constexpr uint32_t kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(128 * (kConsumers * kConsumerRegisters + kProducerRegisters) <=
                 kThreads * kLaunchRegisters);
   // Stages of weights that the down product prefetches to L2 while it waits: 256 KiB per block.
-  static constexpr int kStagesAhead = (256 << 10) / (kWeightAtoms * kWeightRows * 128);
+  static constexpr int kStagesAhead = (256 << 10) / (kWeightAtoms * kWeightBytes);
   // Experts with more rows than a tile holds are cut evenly: a last tile of few rows would read all
   // weights for them. With few rows per expert such experts are rare, and finding them always costs
   // time.
@@ -126,10 +144,11 @@ struct Config {
   // others through a ring. The ring needs no signal that a slot is free: each item in flight holds
   // at least one of kStages stages, and only one item is drawn ahead.
   static constexpr int kItems = kIsByte ? kStages + 3 : 1;
-  static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 128 == 0);
+  static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 64 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
   static_assert(!kIsInteger || kScaling == Scaling::kRow);
   static_assert(!kIsCoded || (kDepth * kCodeBits == 8 * kAtomBytes && kSlices == 1));
+  static_assert(kRounds == kHasTokenRing && (!kRounds || kSorted));
 
   // Where a stage's weights begin along K, in elements of their tensor map.
   static __device__ __forceinline__ int32_t weight_column(int32_t stage, int atom) {
@@ -161,12 +180,12 @@ struct CodeStaging {
 };
 
 // Result rows of each warpgroup before they are stored: one half is filled while the other is
-// stored. A half has 32 rows of 128 bytes or 16 of 256, with 16 bytes after each, so that 8 rows
-// begin in different banks.
+// stored. A half has 32 rows of 64 bytes a slice or 16 of 128, with 16 bytes after each, so that 8
+// rows begin in different banks.
 template <class Config>
 struct LineStaging {
-  static constexpr int kBytes = Config::kWholeLines ? 32 * (128 + 16) : 16;
-  alignas(16) uint8_t halves[2][2][kBytes];
+  static constexpr int kBytes = Config::kWholeLines ? 32 * (64 * Config::kSlices + 16) : 16;
+  alignas(16) uint8_t halves[Config::kConsumers][2][kBytes];
 };
 
 // Consumers need this to decode a stage's codes: the values of a byte, or of a code where these
@@ -174,8 +193,9 @@ struct LineStaging {
 // the weight rows for each group of columns, scales first and offsets or zero points behind them.
 template <Codes kCodes, int kStages, int kDepth, int kRows>
 struct CodeStorage {
-  static constexpr int kGroups = kDepth / 16 / kCodes.steps_of_sum;
-  static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : 6);
+  static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
+  static constexpr bool kHasZeros = !kCodes.rounded || kCodes.whole_rows;
+  static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : kHasZeros ? 6 : 4);
   static constexpr int kValues = kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
   alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
   alignas(128) uint32_t values[kValues][32];
@@ -187,7 +207,7 @@ template <class Config>
 struct SharedStorage {
   // The pattern of the 128-byte swizzle repeats every 1024 bytes.
   alignas(1024) uint8_t weights[Config::kStages][Config::kWeightAtoms][Config::kWeightBytes];
-  alignas(1024) uint8_t tokens[Config::kStages][Config::kAtoms][Config::kTokenBytes];
+  alignas(1024) uint8_t tokens[Config::kTokenStages][Config::kTokenAtoms][Config::kTokenBytes];
   alignas(16) float token_scales[Config::kStages][Config::kAtoms]
                                 [Config::kBlockScales ? Config::kMaxTokens : 4];
   float weight_scales[Config::kStages][Config::kAtoms][2];
@@ -204,6 +224,8 @@ struct SharedStorage {
   uint64_t item_full[Config::kItems];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
+  uint64_t tokens_full[Config::kHasTokenRing ? Config::kTokenStages : 1];
+  uint64_t tokens_empty[Config::kHasTokenRing ? Config::kTokenStages : 1];
 };
 
 // Scales of products of bytes. Blocks are 128 columns of K.
@@ -277,7 +299,7 @@ struct CodedParams : Params {
   // bf16 zero points or, for kernels of them, float32 offsets.
   CUtensorMap scales;
   CUtensorMap shifts;
-  bool has_zeros = false;
+  int32_t shift_bytes = 0;      // of a zero point or an offset; 0: there are none
   int32_t group = 0;            // columns of a group
   int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
   int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage

@@ -5,6 +5,7 @@
 #include "cuda/device/wgmma.cuh"
 #include "experts/cuda/sm90/stream/code_operand.cuh"
 #include "experts/cuda/sm90/stream/epilogue.cuh"
+#include "experts/cuda/sm90/stream/rounded_operand.cuh"
 
 namespace conclave::inline v0::experts::stream {
 
@@ -20,6 +21,8 @@ struct Consumer : Epilogue<Config> {
   using Base::shared;
   using Base::warp;
   using Element = typename Config::Element;
+
+  RingPosition<Config::kTokenStages> tokens = {};  // of kernels that have a ring of them
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {
@@ -41,7 +44,9 @@ struct Consumer : Epilogue<Config> {
   // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
-    if constexpr (Config::kIsCoded) {
+    if constexpr (Config::kRounds) {
+      multiply_rounded<N, kProduct>(d);
+    } else if constexpr (Config::kIsCoded) {
       multiply_codes<N, kProduct>(d);
     } else {
       multiply_values<N, kProduct>(d);
@@ -154,47 +159,132 @@ struct Consumer : Epilogue<Config> {
     const Operand operand(params, shared, warp, lane,
                           kProduct == Product::kUp && params.activation.gated);
     typename Operand::Fragments a[kBuffers];
-    int32_t previous = 0;
     const auto finish = [&] {
       ptx::wgmma_wait_group<0>();
 #pragma unroll
       for (GroupSums<N>& set : sums) add_group<N>(d, set);
     };
-    for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+    const auto begin_stage = [&] {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
-        // More copies of the loop would have their lookups moved up, to registers that are not
-        // there.
-#pragma unroll kBuffers
-      for (int atom = 0; atom < Config::kAtoms; ++atom) {
-        if constexpr (kBuffers == 1) finish();
-        operand.decode(ring.slot, atom, a[atom % kBuffers]);
-        if constexpr (kBuffers > 1) finish();
-        if (atom == 0 && stage > 0) release(previous);
-        const uint64_t b =
-            ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[ring.slot][atom]));
+    };
+    // Leaves the last sums unfinished.
+    const auto multiply = [&](int32_t slot, int atom, const typename Operand::Fragments& codes) {
+      const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
 #pragma unroll
-        for (int sum = 0; sum < kMostSets; ++sum) {
-          const int set = sum % kSets;
-          if (set == 0 && sum > 0) finish();
-          sums[set].scales = operand.scales(ring.slot, 4 * atom + sum * kSteps);
-          if constexpr (Config::kCodes.offsets) {
-            sums[set].offsets = operand.offsets(ring.slot, 4 * atom + sum * kSteps);
-          }
-          if (set == 0) ptx::wgmma_fence();
-#pragma unroll
-          for (int step = 0; step < kSteps; ++step) {
-            const int k = sum * kSteps + step;
-            multiply_step<N>(sums[set], a[atom % kBuffers].step[k], b + 2 * k, step > 0);
-          }
-          if (set == kSets - 1) ptx::wgmma_commit_group();
+      for (int sum = 0; sum < kMostSets; ++sum) {
+        const int set = sum % kSets;
+        if (set == 0 && sum > 0) finish();
+        sums[set].scales = operand.scales(slot, 4 * atom + sum * kSteps);
+        if constexpr (Config::kCodes.offsets) {
+          sums[set].offsets = operand.offsets(slot, 4 * atom + sum * kSteps);
         }
+        if (set == 0) ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          const int k = sum * kSteps + step;
+          multiply_step<N>(sums[set], codes.step[k], b + 2 * k, step > 0);
+        }
+        if (set == kSets - 1) ptx::wgmma_commit_group();
       }
-      previous = ring.slot;
-      ring.advance();
+    };
+    // No product may be unfinished where a loop begins anew: its registers would be no other
+    // width's.
+    if constexpr (kBuffers == 1) {
+      for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
+        begin_stage();
+#pragma unroll 1
+        for (int atom = 0; atom < Config::kAtoms; ++atom) {
+          operand.decode(ring.slot, atom, a[0]);
+          multiply(ring.slot, atom, a[0]);
+          finish();
+        }
+        release(ring.slot);
+        ring.advance();
+      }
+    } else {
+      begin_stage();
+      operand.decode(ring.slot, 0, a[0]);
+      for (int32_t left = params.depth_stages; left > 0; --left) {
+        const int32_t slot = ring.slot;
+#pragma unroll 1
+        for (int atom = 0; atom < Config::kAtoms; atom += 2) {
+          multiply(slot, atom, a[0]);
+          operand.decode(slot, atom + 1, a[1]);
+          finish();
+          multiply(slot, atom + 1, a[1]);
+          const bool is_last = atom + 2 == Config::kAtoms;
+          if (is_last) ring.advance();
+          if (is_last && left > 1) begin_stage();
+          // Behind the last stage this decodes what is never used, since a condition would have
+          // sums moved.
+          operand.decode(ring.slot, is_last ? 0 : atom + 2, a[0]);
+          finish();
+        }
+        release(slot);
+      }
     }
-    finish();
-    release(previous);
+  }
+
+  // The same with codes that become weights of bf16: sums stay in wgmma's accumulators over all of
+  // K. An atom is decoded while the one before it is multiplied.
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void multiply_rounded(float (&d)[kSlices][N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) d[0][i] = 0.0F;
+    RoundedOperand<Config> operand(params, shared, warp, lane,
+                                   kProduct == Product::kUp && params.activation.gated);
+    RoundedFragments even;
+    RoundedFragments odd;
+    const int32_t atoms = even_atoms(params, Config::kAtomDepth);
+    ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+    operand.decode(ring.slot, 0, even);
+    float2 row_scales = {1.0F, 1.0F};
+    if constexpr (Config::kCodes.whole_rows) row_scales = operand.row_scales();
+    for (int32_t atom = 0; atom < atoms; atom += 2) {
+      multiply_decoded<N>(d[0], even);
+      decode_next(operand, odd, atom + 1, atoms);
+      multiply_decoded<N>(d[0], odd);
+      decode_next(operand, even, atom + 2, atoms);
+    }
+    ring.advance();
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      ptx::wgmma_fence_operand(d[0][i]);
+      if constexpr (Config::kCodes.whole_rows) {
+        d[0][i] *= i % 4 < 2 ? row_scales.x : row_scales.y;
+      }
+    }
+  }
+
+  template <int N>
+  __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2], const RoundedFragments& a) {
+    const int32_t slot = tokens.slot;
+    ptx::mbarrier_wait(&shared.tokens_full[slot], tokens.phase);
+    const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][0]));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < RoundedFragments::kSteps; ++step) {
+      ptx::WgmmaOfRegisters<N>::mma(d, a.step[step], b + 2 * step, true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Decodes an atom while the one before it is multiplied, and settles that. No product may be
+  // unfinished where a loop begins anew: its registers would be no other width's. Behind the last
+  // atom this decodes what is never used, since a condition would have sums moved.
+  __device__ __forceinline__ void decode_next(RoundedOperand<Config>& operand, RoundedFragments& a,
+                                              int32_t atom, int32_t atoms) {
+    const int32_t of_stage = atom % Config::kAtoms;
+    if (of_stage == 0 && atom < atoms) {
+      ring.advance();
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+    }
+    operand.decode(ring.slot, of_stage, a);
+    ptx::wgmma_wait_group<0>();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.tokens_empty[tokens.slot]);
+    tokens.advance();
+    if (atom + 1 == atoms || (atom < atoms && of_stage == Config::kAtoms - 1)) release(ring.slot);
   }
 
   template <int N>
@@ -215,17 +305,16 @@ struct Consumer : Epilogue<Config> {
       Base::template scale_rows<N, Product::kUp>(d[slice], tile);
       Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
       Base::template activate_gated<N>(d[slice]);
-      if constexpr (!Config::kWholeLines) {
-        const int32_t feature = Base::first_feature(feature_tile, slice, 8);
-        Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, true);
-        if (Base::stores_floats()) {
-          Base::template store_floats<N>(d[slice], tile, feature + lane / 4, true);
-        } else {
-          Base::template store_gated<N>(d[slice], tile, feature);
-        }
+      const int32_t feature = Base::first_feature(feature_tile, slice, 8);
+      Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, true);
+      if (Base::stores_floats()) {
+        Base::template store_floats<N>(d[slice], tile, feature + lane / 4, true);
+      } else if constexpr (!Config::kWholeLines) {
+        Base::template store_gated<N>(d[slice], tile, feature);
       }
     }
     if constexpr (Config::kWholeLines) {
+      if (Base::stores_floats()) return;
       Base::template store_gated_lines<N>(d, tile, Base::first_of_group(feature_tile, 8));
     }
   }
@@ -255,19 +344,18 @@ struct Consumer : Epilogue<Config> {
       } else {
         Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
       }
-      if constexpr (!Config::kWholeLines) {
-        const int32_t feature = Base::first_feature(feature_tile, slice, 16);
-        if constexpr (kProduct == Product::kUp) {
-          Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, false);
-        }
-        if (kProduct == Product::kUp && Base::stores_floats()) {
-          Base::template store_floats<N>(d[slice], tile, feature + lane / 4, false);
-        } else {
-          Base::template store_plain<N>(d[slice], tile.count, feature, slots);
-        }
+      const int32_t feature = Base::first_feature(feature_tile, slice, 16);
+      if constexpr (kProduct == Product::kUp) {
+        Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, false);
+      }
+      if (kProduct == Product::kUp && Base::stores_floats()) {
+        Base::template store_floats<N>(d[slice], tile, feature + lane / 4, false);
+      } else if constexpr (!Config::kWholeLines) {
+        Base::template store_plain<N>(d[slice], tile.count, feature, slots);
       }
     }
     if constexpr (Config::kWholeLines) {
+      if (kProduct == Product::kUp && Base::stores_floats()) return;
       Base::template store_plain_lines<N>(d, tile.count, Base::first_of_group(feature_tile, 16),
                                           slots);
     }

@@ -271,11 +271,12 @@ struct Epilogue {
     ptx::named_barrier_sync(1 + warp / 4, kWarpgroup);
   }
 
-  // Stores 64 features of each row of the intermediate, 32 rows at a time.
+  // Stores 32 features a slice of each row of the intermediate, 32 rows at a time.
   template <int N>
   __device__ __forceinline__ void store_gated_lines(const float (&d)[kSlices][N / 2],
                                                     const TokenTile& tile, int32_t feature) {
-    constexpr int kRowBytes = 128 + 16;
+    constexpr int kRowBytes = 64 * kSlices + 16;
+    constexpr int kLanes = 4 * kSlices;  // of a row
 #pragma unroll
     for (int first = 0; first < N; first += 32) {
       uint8_t* lines = next_lines();
@@ -294,8 +295,8 @@ struct Epilogue {
       meet_warpgroup();
       const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
 #pragma unroll
-      for (int32_t row = thread / 8; row < 32; row += 16) {
-        const int32_t column = thread % 8 * 8;
+      for (int32_t row = thread / kLanes; row < 32; row += kWarpgroup / kLanes) {
+        const int32_t column = thread % kLanes * 8;
         if (first + row >= tile.count || feature + column >= params.features) continue;
         const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);
         store_eight(tile.begin + first + row, feature + column, values);
@@ -303,12 +304,14 @@ struct Epilogue {
     }
   }
 
-  // Stores 128 features of each row, 16 rows at a time.
+  // Stores 64 features a slice of each row, 16 rows at a time.
   template <int N>
   __device__ __forceinline__ void store_plain_lines(const float (&d)[kSlices][N / 2], int32_t count,
                                                     int32_t feature,
                                                     const int32_t (&slots)[(N + 31) / 32]) {
-    constexpr int kRowBytes = 256 + 16;
+    constexpr int kRowBytes = 128 * kSlices + 16;
+    constexpr int kLanes = 8 * kSlices;  // of a row
+    constexpr int kRows = kWarpgroup / kLanes;
 #pragma unroll
     for (int first = 0; first < N; first += 16) {
       uint8_t* lines = next_lines();
@@ -328,10 +331,9 @@ struct Epilogue {
       }
       meet_warpgroup();
       const auto thread = static_cast<int32_t>(threadIdx.x % kWarpgroup);
-      const int32_t column = thread % 16 * 8;
+      const int32_t column = thread % kLanes * 8;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t row = thread / 16 + 8 * half;
+      for (int32_t row = thread / kLanes; row < 16; row += kRows) {
         const int32_t slot = __shfl_sync(0xffffffff, slots[first / 32], first % 32 + row);
         if (first + row >= count || feature + column >= params.features) continue;
         const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);

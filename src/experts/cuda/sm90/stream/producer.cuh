@@ -15,14 +15,6 @@ __device__ __forceinline__ const CodedParams& coded(const Params& params) {
   return static_cast<const CodedParams&>(params);
 }
 
-// True if a stage has offsets or zero points, which have so many bytes each.
-template <class Config>
-__device__ __forceinline__ bool has_shifts(const CodedParams& params) {
-  return Config::kCodes.offsets || params.has_zeros;
-}
-template <class Config>
-inline constexpr uint32_t kShiftBytes = Config::kCodes.offsets ? sizeof(float) : sizeof(uint16_t);
-
 // Loads the factors of a stage's codes: scales, and behind them offsets or zero points.
 template <class Config>
 __device__ __forceinline__ void load_factors(const CodedParams& params,
@@ -33,7 +25,7 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   uint8_t* factors = shared.codes.factors[slot];
   ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, group, expert,
                    ptx::CacheHint::kEvictFirst);
-  if (!has_shifts<Config>(params)) return;
+  if (params.shift_bytes == 0) return;
   ptx::tma_load_4d(&params.shifts, &shared.full[slot],
                    factors + params.groups_of_stage * Config::kWeightRows * sizeof(float), feature,
                    0, group, expert, ptx::CacheHint::kEvictFirst);
@@ -71,11 +63,10 @@ __device__ __forceinline__ void expect_stage(const Params& params, SharedStorage
                                              int32_t slot, int32_t count) {
   uint32_t bytes = Config::kWeightAtoms * Config::kWeightBytes;
   if constexpr (Config::kIsCoded) {
-    const uint32_t each =
-        sizeof(float) + (has_shifts<Config>(coded(params)) ? kShiftBytes<Config> : 0);
+    const uint32_t each = sizeof(float) + coded(params).shift_bytes;
     bytes += coded(params).groups_of_stage * Config::kWeightRows * each;
   }
-  if constexpr (kRowsInOrder<Config, kProduct>) {
+  if constexpr (kRowsInOrder<Config, kProduct> && !Config::kHasTokenRing) {
     bytes += token_boxes<Config>(count) * Config::kTokenBox * Config::kAtoms * Config::kAtomBytes;
   }
   ptx::mbarrier_arrive_expect_tx(&shared.full[slot], bytes);
@@ -254,13 +245,46 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
           load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
                                          item.feature_tile, stage);
         }
-        if constexpr (kRowsInOrder<Config, kProduct>) {
+        if constexpr (kRowsInOrder<Config, kProduct> && !Config::kHasTokenRing) {
           load_rows<Config>(params, shared, ring.slot, item.tile, stage);
         }
         ring.advance();
       }
     }
     item = next;
+  }
+}
+
+// Atoms of K that kernels with a ring of tokens multiply, two by two.
+__device__ __forceinline__ int32_t even_atoms(const Params& params, int32_t atom_depth) {
+  return (params.depth + 2 * atom_depth - 1) / (2 * atom_depth) * 2;
+}
+
+// Fills a ring of tokens.
+template <class Config>
+__device__ __forceinline__ void produce_rows(const Params& params, SharedStorage<Config>& shared) {
+  constexpr int32_t kBoxBytes = Config::kTokenBox * Config::kAtomBytes;
+  ptx::grid_dependency_wait();
+  // Earlier kernels stored the rows through the generic proxy.
+  ptx::fence_proxy_async();
+  const Walk<Config> walk(params);
+  const int32_t atoms = even_atoms(params, Config::kAtomDepth);
+  RingPosition<Config::kTokenStages> ring;
+  auto index = static_cast<int32_t>(blockIdx.x);
+  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
+    const TokenTile tile = walk.at(index).tile;
+    const int32_t boxes = token_boxes<Config>(tile.count);
+    for (int32_t atom = 0; atom < atoms; ++atom) {
+      uint64_t* const full = &shared.tokens_full[ring.slot];
+      ptx::mbarrier_wait(&shared.tokens_empty[ring.slot], ring.phase ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, boxes * kBoxBytes);
+      for (int32_t box = 0; box < boxes; ++box) {
+        ptx::tma_load_2d(&params.rows, full, shared.tokens[ring.slot][0] + box * kBoxBytes,
+                         atom * Config::kAtomDepth, tile.begin + box * Config::kTokenBox,
+                         ptx::CacheHint::kEvictLast);
+      }
+      ring.advance();
+    }
   }
 }
 

@@ -67,6 +67,8 @@ __device__ __forceinline__ void prepare(const Params& params, SharedStorage<Conf
       ptx::mbarrier_init(&shared.empty[stage], Config::kConsumerWarps);
     }
     for (uint64_t& full : shared.item_full) ptx::mbarrier_init(&full, 1);
+    for (uint64_t& full : shared.tokens_full) ptx::mbarrier_init(&full, 1);
+    for (uint64_t& empty : shared.tokens_empty) ptx::mbarrier_init(&empty, Config::kConsumerWarps);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -98,6 +100,8 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
     } else {
       produce<Config, kProduct>(params, shared);
     }
+  } else if constexpr (Config::kHasTokenRing) {
+    if (helper == 0 && ptx::elect_one()) produce_rows<Config>(params, shared);
   } else if (helper < gather_warps<Config, kProduct>()) {
     gather<Config, kProduct>(params, shared, helper);
   }

@@ -1,0 +1,23 @@
+// Finds the kernels of a tile.
+#pragma once
+
+#include "experts/cuda/sm90/stream/launch.h"
+#include "experts/cuda/sm90/tile_codes/tile_codes.h"
+
+namespace conclave::inline v0::experts::tile_codes {
+
+using KernelPair = stream::KernelPairOf<stream::CodedParams>;
+
+// Codes of 4 bits, whose values bf16 holds.
+KernelPair find_kernels_of_4_bits(const DeviceTile& tile);
+// The same with offsets or zero points.
+KernelPair find_shifted_kernels_of_4_bits(const DeviceTile& tile);
+// Codes of 4 bits whose values take two numbers of bf16.
+KernelPair find_kernels_of_two_terms(const DeviceTile& tile);
+KernelPair find_kernels_of_8_bits(const DeviceTile& tile);
+KernelPair find_shifted_kernels_of_8_bits(const DeviceTile& tile);
+// Codes of rows that have one scale each, with or without a zero point.
+KernelPair find_kernels_of_4_bit_rows(const DeviceTile& tile);
+KernelPair find_kernels_of_8_bit_rows(const DeviceTile& tile);
+
+}  // namespace conclave::inline v0::experts::tile_codes

@@ -1,0 +1,38 @@
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/stream/codes_kernel.h"
+#include "experts/cuda/sm90/tile_codes/kernels.h"
+#include "experts/cuda/sm90/tile_codes/tile_codes.h"
+#include "quant/weight_format.h"
+
+namespace conclave::inline v0::experts {
+namespace {
+
+tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
+  const TileCodesForm form = tile_codes_form(problem);
+  if (form.whole_rows) {
+    return form.bits == 4 ? tile_codes::find_kernels_of_4_bit_rows(tile)
+                          : tile_codes::find_kernels_of_8_bit_rows(tile);
+  }
+  if (!quant::format_of(problem.weight_dtype).codes->exact_in_bf16) {
+    return tile_codes::find_kernels_of_two_terms(tile);
+  }
+  if (form.bits == 4) {
+    return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
+                       : tile_codes::find_kernels_of_4_bits(tile);
+  }
+  return form.shifts ? tile_codes::find_shifted_kernels_of_8_bits(tile)
+                     : tile_codes::find_kernels_of_8_bits(tile);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceExpertsKernel> make_tile_codes(const ExpertsProblem& problem,
+                                                     const DeviceExperts& weights,
+                                                     const DeviceTile& tile) {
+  constexpr KernelNames kNames{.row = "cuda.tile_codes_sm90",
+                               .up = "experts.tile_codes_sm90.up",
+                               .down = "experts.tile_codes_sm90.down"};
+  return make_codes_kernel(kNames, find_kernels(problem, tile), problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts
