@@ -169,6 +169,17 @@ std::string router_text(const RouterSpec& router) {
   return text;
 }
 
+// Says what is known of the codes of one kind of matrix.
+std::string known_codes_text(std::string_view matrices, const MatrixCodes& known) {
+  if (known == MatrixCodes{}) return "";
+  std::string text = fmt::format(", {}", matrices);
+  if (known.dtype) text += " " + std::string(to_string(*known.dtype));
+  if (known.block_cols != 0) text += fmt::format(" 1x{}", known.block_cols);
+  text += scale_values_words(known.scale_values);
+  if (!known.has_zeros) text += " without zeros";
+  return text;
+}
+
 std::string weights_text(const MoeSpec& spec) {
   std::string text(to_string(spec.weight_dtype));
   const QuantSpec& quant = spec.quant;
@@ -179,6 +190,8 @@ std::string weights_text(const MoeSpec& spec) {
   }
   text += scale_values_words(quant.scale_values);
   text += std::string(weight_zero_words(quant.zeros));
+  text += known_codes_text("gate and up", quant.gate_up_codes);
+  text += known_codes_text("down", quant.down_codes);
   if (quant.has_global_scale) text += ", global scale";
   if (quant.has_column_order) text += ", column order";
   if (quant.has_column_factors) text += ", column factors";

@@ -232,6 +232,22 @@ enum class RowScaleRule : uint8_t {
 // Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes
 // (weight_forms() lists them). A row of zeros has the scale 1. Checkpoints that say "per tensor,
 // dynamic" are kToken: a scale over the batch would make a token's result depend on the others.
+// What codes of gate and up, or those of down, are known to be, where another matrix of the layer
+// asks for more. On a CPU they are held as such, in less memory; a layer refuses weights that are
+// otherwise.
+struct MatrixCodes {
+  std::optional<DType> dtype = std::nullopt;  // has fewer bits, and all of their values
+  // Neighbouring columns that share scale and zero, a multiple of QuantSpec::block_cols for
+  // WeightScale::kBlock with block_rows 1; 0: as many as that.
+  int64_t block_cols = 0;
+  bool has_zeros = true;  // false: all are 0
+  // kFloat: those of the QuantSpec.
+  ScaleValues scale_values = ScaleValues::kFloat;
+  ScaleValues zero_values = ScaleValues::kFloat;
+
+  friend bool operator==(const MatrixCodes&, const MatrixCodes&) = default;
+};
+
 struct QuantSpec {
   WeightScale weights = WeightScale::kNone;
   int64_t block_rows = 128;
@@ -256,6 +272,8 @@ struct QuantSpec {
   // Column c of the rows that a matrix multiplies is multiplied by WeightPlane::kColumnFactor[c]
   // first, in float32; where rows are quantised, before that ("pre_quant_scale").
   bool has_column_factors = false;
+  MatrixCodes gate_up_codes = {};
+  MatrixCodes down_codes = {};
 
   friend bool operator==(const QuantSpec&, const QuantSpec&) = default;
 };

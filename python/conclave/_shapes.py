@@ -13,7 +13,7 @@ _CODES = {"uint8": 2, "int32": 8, "uint32": 8}
 # Their types, as Python and as files name them.
 _HALF_BYTES = (
     *("int4", "I4", "float4_e2m1fn_x2", "F4", "nf4", "NF4", "bnb_fp4", "BNB_FP4"),
-    *("iq4", "IQ4"),
+    *("iq4", "IQ4", "uint4", "U4"),
 )
 
 

@@ -114,6 +114,18 @@ class ResidualMlpSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixCodes:
+    """What codes of gate and up, or of down, are known to be, where another matrix of the layer
+    asks for more: a CPU holds them as such. A layer refuses weights that are otherwise."""
+
+    dtype: DTypeLike | None = None  # of fewer bits, with all of their values
+    block_cols: int = 0  # columns that share scale and zero, if more than QuantSpec.block_cols
+    has_zeros: bool = True  # False: all are 0
+    scale_values: str = "float"  # "float": as QuantSpec has them
+    zero_values: str = "float"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantSpec:
     """Quantisation of weights that are codes and of the rows they multiply, which are int8 beside
     integers and e4m3 beside all others."""
@@ -136,6 +148,8 @@ class QuantSpec:
     has_global_scale: bool = False  # a factor of all scales of a matrix
     has_column_order: bool = False  # the group of each column is given ("act-order")
     has_column_factors: bool = False  # of rows, as "pre_quant_scale" has them
+    gate_up_codes: MatrixCodes = MatrixCodes()
+    down_codes: MatrixCodes = MatrixCodes()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,6 +286,8 @@ _NESTED: dict[str, type] = {
     "simulated": SimulatedRouting,
     "input_norm": RouterInputNorm,
     "quant": QuantSpec,
+    "gate_up_codes": MatrixCodes,
+    "down_codes": MatrixCodes,
     "router": RouterSpec,
     "activation": ActivationSpec,
     "shared": SharedExpertSpec,

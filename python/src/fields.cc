@@ -97,6 +97,15 @@ void visit(ResidualMlpSpec& value, Visitor& fields) {
 }
 
 template <class Visitor>
+void visit(MatrixCodes& value, Visitor& fields) {
+  fields("dtype", value.dtype);
+  fields("block_cols", value.block_cols);
+  fields("has_zeros", value.has_zeros);
+  fields("scale_values", value.scale_values);
+  fields("zero_values", value.zero_values);
+}
+
+template <class Visitor>
 void visit(QuantSpec& value, Visitor& fields) {
   fields("weights", value.weights);
   fields("block_rows", value.block_rows);
@@ -113,6 +122,8 @@ void visit(QuantSpec& value, Visitor& fields) {
   fields("has_global_scale", value.has_global_scale);
   fields("has_column_order", value.has_column_order);
   fields("has_column_factors", value.has_column_factors);
+  fields("gate_up_codes", value.gate_up_codes);
+  fields("down_codes", value.down_codes);
 }
 
 template <class Visitor>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy
 import pytest
 
@@ -143,3 +145,49 @@ def test_planes_that_lack_are_refused_by_name(problem, weights, name):
     del weights[name]
     with pytest.raises(Error, match=name.replace("gate_up", "gate")):
         conclave.Layer.from_tensors(spec_of(problem), **weights)
+
+
+def test_what_is_known_of_a_matrix_changes_no_bit_and_is_checked(problem):
+    random = numpy.random.default_rng(7)
+    experts, rows, cols = problem.gate_up.shape
+
+    def scales(shape, width):
+        numbers = random.uniform(0.5, 1.5, (*shape[:2], shape[2] // width)) / 40
+        return numbers.astype("float32").repeat(width // 16, axis=2)
+
+    gate_up = {
+        "gate_up": random.integers(0, 16, (experts, rows, cols)).astype("int8"),
+        "gate_up_scale": scales((experts, rows, cols), 32),
+    }
+    gate_up["gate_up_zero"] = 7.5 * gate_up["gate_up_scale"]
+    down = {
+        "down": random.integers(-32, 32, problem.down.shape).astype("int8"),
+        "down_scale": scales(problem.down.shape, 16),
+    }
+    down["down_zero"] = numpy.zeros_like(down["down_scale"])
+    quant = conclave.QuantSpec(weights="block", block_rows=1, block_cols=16, zeros="offset")
+    known = dataclasses.replace(
+        quant,
+        gate_up_codes=conclave.MatrixCodes(dtype="uint4", block_cols=32),
+        down_codes=conclave.MatrixCodes(has_zeros=False),
+    )
+    exact = conclave.LayerOptions(arithmetic="f32_fma")
+
+    def make(quant, **others):
+        weights = {**gate_up, **down, **others}
+        return conclave.Layer.from_tensors(spec_of(problem, quant), **weights, options=exact)
+
+    layer = make(known)
+    assert layer.spec.quant == known
+    numpy.testing.assert_array_equal(
+        layer(problem.hidden, **problem.routing), make(quant)(problem.hidden, **problem.routing)
+    )
+    for name, value, match in (
+        ("gate_up", 16, "U4"),
+        ("down_zero", 1, "no zeros"),
+        ("gate_up_scale", 9, "32 neighbouring columns"),
+    ):
+        bad = {**gate_up, **down}[name].copy()
+        bad.reshape(-1)[-1] = value
+        with pytest.raises(Error, match=match):
+            make(known, **{name: bad})

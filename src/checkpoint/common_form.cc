@@ -11,19 +11,6 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// Whether every code of one type has a code of the other for its value.
-bool holds(const quant::CodeBook& wide, DType type) {
-  const quant::CodeBook& codes = *quant::format_of(type).codes;
-  const int count = 1 << bit_size(type);
-  for (int code = 0; code < count; ++code) {
-    const float value = codes.decode(static_cast<uint8_t>(code));
-    const float read = wide.decode(wide.encode(value));
-    const bool both_nan = value != value && read != read;
-    if (!both_nan && read != value) return false;
-  }
-  return true;
-}
-
 // The narrowest type whose codes have all values; nothing if there is none.
 std::optional<DType> common_type(std::span<const MatrixMeaning> meanings) {
   std::optional<DType> found;
@@ -32,7 +19,8 @@ std::optional<DType> common_type(std::span<const MatrixMeaning> meanings) {
     if (format.codes == nullptr) continue;
     if (found && bit_size(*found) <= bit_size(format.element)) continue;
     const bool fits = std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
-      return meaning.element == format.element || holds(*format.codes, meaning.element);
+      return meaning.element == format.element ||
+             quant::has_values_of(format.element, meaning.element);
     });
     if (fits) found = format.element;
   }
@@ -128,6 +116,23 @@ CommonForm common_form(std::span<const MatrixMeaning> meanings) {
   const DType rows = row_type(first);
   if (rows != quant::format_of(*type).row_codes->element) quant.activation_dtype = rows;
   return common;
+}
+
+MatrixCodes known_codes(std::span<const MatrixMeaning> meanings, const MatrixMeaning& layer) {
+  MatrixCodes known;
+  if (meanings.empty() || is_plain(layer.element)) return known;
+  const MatrixMeaning own = common_form(meanings).meaning;
+  if (is_plain(own.element)) return known;
+  const bool has_fewer_bits = bit_size(own.element) < bit_size(layer.element);
+  if (has_fewer_bits && quant::has_values_of(layer.element, own.element)) known.dtype = own.element;
+  const QuantSpec& quant = layer.quant;
+  const bool has_groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1 &&
+                          !quant.has_column_order && own.quant.weights == WeightScale::kBlock;
+  if (has_groups && own.quant.block_cols != quant.block_cols) {
+    known.block_cols = own.quant.block_cols;
+  }
+  known.has_zeros = quant.zeros == WeightZero::kNone || own.quant.zeros != WeightZero::kNone;
+  return known;
 }
 
 }  // namespace conclave::inline v0::checkpoint

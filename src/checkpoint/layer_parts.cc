@@ -25,6 +25,8 @@ namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr std::array kMatrices = {WeightMatrix::kGate, WeightMatrix::kUp, WeightMatrix::kDown};
+constexpr std::array kGateUp = {WeightMatrix::kGate, WeightMatrix::kUp};
+constexpr std::array kDown = {WeightMatrix::kDown};
 
 // A matrix of experts or shared experts by the name of its module.
 bool is_matrix(const Architecture& architecture, const std::string& module) {
@@ -111,11 +113,12 @@ class PartLayer {
     if (part_.quant == nullptr) return {};
     return {.element = (*part_.quant)->element, .quant = layer_.spec.quant};
   }
-  bool has(WeightMlp mlp) const {
+  bool has(WeightMlp mlp, std::span<const WeightMatrix> matrices = kMatrices) const {
     return std::ranges::any_of(weights::kAll, [&](WeightId id) {
       const bool may_be_coded =
           id.plane() == WeightPlane::kWeights || quant::is_code_plane(id.plane());
-      return id.mlp() == mlp && may_be_coded && !planes().slots[id].empty();
+      return id.mlp() == mlp && may_be_coded && !planes().slots[id].empty() &&
+             std::ranges::find(matrices, *id.matrix()) != matrices.end();
     });
   }
 
@@ -181,6 +184,20 @@ CommonForm form_of(const std::vector<const PartLayer*>& parts, WeightMlp mlp) {
   return common_form(meanings);
 }
 
+// What is known of gate and up, or of down, of routed experts and of those shared ones that have
+// codes.
+MatrixCodes known_of(const PartLayers& parts, std::span<const WeightMatrix> matrices,
+                     const MoeSpec& spec) {
+  std::vector<MatrixMeaning> meanings;
+  for (const WeightMlp mlp : {WeightMlp::kRouted, WeightMlp::kShared}) {
+    if (mlp == WeightMlp::kShared && is_plain(shared_weight_dtype(spec))) continue;
+    for (const auto& part : parts) {
+      if (part->has(mlp, matrices)) meanings.push_back(meaning_of(*part, mlp));
+    }
+  }
+  return known_codes(meanings, {.element = spec.weight_dtype, .quant = spec.quant});
+}
+
 // One part has all experts, and shared ones lie there too or have values.
 bool is_uniform(const std::vector<const PartLayer*>& routed,
                 const std::vector<const PartLayer*>& shared) {
@@ -213,6 +230,10 @@ PartsVerdict settle_parts(const ModelConfig& config, const TensorTable& table,
   const bool shared_are_values = is_plain(of_shared.meaning.element);
   const bool shared_rows = of_shared.meaning.quant.activations != ActivationScale::kNone;
   set_mixed(of_routed, of_shared, layer.spec);
+  const MatrixCodes gate_up = known_of(parts, kGateUp, layer.spec);
+  const MatrixCodes down = known_of(parts, kDown, layer.spec);
+  layer.spec.quant.gate_up_codes = gate_up;
+  layer.spec.quant.down_codes = down;
   layer.is_mixed = true;
   const bool widens_shared = !shared_are_values && layer.spec.shared.weight_dtype;
   return {.is_mixed = true,

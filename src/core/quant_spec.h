@@ -1,6 +1,7 @@
 // This says what follows from a QuantSpec, whatever its formats.
 #pragma once
 
+#include "conclave/dtype.h"
 #include "conclave/spec.h"
 
 #include <cstdint>
@@ -14,6 +15,33 @@ inline constexpr int64_t kStepColumns = 256;
 inline bool has_input_scale(const QuantSpec& quant) {
   return quant.activations == ActivationScale::kTensorStatic ||
          quant.activation_scale_rule == RowScaleRule::kTwoLevel;
+}
+
+// The form of one kind of matrix: the layer's, as narrow as it is known to be.
+struct MatrixForm {
+  DType dtype = DType::kF32;
+  QuantSpec quant = {};  // without what is known of matrices
+};
+
+inline MatrixForm form_of_matrix(DType dtype, const QuantSpec& layer, const MatrixCodes& known) {
+  MatrixForm form{.dtype = known.dtype.value_or(dtype), .quant = layer};
+  QuantSpec& quant = form.quant;
+  quant.gate_up_codes = {};
+  quant.down_codes = {};
+  if (known.block_cols != 0) quant.block_cols = known.block_cols;
+  if (known.scale_values != ScaleValues::kFloat) quant.scale_values = known.scale_values;
+  if (known.zero_values != ScaleValues::kFloat) quant.zero_values = known.zero_values;
+  if (!known.has_zeros) {
+    quant.zeros = WeightZero::kNone;
+    quant.zero_values = ScaleValues::kFloat;
+  }
+  return form;
+}
+inline MatrixForm gate_up_form(DType dtype, const QuantSpec& layer) {
+  return form_of_matrix(dtype, layer, layer.gate_up_codes);
+}
+inline MatrixForm down_form(DType dtype, const QuantSpec& layer) {
+  return form_of_matrix(dtype, layer, layer.down_codes);
 }
 
 }  // namespace conclave::inline v0

@@ -35,10 +35,11 @@ CONCLAVE_LIST_FIELDS(SharedExpertSpec, mode, intermediate_size, count, activatio
                      slot_weight, weight_dtype)
 CONCLAVE_LIST_FIELDS(LatentSpec, size, has_norm, norm_epsilon)
 CONCLAVE_LIST_FIELDS(ResidualMlpSpec, intermediate_size, activation, weight_dtype)
+CONCLAVE_LIST_FIELDS(MatrixCodes, dtype, block_cols, has_zeros, scale_values, zero_values)
 CONCLAVE_LIST_FIELDS(QuantSpec, weights, block_rows, block_cols, activations, activation_group,
                      activation_dtype, activation_scale_rule, power_of_two_scales, signed_scales,
                      scale_values, zeros, zero_values, has_global_scale, has_column_order,
-                     has_column_factors)
+                     has_column_factors, gate_up_codes, down_codes)
 CONCLAVE_LIST_FIELDS(MoeSpec, num_experts, top_k, hidden_size, intermediate_size, weight_dtype,
                      quant, router, activation, shared, has_gate, has_bias, has_output_bias,
                      num_zero_experts, weight_on, output_scale, latent, residual)

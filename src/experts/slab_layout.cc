@@ -1,6 +1,7 @@
 #include "experts/slab_layout.h"
 
 #include "core/float_convert.h"
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -80,6 +81,18 @@ int64_t ordered_groups(const QuantSpec& quant, int64_t columns) {
   return quant.has_column_order ? ceil_div(columns, quant.block_cols) : 0;
 }
 
+// `whole_k` columns are those of all ranks.
+gemm::PanelLayout panels_of(const MatrixForm& form, int64_t k, int64_t whole_k) {
+  const QuantSpec& quant = form.quant;
+  return {.dtype = form.dtype,
+          .k = k,
+          .scale_width = scale_width(quant, k),
+          .has_offsets = quant.zeros != WeightZero::kNone,
+          .ordered_groups = ordered_groups(quant, whole_k),
+          .scale_values = quant.scale_values,
+          .offset_values = quant.zero_values};
+}
+
 size_t order_bytes(const gemm::PanelLayout& panel) {
   return panel.ordered_groups == 0 ? 0 : static_cast<size_t>(panel.k) * sizeof(int32_t);
 }
@@ -122,22 +135,12 @@ SlabLayout::SlabLayout(const ExpertsProblem& problem)
       gated(problem.activation.gated),
       has_bias(problem.has_bias),
       has_factors(problem.quant.has_column_factors),
-      gate_up{.dtype = problem.weight_dtype,
-              .k = problem.hidden_size,
-              .scale_width = scale_width(problem.quant, problem.hidden_size),
-              .has_offsets = problem.quant.zeros != WeightZero::kNone,
-              .ordered_groups = ordered_groups(problem.quant, problem.hidden_size),
-              .scale_values = problem.quant.scale_values,
-              .offset_values = problem.quant.zero_values},
-      down{.dtype = problem.weight_dtype,
-           .k = problem.intermediate_size,
-           .scale_width = scale_width(problem.quant, problem.intermediate_size),
-           .scale_skip = problem.skipped_columns,
-           .has_offsets = problem.quant.zeros != WeightZero::kNone,
-           .ordered_groups = ordered_groups(
-               problem.quant, std::max(problem.whole_intermediate_size, problem.intermediate_size)),
-           .scale_values = problem.quant.scale_values,
-           .offset_values = problem.quant.zero_values} {}
+      gate_up(panels_of(gate_up_form(problem.weight_dtype, problem.quant), problem.hidden_size,
+                        problem.hidden_size)),
+      down(panels_of(down_form(problem.weight_dtype, problem.quant), problem.intermediate_size,
+                     std::max(problem.whole_intermediate_size, problem.intermediate_size))) {
+  down.scale_skip = problem.skipped_columns;
+}
 
 SlabPlaces SlabLayout::places(const gemm::PanelLayout& panel, int64_t num_panels,
                               size_t num_orders) const {
@@ -159,9 +162,11 @@ SlabPlaces SlabLayout::places(const gemm::PanelLayout& panel, int64_t num_panels
 }
 
 std::string SlabLayout::name() const {
-  return gemm::layout_name(gate_up, std::string(gated ? "" : ".single") +
-                                        (has_bias ? ".bias" : "") +
-                                        (has_factors ? ".factors" : ""));
+  const std::string variant = std::string(gated ? "" : ".single") + (has_bias ? ".bias" : "") +
+                              (has_factors ? ".factors" : "");
+  const std::string of_gate_up = gemm::layout_name(gate_up, variant);
+  const std::string of_down = gemm::layout_name(down, variant);
+  return of_gate_up == of_down ? of_gate_up : of_gate_up + ", down " + of_down;
 }
 
 void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,

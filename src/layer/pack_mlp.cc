@@ -2,6 +2,7 @@
 
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
+#include "layer/known_codes.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
 #include "quant/weight_block.h"
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -76,6 +78,8 @@ struct BlockMeaning {
     const int64_t rows = request.block.row_end - request.block.row_begin;
     if (rows == 0) return;
     meaning = load_meaning(*mlp.quant, source, request.id, request.expert, request.block);
+    const KnownCodes known(source.describe(request.id).dtype, *mlp.quant, *request.id.matrix());
+    known.narrow({source, request.id, request.expert, request.block}, meaning);
     const auto numbers = [&](const std::vector<float>& values) {
       if (values.empty()) return ConstTensorView{};
       return ConstTensorView{.data = values.data(), .shape = {rows, meaning.groups}};
@@ -121,6 +125,14 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
   }
   std::array<ConstTensorView, requests.size()> views;
   loader.load(requests, views);
+  std::array<std::vector<std::byte>, kMatrices.size()> narrowed;
+  for (size_t i = 0; i < kMatrices.size(); ++i) {
+    if (mlp.quant == nullptr || views[i].empty()) continue;
+    const KnownCodes known(views[i].dtype, *mlp.quant, kMatrices[i]);
+    if (!known.has_fewer_bits()) continue;
+    views[i] = known.narrow(views[i], {source, requests[i].id, source_expert, requests[i].block},
+                            narrowed[i]);
+  }
   const std::array meanings = {BlockMeaning(mlp, source, requests[0], part.inner_begin == 0),
                                BlockMeaning(mlp, source, requests[1], part.inner_begin == 0),
                                BlockMeaning(mlp, source, requests[2], part.hidden_begin == 0)};
@@ -157,8 +169,11 @@ void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSou
                   std::span<const int32_t> source_experts, size_t scratch_bytes) {
   const int32_t workers = context.executor().concurrency();
   const MlpSizes sizes = sizes_of(mlp, source);
-  const int64_t part_bytes =
-      std::min(kMostPartBytes, static_cast<int64_t>(scratch_bytes) / workers);
+  // Codes of fewer bits are a second copy, of half the size at most.
+  const bool has_narrow_codes =
+      mlp.quant != nullptr && (mlp.quant->gate_up_codes.dtype || mlp.quant->down_codes.dtype);
+  const int64_t scratch = static_cast<int64_t>(scratch_bytes) / workers;
+  const int64_t part_bytes = std::min(kMostPartBytes, has_narrow_codes ? scratch / 3 * 2 : scratch);
   const std::vector<ExpertPart> parts = cut_expert(sizes, mlp.kernel.pack_granule(), part_bytes);
   std::vector<BlockLoader> loaders;
   loaders.reserve(static_cast<size_t>(workers));

@@ -8,6 +8,7 @@
 #include "conclave/error.h"
 
 #include <string>
+#include <variant>
 
 namespace conclave::inline v0 {
 namespace {
@@ -23,9 +24,21 @@ bool is_beside_quantised_rows(const MoeSpec& spec, DType weights) {
   return spec.quant.activations != ActivationScale::kNone && is_plain(weights);
 }
 
+// A GPU has matrices in the layer's form.
+QuantSpec known_to(const experts::Target& target, QuantSpec quant) {
+  if (std::holds_alternative<experts::CpuTarget>(target)) return quant;
+  quant.gate_up_codes = {};
+  quant.down_codes = {};
+  return quant;
+}
+
+int64_t block_cols_of_down(const QuantSpec& quant) {
+  return quant.down_codes.block_cols != 0 ? quant.down_codes.block_cols : quant.block_cols;
+}
+
 // Columns of a slice's first block of scales that lie before the slice.
 int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
-  return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_cols : 0;
+  return quant.weights == WeightScale::kBlock ? inner.begin % block_cols_of_down(quant) : 0;
 }
 int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_rows : 0;
@@ -34,25 +47,27 @@ int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
 // Numbers in steps share columns of the whole matrix, which a slice that begins among them has a
 // part of: it holds them as float32.
 QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
+  const QuantSpec down = down_form(DType::kF32, quant).quant;
   const bool in_steps =
-      quant.scale_values == ScaleValues::kSteps || quant.zero_values == ScaleValues::kSteps;
-  if (!in_steps || inner.begin % kStepColumns < quant.block_cols) return quant;
-  quant.scale_values = ScaleValues::kFloat;
-  quant.zero_values = ScaleValues::kFloat;
+      down.scale_values == ScaleValues::kSteps || down.zero_values == ScaleValues::kSteps;
+  if (!in_steps || inner.begin % kStepColumns < down.block_cols) return quant;
+  quant.scale_values = quant.down_codes.scale_values = ScaleValues::kFloat;
+  quant.zero_values = quant.down_codes.zero_values = ScaleValues::kFloat;
   return quant;
 }
 
 ExpertsProblem routed_problem(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
+  const QuantSpec quant = known_to(request.target, spec.quant);
   return {.num_local_experts = static_cast<int64_t>(request.part.local_experts.size()),
           .hidden_size = expert_width(spec),
           .intermediate_size = request.part.inner.size(),
           .top_k = spec.top_k,
           .max_tokens = request.max_tokens,
           .weight_dtype = spec.weight_dtype,
-          .quant = quant_of_slice(spec.quant, request.part.inner),
-          .skipped_columns = skipped_columns(spec.quant, request.part.inner),
-          .skipped_rows = skipped_rows(spec.quant, request.part.inner),
+          .quant = quant_of_slice(quant, request.part.inner),
+          .skipped_columns = skipped_columns(quant, request.part.inner),
+          .skipped_rows = skipped_rows(quant, request.part.inner),
           .whole_intermediate_size = spec.intermediate_size,
           .has_float_rows = spec.latent.size != 0,
           .activation = activation::parse_activation(spec.activation),
@@ -63,15 +78,16 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
 ExpertsProblem shared_problem(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
   const DType dtype = shared_weight_dtype(spec);
+  const QuantSpec quant = known_to(request.target, quant_for(spec, dtype));
   return {.num_local_experts = spec.shared.count,
           .hidden_size = spec.hidden_size,
           .intermediate_size = request.part.shared_inner.size(),
           .top_k = spec.shared.count,
           .max_tokens = request.max_tokens,
           .weight_dtype = dtype,
-          .quant = quant_of_slice(quant_for(spec, dtype), request.part.shared_inner),
-          .skipped_columns = skipped_columns(quant_for(spec, dtype), request.part.shared_inner),
-          .skipped_rows = skipped_rows(quant_for(spec, dtype), request.part.shared_inner),
+          .quant = quant_of_slice(quant, request.part.shared_inner),
+          .skipped_columns = skipped_columns(quant, request.part.shared_inner),
+          .skipped_rows = skipped_rows(quant, request.part.shared_inner),
           .whole_intermediate_size = spec.shared.intermediate_size,
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),

@@ -94,6 +94,15 @@ void check_row_type(const MoeSpec& spec) {
              std::string(to_string(spec.weight_dtype)));
 }
 
+// The columns of one step are those of whole scales.
+bool fit_steps(const QuantSpec& quant) {
+  return quant.weights == WeightScale::kBlock && kStepColumns % quant.block_cols == 0;
+}
+std::string steps_limit() {
+  return fmt::format("another but for WeightScale::kBlock with block_cols that divide {}",
+                     kStepColumns);
+}
+
 void check_types(const MoeSpec& spec) {
   const bool quantised = !is_plain(spec.weight_dtype);
   if (find_format(spec.weight_dtype) == nullptr) {
@@ -120,6 +129,86 @@ void check_types(const MoeSpec& spec) {
     refuse_type("residual.weight_dtype", residual, known_formats(false));
   }
 }
+
+// What is known of one kind of matrix must be less than the layer's form allows.
+class KnownCheck {
+ public:
+  KnownCheck(const MoeSpec& spec, const char* field, const MatrixCodes& known)
+      : spec_(spec), quant_(spec.quant), field_(field), known_(known) {}
+
+  void run() const {
+    if (known_ == MatrixCodes{}) return;
+    if (is_plain(spec_.weight_dtype)) {
+      refuse_known("", "given",
+                   "absent for weights of " + std::string(to_string(spec_.weight_dtype)));
+    }
+    check_dtype();
+    check_columns();
+    check_zeros();
+    check_choice(name(".scale_values").c_str(), known_.scale_values, ScaleValues::kSteps);
+    check_choice(name(".zero_values").c_str(), known_.zero_values, ScaleValues::kSteps);
+    check_steps();
+  }
+
+ private:
+  std::string name(const char* member) const { return "quant." + std::string(field_) + member; }
+  [[noreturn]] void refuse_known(const char* member, std::string found, std::string limit) const {
+    refuse(name(member).c_str(), std::move(found), std::move(limit));
+  }
+
+  void check_dtype() const {
+    if (!known_.dtype) return;
+    const DType type = *known_.dtype;
+    const WeightFormat* const format = find_format(type);
+    const bool has_codes = format != nullptr && format->codes != nullptr;
+    if (has_codes && bit_size(type) < bit_size(spec_.weight_dtype) &&
+        has_values_of(spec_.weight_dtype, type)) {
+      const Support takes = format->takes(form_of_matrix(spec_.weight_dtype, quant_, known_).quant);
+      if (takes) return;
+      refuse_known(".dtype", std::string(to_string(type)), takes.reason());
+    }
+    refuse_known(".dtype", std::string(to_string(type)),
+                 "codes of fewer bits than " + std::string(to_string(spec_.weight_dtype)) +
+                     ", which has all of their values");
+  }
+
+  void check_columns() const {
+    if (known_.block_cols == 0) return;
+    const bool has_groups =
+        quant_.weights == WeightScale::kBlock && quant_.block_rows == 1 && !quant_.has_column_order;
+    if (has_groups && known_.block_cols > 0 && known_.block_cols <= kMaxSpecSize &&
+        known_.block_cols % quant_.block_cols == 0) {
+      return;
+    }
+    refuse_known(".block_cols", std::to_string(known_.block_cols),
+                 fmt::format("0 or, for WeightScale::kBlock with block_rows 1 and no column order, "
+                             "a multiple of quant.block_cols, {}",
+                             quant_.block_cols));
+  }
+
+  void check_zeros() const {
+    if (!known_.has_zeros && quant_.zeros == WeightZero::kNone) {
+      refuse_known(".has_zeros", "false", "true for WeightZero::kNone");
+    }
+    if (known_.zero_values == ScaleValues::kFloat) return;
+    if (quant_.zeros != WeightZero::kOffset || !known_.has_zeros) {
+      refuse_known(".zero_values", "given", "ScaleValues::kFloat but for WeightZero::kOffset");
+    }
+  }
+
+  void check_steps() const {
+    const QuantSpec own = form_of_matrix(spec_.weight_dtype, quant_, known_).quant;
+    const bool in_steps =
+        own.scale_values == ScaleValues::kSteps || own.zero_values == ScaleValues::kSteps;
+    if (!in_steps || fit_steps(own)) return;
+    refuse_known("", "ScaleValues::kSteps", steps_limit());
+  }
+
+  const MoeSpec& spec_;
+  const QuantSpec& quant_;
+  const char* field_;
+  const MatrixCodes& known_;
+};
 
 }  // namespace
 
@@ -175,14 +264,13 @@ void check_quant(const MoeSpec& spec) {
   if (quant.zero_values != ScaleValues::kFloat && quant.zeros != WeightZero::kOffset) {
     refuse("quant.zero_values", "given", "ScaleValues::kFloat but for WeightZero::kOffset");
   }
-  // The columns of one step are those of whole scales.
   const bool in_steps =
       quant.scale_values == ScaleValues::kSteps || quant.zero_values == ScaleValues::kSteps;
-  if (in_steps && !(in_blocks && kStepColumns % quant.block_cols == 0)) {
-    refuse("quant.scale_values", "ScaleValues::kSteps",
-           fmt::format("another but for WeightScale::kBlock with block_cols that divide {}",
-                       kStepColumns));
+  if (in_steps && !fit_steps(quant)) {
+    refuse("quant.scale_values", "ScaleValues::kSteps", steps_limit());
   }
+  KnownCheck(spec, "gate_up_codes", quant.gate_up_codes).run();
+  KnownCheck(spec, "down_codes", quant.down_codes).run();
   // Offsets are multiplied with sums of rows' codes, which are exact for whole numbers only.
   if (quant.zeros != WeightZero::kNone && !plain_rows &&
       !activation_rule(spec.weight_dtype, quant).is_exact()) {

@@ -14,6 +14,7 @@
 #include "quant/int8/int8.h"
 #include "quant/iq4/iq4.h"
 #include "quant/nf4/nf4.h"
+#include "quant/uint4/uint4.h"
 
 namespace conclave::inline v0::quant {
 
@@ -25,7 +26,8 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 
 // Types that hold codes, which mean nothing without scales. Each has
 // - kName, kElement, kBits;
-// - kLargest, the largest finite magnitude that both signs have; kHasNan, whether a code is NaN;
+// - kLargest, the largest finite magnitude that both signs have, or that codes without a sign have;
+// - kHasNan, whether a code is NaN;
 // - decode and encode: a code is in the low bits of a byte. `encode` rounds to nearest, ties to an
 //   even code, and takes finite values beyond kLargest as the outermost code of their sign;
 // - kMantissaBits, of floats only;
@@ -33,7 +35,7 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 // - kCompressedTensors: what that method calls it; kForms: what tools offer;
 // - takes: which forms of scales its kernels read;
 // - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
-using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4>;
+using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4, Uint4>;
 
 // Types of codes that rows may have and no matrix has: each has what comes before Rows above.
 using RowFormats = FormatList<E2m3, E3m2>;

@@ -19,6 +19,18 @@ const WeightFormat& format_of(DType element) noexcept {
   return *format;
 }
 
+bool has_values_of(DType type, DType other) {
+  const CodeBook& codes = *format_of(type).codes;
+  const CodeBook& others = *format_of(other).codes;
+  for (int code = 0; code < 1 << bit_size(other); ++code) {
+    const float value = others.decode(static_cast<uint8_t>(code));
+    const float read = codes.decode(codes.encode(value));
+    const bool both_nan = value != value && read != read;
+    if (!both_nan && read != value) return false;
+  }
+  return true;
+}
+
 DType scale_dtype(const MoeSpec& spec) {
   const QuantSpec& quant = spec.quant;
   for (const WeightForm& form : format_of(spec.weight_dtype).forms) {

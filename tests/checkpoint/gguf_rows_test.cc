@@ -36,6 +36,7 @@ class GgufRows : public ::testing::TestWithParam<std::tuple<std::string, DType>>
  protected:
   void SetUp() override {
     const bool fits = codes() == DType::kI4   ? fits_4_bits(type())
+                      : codes() == DType::kU4 ? fits_4_bits(type()) && type().least >= 0
                       : codes() == DType::kI8 ? true
                                               : codes() == type().element;
     if (!fits) GTEST_SKIP() << "has other codes";
@@ -98,8 +99,8 @@ TEST_P(GgufRows, Factors_MultiplyScalesAndOffsets) {
 
 INSTANTIATE_TEST_SUITE_P(Types, GgufRows,
                          ::testing::Combine(::testing::ValuesIn(testing::gguf_block_types()),
-                                            ::testing::Values(DType::kI8, DType::kI4, DType::kF4,
-                                                              DType::kIQ4)),
+                                            ::testing::Values(DType::kI8, DType::kI4, DType::kU4,
+                                                              DType::kF4, DType::kIQ4)),
                          [](const auto& row) {
                            return std::get<0>(row.param) + "_" +
                                   std::string(to_string(std::get<1>(row.param)));
@@ -125,7 +126,10 @@ TEST(GgufRowTypes, LayersOfOneType_HaveItsOwnCodes) {
   EXPECT_EQ(dtype_of("IQ4_XS"), DType::kIQ4);
   EXPECT_EQ(dtype_of("MXFP4"), DType::kF4);
   EXPECT_EQ(dtype_of("NVFP4"), DType::kF4);
-  EXPECT_EQ(dtype_of("Q4_K"), DType::kI4);
+  EXPECT_EQ(dtype_of("Q4_0"), DType::kI4);
+  EXPECT_EQ(dtype_of("Q4_K"), DType::kU4);
+  EXPECT_EQ(dtype_of("Q4_1"), DType::kU4);
+  EXPECT_EQ(dtype_of("Q2_K"), DType::kI4);
   EXPECT_EQ(dtype_of("Q6_K"), DType::kI8);
 }
 
@@ -175,6 +179,7 @@ TEST(GgufRowTypes, ScalesAndOffsets_AreWhatTheirFormsSay) {
     expect_packed(form.quant.scale_values,
                   [&] { return scale_rows(type, form.dtype, form.quant.block_cols, 1); });
     if (form.quant.zeros == WeightZero::kNone) continue;
+    EXPECT_NE(form.quant.zero_values, ScaleValues::kFloat) << form.name;
     expect_packed(form.quant.zero_values,
                   [&] { return offset_rows(type, form.dtype, form.quant.block_cols, 1); });
   }

@@ -28,4 +28,13 @@ inline std::vector<DType> coded_types() {
   return types;
 }
 
+// Those whose weights need scales alone.
+inline std::vector<DType> types_without_zeros() {
+  std::vector<DType> types = coded_types();
+  std::erase_if(types, [](DType type) {
+    return !quant::format_of(type).takes({.weights = WeightScale::kChannel});
+  });
+  return types;
+}
+
 }  // namespace conclave::testing

@@ -201,6 +201,7 @@ std::vector<Form> all_forms() {
     for (Form& form : fullest_forms(dtype)) forms.push_back(std::move(form));
     if (!quant::takes_int8_rows(dtype)) continue;
     MoeSpec whole = coded(dtype, {.scales = WeightScale::kChannel});
+    if (!is_valid(whole)) whole.quant.zeros = WeightZero::kPoint;
     forms.push_back({"int8_rows_" + std::string(to_string(dtype)), with_int8_rows(whole)});
   }
   MoeSpec biased = coded(DType::kF8E4M3,

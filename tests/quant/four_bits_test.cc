@@ -59,6 +59,12 @@ TEST(FourBits, Iq4_HasTheNumbersOfGgml) {
                       25.0F, 38.0F, 53.0F, 69.0F, 89.0F, 113.0F});
 }
 
+// Those of GGUF's types with offsets.
+TEST(FourBits, Uint4_StandsForItself) {
+  expect_values<Uint4>({0.0F, 1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F, 8.0F, 9.0F, 10.0F, 11.0F,
+                        12.0F, 13.0F, 14.0F, 15.0F});
+}
+
 template <class Format>
 void expect_nearest() {
   for (int i = -4000; i <= 4000; ++i) {
@@ -83,6 +89,7 @@ TEST(FourBits, AnyValue_GetsTheNearestCode) {
   expect_nearest<Nf4>();
   expect_nearest<BnbFp4>();
   expect_nearest<Iq4>();
+  expect_nearest<Uint4>();
 }
 
 // Codes change in the middle of two values, which few floats are: these lie next to it.

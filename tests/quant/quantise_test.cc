@@ -48,6 +48,7 @@ std::vector<Form> all_forms() {
   for (const WeightFormat& format : format_catalog().rows()) {
     if (format.codes == nullptr) continue;
     const auto add = [&](const char* name, const QuantSpec& quant, DType scales) {
+      if (!format.takes(quant)) return;
       forms.push_back({std::string(format.name) + "_" + name,
                        {.codes = format.element, .quant = quant, .scale_dtype = scales}});
     };

@@ -86,9 +86,11 @@ TEST(QuantSpec, ValuesOutOfRange_AreRefused) {
 }
 
 TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
-  for (const DType weights : {DType::kI8, DType::kI4, DType::kF4, DType::kIQ4}) {
+  for (const DType weights : {DType::kI8, DType::kI4, DType::kF4, DType::kIQ4, DType::kU4}) {
     MoeSpec spec = quantised(WeightScale::kChannel);
     spec.weight_dtype = weights;
+    const bool needs_zeros = weights == DType::kU4;
+    if (needs_zeros) spec.quant.zeros = WeightZero::kOffset;
     const MoeSpec coded = with_int8_rows(spec);
     EXPECT_EQ(coded.quant.activations, ActivationScale::kGroup);
     EXPECT_EQ(coded.quant.activation_group, 32);
@@ -97,7 +99,7 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
     EXPECT_THROW(with_int8_rows(coded), Error) << "rows are codes already";
     spec.quant.zeros = WeightZero::kPoint;
     EXPECT_NO_THROW(validate(with_int8_rows(spec)));
-    spec.quant.zeros = WeightZero::kNone;
+    if (!needs_zeros) spec.quant.zeros = WeightZero::kNone;
     spec.quant.has_column_order = true;
     EXPECT_THROW(with_int8_rows(spec), Error);
     spec.quant.has_column_order = false;
@@ -118,6 +120,50 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
   plain.weight_dtype = DType::kBF16;
   plain.quant = {};
   EXPECT_THROW(with_int8_rows(plain), Error);
+}
+
+TEST(QuantSpec, KnownCodes_AreLessThanTheLayersForm) {
+  MoeSpec spec = quantised(WeightScale::kBlock);
+  spec.weight_dtype = DType::kI8;
+  spec.quant.block_rows = 1;
+  spec.quant.block_cols = 16;
+  spec.quant.zeros = WeightZero::kOffset;
+  const auto refused = [&](const MatrixCodes& known, const std::string& member) {
+    for (const bool of_down : {false, true}) {
+      MoeSpec other = spec;
+      (of_down ? other.quant.down_codes : other.quant.gate_up_codes) = known;
+      expect_refused(other, ErrorCode::kInvalidArgument,
+                     std::string("quant.") + (of_down ? "down_codes" : "gate_up_codes") + member);
+    }
+  };
+  for (const DType type : {DType::kI4, DType::kU4, DType::kIQ4}) {
+    spec.quant.gate_up_codes.dtype = type;
+    EXPECT_NO_THROW(validate(spec)) << to_string(type);
+  }
+  for (const DType type : {DType::kI8, DType::kF8E4M3, DType::kF4, DType::kNF4, DType::kBF16}) {
+    refused({.dtype = type}, ".dtype");
+  }
+  spec.quant.gate_up_codes = {.block_cols = 48, .has_zeros = false};
+  EXPECT_NO_THROW(validate(spec));
+  for (const int64_t cols : {int64_t{-16}, int64_t{8}, int64_t{24}, kMaxSpecSize + 16}) {
+    refused({.block_cols = cols}, ".block_cols");
+  }
+  spec.quant.gate_up_codes = {.scale_values = ScaleValues::kSteps,
+                              .zero_values = ScaleValues::kF16};
+  EXPECT_NO_THROW(validate(spec));
+  refused({.block_cols = 48, .scale_values = ScaleValues::kSteps}, "");
+  refused({.scale_values = static_cast<ScaleValues>(9)}, ".scale_values");
+  refused({.has_zeros = false, .zero_values = ScaleValues::kF16}, ".zero_values");
+  spec.quant.gate_up_codes = {};
+  spec.quant.zeros = WeightZero::kNone;
+  refused({.has_zeros = false}, ".has_zeros");
+  refused({.zero_values = ScaleValues::kF16}, ".zero_values");
+  spec.quant.block_rows = 2;
+  refused({.block_cols = 32}, ".block_cols");
+  MoeSpec plain = quantised(WeightScale::kBlock);
+  plain.weight_dtype = DType::kBF16;
+  plain.quant = {.down_codes = {.dtype = DType::kI4}};
+  expect_refused(plain, ErrorCode::kInvalidArgument, "quant.down_codes");
 }
 
 TEST(QuantSpec, ScaleRules_AreForGroupsOfFloats) {

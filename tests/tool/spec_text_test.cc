@@ -47,6 +47,14 @@ TEST(WeightsText, WhatGivesCodesAMeaning_IsTold) {
   EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32");
   spec.quant.activation_dtype = DType::kI8;
   EXPECT_EQ(weights_text(spec), "I4 channel, rows by 32 in I8");
+  spec.weight_dtype = DType::kI8;
+  spec.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = 16,
+                .zeros = WeightZero::kOffset,
+                .gate_up_codes = {.dtype = DType::kU4, .block_cols = 32},
+                .down_codes = {.has_zeros = false}};
+  EXPECT_EQ(weights_text(spec), "I8 block 1x16, offsets, gate and up U4 1x32, down without zeros");
 }
 
 TEST(PartsText, NothingOrEverything_IsTold) {

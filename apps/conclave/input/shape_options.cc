@@ -73,6 +73,7 @@ std::vector<std::string> split(const std::string& text) {
 std::vector<WeightForm> all_forms() {
   std::vector<WeightForm> forms = weight_forms();
   for (const WeightForm& form : gguf_block_forms()) forms.push_back(form);
+  for (const WeightForm& form : gguf_mixed_forms()) forms.push_back(form);
   return forms;
 }
 
@@ -99,10 +100,13 @@ void add_shape_options(Command& command, ShapeOptions& options, TypesOf types) {
   command.number("--shared", "N", options.shared_size, kSizes,
                  "Intermediate size of a shared expert");
   const bool blocks = types == TypesOf::kAnyFile;
-  Option dtype =
-      command.choice("--dtype", options.dtype, names_of(blocks ? all_forms() : weight_forms()),
-                     fmt::format("Type of the weights{} (default: the preset's, or bf16)",
-                                 blocks ? "; BLOCKS is a type of GGUF files, such as Q4_K" : ""));
+  Option dtype = command.choice(
+      "--dtype", options.dtype, names_of(blocks ? all_forms() : weight_forms()),
+      fmt::format(
+          "Type of the weights{} (default: the preset's, or bf16)",
+          blocks
+              ? "; BLOCKS is a type of GGUF files, such as Q4_K, or Q4_K+Q6_K with another for down"
+              : ""));
   if (blocks) dtype.shown_as(fmt::format("{}|BLOCKS", fmt::join(names_of(weight_forms()), "|")));
 }
 

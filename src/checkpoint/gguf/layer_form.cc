@@ -8,112 +8,179 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <utility>
+#include <span>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
 namespace checkpoint {
 namespace {
 
-constexpr std::array kMatrices = {WeightMatrix::kGate, WeightMatrix::kUp, WeightMatrix::kDown};
+constexpr std::array kGateUp = {WeightMatrix::kGate, WeightMatrix::kUp};
+constexpr std::array kDown = {WeightMatrix::kDown};
 
-// The types of an MLP's matrices, seen together.
-struct TypesOfMlp {
+using Blocks = std::vector<const quant::BlockType*>;
+
+// The types of some matrices, seen together.
+struct StoredTypes {
+  bool are_there = false;
   std::optional<DType> plain;  // if all have it
   bool all_blocks = true;
-  bool has_offsets = false;
-  int64_t group = quant::kMaxBlockElements;  // the smallest of any
-  bool fits_4_bits = true;
-  bool lowers_codes = false;          // any of them, where they become codes of 4 bits
-  std::optional<DType> element;       // if all have it
-  std::optional<ScaleValues> values;  // likewise
+  Blocks blocks;
+
+  void add(const io::GgufType& type) {
+    const std::optional<DType> own = plain_type(type);
+    plain = !are_there || plain == own ? own : std::nullopt;
+    are_there = true;
+    const quant::BlockType* const block = quant::find_block_type(type.name);
+    all_blocks &= block != nullptr;
+    if (block != nullptr) blocks.push_back(block);
+  }
 };
 
-void add(const quant::BlockType& block, bool is_first, TypesOfMlp& types) {
-  types.lowers_codes |= lowers_codes(block);
-  types.values = is_first || types.values == block.scale_values ? std::optional(block.scale_values)
-                                                                : std::nullopt;
-  types.has_offsets |= block.has_offset;
-  types.group = std::min(types.group, block.group);
-  types.fits_4_bits &= fits_4_bits(block);
-  types.element = is_first || types.element == block.element ? block.element : std::nullopt;
-}
-
-void add(const io::GgufType& type, bool is_first, TypesOfMlp& types) {
-  const std::optional<DType> plain = plain_type(type);
-  types.plain = is_first || types.plain == plain ? plain : std::nullopt;
-  const quant::BlockType* block = quant::find_block_type(type.name);
-  types.all_blocks &= block != nullptr;
-  if (block != nullptr) add(*block, is_first, types);
-}
-
-// What two MLPs need that share a type of codes.
-TypesOfMlp both(TypesOfMlp types, const TypesOfMlp& others) {
-  types.has_offsets |= others.has_offsets;
-  types.group = std::min(types.group, others.group);
-  types.fits_4_bits &= others.fits_4_bits;
-  types.lowers_codes |= others.lowers_codes;
-  if (types.element != others.element) types.element.reset();
-  if (types.values != others.values) types.values.reset();
-  return types;
-}
-
-DType codes_of(const TypesOfMlp& types) {
-  return types.fits_4_bits ? DType::kI4 : types.element.value_or(DType::kI8);
-}
-
-QuantSpec scales_of(const TypesOfMlp& types) {
-  const ScaleValues values = types.values.value_or(ScaleValues::kFloat);
-  // What is taken off codes goes into offsets, as a product with the scale.
-  const bool offsets_have_others = types.fits_4_bits && types.lowers_codes;
-  return {.weights = WeightScale::kBlock,
-          .block_rows = 1,
-          .block_cols = types.group,
-          .signed_scales = true,
-          .scale_values = values,
-          .zeros = types.has_offsets ? WeightZero::kOffset : WeightZero::kNone,
-          .zero_values = types.has_offsets && !offsets_have_others ? values : ScaleValues::kFloat};
-}
-
-TypesOfMlp types_of(const GgufLayer& layer, WeightMlp mlp) {
-  TypesOfMlp types;
-  bool is_first = true;
-  for (const WeightMatrix matrix : kMatrices) {
+StoredTypes types_of(const GgufLayer& layer, WeightMlp mlp,
+                     std::span<const WeightMatrix> matrices) {
+  StoredTypes types;
+  for (const WeightMatrix matrix : matrices) {
     for (const GgufMatrix& stored : layer.stored[{mlp, matrix}].matrices) {
-      add(*stored.place.tensor->type, std::exchange(is_first, false), types);
+      types.add(*stored.place.tensor->type);
     }
   }
   return types;
+}
+
+Blocks both(Blocks blocks, const Blocks& others) {
+  blocks.insert(blocks.end(), others.begin(), others.end());
+  return blocks;
+}
+
+template <class Predicate>
+bool all_are(const Blocks& blocks, const Predicate& predicate) {
+  return std::ranges::all_of(blocks,
+                             [&](const quant::BlockType* block) { return predicate(*block); });
+}
+
+// What all have for a member; nothing if they differ.
+template <class Member>
+std::optional<Member> common(const Blocks& blocks, Member quant::BlockType::*member) {
+  const Member first = blocks.front()->*member;
+  const bool same =
+      all_are(blocks, [&](const quant::BlockType& block) { return block.*member == first; });
+  return same ? std::optional(first) : std::nullopt;
+}
+
+// The narrowest type that has all codes of the blocks.
+DType codes_of(const Blocks& blocks) {
+  if (!all_are(blocks, fits_4_bits)) {
+    const auto element = common(blocks, &quant::BlockType::element);
+    return element && *element ? **element : DType::kI8;
+  }
+  const auto held = [&](DType codes) {
+    return all_are(blocks,
+                   [&](const quant::BlockType& block) { return holds_codes(codes, block); });
+  };
+  return !held(DType::kI4) && held(DType::kU4) ? DType::kU4 : DType::kI4;
+}
+
+int64_t group_of(const Blocks& blocks) {
+  return (*std::ranges::min_element(blocks, {}, &quant::BlockType::group))->group;
+}
+
+bool have_offsets(const Blocks& blocks) {
+  return std::ranges::any_of(blocks, &quant::BlockType::has_offset);
+}
+
+ScaleValues scale_values(const Blocks& blocks) {
+  return common(blocks, &quant::BlockType::scale_values).value_or(ScaleValues::kFloat);
+}
+
+// What is taken off codes goes into offsets, as a product with the scale.
+ScaleValues zero_values(const Blocks& blocks, DType codes) {
+  const bool have_others = std::ranges::any_of(
+      blocks, [&](const quant::BlockType* block) { return lowers_codes(codes, *block); });
+  return have_offsets(blocks) && !have_others ? scale_values(blocks) : ScaleValues::kFloat;
+}
+
+QuantSpec scales_of(const Blocks& blocks, DType codes) {
+  return {.weights = WeightScale::kBlock,
+          .block_rows = 1,
+          .block_cols = group_of(blocks),
+          .signed_scales = true,
+          .scale_values = scale_values(blocks),
+          .zeros = have_offsets(blocks) ? WeightZero::kOffset : WeightZero::kNone,
+          .zero_values = zero_values(blocks, codes)};
+}
+
+// What is known of matrices with some of the blocks of a layer.
+MatrixCodes known_of(const Blocks& blocks, DType codes, const QuantSpec& layer) {
+  MatrixCodes known;
+  if (blocks.empty()) return known;
+  const DType own = codes_of(blocks);
+  const bool is_held =
+      all_are(blocks, [&](const quant::BlockType& block) { return holds_codes(own, block); });
+  if (bit_size(own) < bit_size(codes) && is_held) known.dtype = own;
+  const QuantSpec of_own = scales_of(blocks, codes);
+  if (of_own.block_cols != layer.block_cols) known.block_cols = of_own.block_cols;
+  known.has_zeros = layer.zeros == WeightZero::kNone || have_offsets(blocks);
+  if (of_own.scale_values != layer.scale_values) known.scale_values = of_own.scale_values;
+  if (of_own.zero_values != layer.zero_values) known.zero_values = of_own.zero_values;
+  return known;
+}
+
+// The weights of a layer with blocks of these kinds.
+struct CodedForm {
+  DType dtype = DType::kF32;
+  QuantSpec quant = {};
+};
+CodedForm form_of_blocks(const Blocks& gate_up, const Blocks& down) {
+  const Blocks all = both(gate_up, down);
+  CodedForm form{.dtype = codes_of(all)};
+  const QuantSpec layer = scales_of(all, form.dtype);
+  form.quant = layer;
+  form.quant.gate_up_codes = known_of(gate_up, form.dtype, layer);
+  form.quant.down_codes = known_of(down, form.dtype, layer);
+  return form;
 }
 
 bool has_factors(const GgufLayer& layer) {
   return layer.gate_factor.place || layer.up_factor.place || layer.down_factor.place;
 }
 
-DType plain_or_f32(const TypesOfMlp& types) { return types.plain.value_or(DType::kF32); }
+// A factor times a number that takes few bits takes more.
+void widen_numbers(QuantSpec& quant) {
+  const auto widen = [](auto& numbers) {
+    numbers.scale_values = ScaleValues::kFloat;
+    numbers.zero_values = ScaleValues::kFloat;
+  };
+  widen(quant);
+  widen(quant.gate_up_codes);
+  widen(quant.down_codes);
+}
 
 }  // namespace
 
 GgufForm form_of(const GgufLayer& layer) {
-  const TypesOfMlp routed = types_of(layer, WeightMlp::kRouted);
-  const TypesOfMlp shared = types_of(layer, WeightMlp::kShared);
-  const bool has_shared = layer.has(weights::kSharedDown);
+  constexpr std::array kAll = {WeightMatrix::kGate, WeightMatrix::kUp, WeightMatrix::kDown};
+  const StoredTypes routed = types_of(layer, WeightMlp::kRouted, kAll);
+  const StoredTypes shared = types_of(layer, WeightMlp::kShared, kAll);
   GgufForm form;
-  form.residual = plain_or_f32(types_of(layer, WeightMlp::kResidual));
-  form.shared = plain_or_f32(shared);
-  if (!routed.all_blocks) {
-    form.routed = has_factors(layer) ? DType::kF32 : plain_or_f32(routed);
+  form.residual = types_of(layer, WeightMlp::kResidual, kAll).plain.value_or(DType::kF32);
+  form.shared = shared.plain.value_or(DType::kF32);
+  if (!routed.all_blocks || routed.blocks.empty()) {
+    form.routed = has_factors(layer) ? DType::kF32 : routed.plain.value_or(DType::kF32);
     return form;
   }
-  const bool share_codes = has_shared && shared.all_blocks;
-  const TypesOfMlp coded = share_codes ? both(routed, shared) : routed;
-  form.routed = codes_of(coded);
-  if (share_codes) form.shared = form.routed;
-  form.quant = scales_of(coded);
-  if (has_factors(layer)) {
-    form.quant.scale_values = ScaleValues::kFloat;
-    form.quant.zero_values = ScaleValues::kFloat;
-  }
+  const bool share_codes = shared.are_there && shared.all_blocks;
+  const auto blocks_of = [&](std::span<const WeightMatrix> matrices) {
+    const Blocks own = types_of(layer, WeightMlp::kRouted, matrices).blocks;
+    if (!share_codes) return own;
+    return both(own, types_of(layer, WeightMlp::kShared, matrices).blocks);
+  };
+  const CodedForm coded = form_of_blocks(blocks_of(kGateUp), blocks_of(kDown));
+  form.routed = coded.dtype;
+  if (share_codes) form.shared = coded.dtype;
+  form.quant = coded.quant;
+  if (has_factors(layer)) widen_numbers(form.quant);
   return form;
 }
 
@@ -122,9 +189,25 @@ GgufForm form_of(const GgufLayer& layer) {
 std::vector<WeightForm> gguf_block_forms() {
   std::vector<WeightForm> forms;
   for (const quant::BlockType& block : quant::block_types()) {
-    checkpoint::TypesOfMlp types;
-    add(block, true, types);
-    forms.push_back({.name = block.name, .dtype = codes_of(types), .quant = scales_of(types)});
+    const checkpoint::CodedForm form = checkpoint::form_of_blocks({&block}, {&block});
+    forms.push_back({.name = block.name, .dtype = form.dtype, .quant = form.quant});
+  }
+  return forms;
+}
+
+std::vector<WeightForm> gguf_mixed_forms() {
+  struct Mix {
+    std::string_view name, gate_up, down;
+  };
+  constexpr std::array kMixes = {
+      Mix{"Q3_K+Q5_K", "Q3_K", "Q5_K"}, Mix{"Q4_K+Q5_0", "Q4_K", "Q5_0"},
+      Mix{"Q4_K+Q6_K", "Q4_K", "Q6_K"}, Mix{"Q4_K+Q8_0", "Q4_K", "Q8_0"},
+      Mix{"Q5_K+Q6_K", "Q5_K", "Q6_K"}, Mix{"IQ4_XS+Q5_K", "IQ4_XS", "Q5_K"}};
+  std::vector<WeightForm> forms;
+  for (const Mix& mix : kMixes) {
+    const checkpoint::CodedForm form = checkpoint::form_of_blocks(
+        {quant::find_block_type(mix.gate_up)}, {quant::find_block_type(mix.down)});
+    forms.push_back({.name = mix.name, .dtype = form.dtype, .quant = form.quant});
   }
   return forms;
 }

@@ -9,8 +9,8 @@ namespace conclave::inline v0::checkpoint {
 
 // Gate, up and down of a layer may have types of their own, as those of "Q4_K_M" files have. A
 // layer has one type, so that blocks come apart into codes of one width with scales for groups of
-// one size, and with offsets if any of them has some; tensors of plain types keep theirs if they
-// agree.
+// one size, and with offsets if any of them has some; what gate and up, or down, have less of is
+// said beside it. Tensors of plain types keep theirs if they agree.
 struct GgufForm {
   DType routed = DType::kF32;
   DType shared = DType::kF32;

@@ -58,8 +58,7 @@ class FloatRows final : public RowReader {
 
 // Codes of blocks become less by this number, to be codes of a layer.
 int8_t shift_of(const quant::BlockType& type, DType codes) {
-  const bool counts = codes != type.element && bit_size(codes) < 8;
-  return counts && lowers_codes(type) ? 8 : 0;
+  return lowers_codes(codes, type) ? 8 : 0;
 }
 
 // A layer's codes stand for the codes of blocks over this number, which makes their scales greater.
@@ -180,7 +179,17 @@ bool fits_4_bits(const quant::BlockType& type) {
   return from_0 || (type.least >= -8 && type.largest <= 7);
 }
 
-bool lowers_codes(const quant::BlockType& type) { return fits_4_bits(type) && type.largest > 7; }
+bool holds_codes(DType codes, const quant::BlockType& type) {
+  const quant::CodeBook& book = *quant::format_of(codes).codes;
+  return std::ranges::all_of(std::array{type.least, type.largest}, [&](int8_t code) {
+    const auto value = static_cast<float>(code);
+    return book.decode(book.encode(value)) == value;
+  });
+}
+
+bool lowers_codes(DType codes, const quant::BlockType& type) {
+  return codes != type.element && fits_4_bits(type) && !holds_codes(codes, type);
+}
 
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype) {
   return std::make_unique<CodeRows>(type, dtype);

@@ -28,11 +28,13 @@ class RowReader {
 std::unique_ptr<RowReader> same_rows(DType dtype);
 // Values or blocks become float32, times a factor.
 std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
-// Whether codes of these blocks can be kI4. Codes 0 to 15 are lowered by 8 and offsets by 8 scales
-// to match.
+// Whether codes of these blocks can be kI4 or, if none is below 0, kU4.
 bool fits_4_bits(const quant::BlockType& type);
-bool lowers_codes(const quant::BlockType& type);
-// Blocks become codes: kI8, kI4, or the element of their type.
+// Whether a format's codes have the outermost codes of these blocks as their values.
+bool holds_codes(DType codes, const quant::BlockType& type);
+// Where they do not, though blocks fit 4 bits, codes become less by 8 and offsets by 8 scales.
+bool lowers_codes(DType codes, const quant::BlockType& type);
+// Blocks become codes: kI8, kI4, kU4, or the element of their type.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
 // Blocks become scales, one for each `group` columns, times a factor.
 std::unique_ptr<RowReader> scale_rows(const quant::BlockType& type, DType codes, int64_t group,

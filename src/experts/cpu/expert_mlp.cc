@@ -168,7 +168,11 @@ class ExpertMlp final : public ExpertsKernel {
                 .panels = layout_.down,
                 .code_row = config_.functions.code_row,
                 .code_dtype = config_.code_dtype}),
-        parameters_(activation::formula_parameters(problem.activation)) {}
+        parameters_(activation::formula_parameters(problem.activation)) {
+    if (config_.functions.down_product == nullptr) {
+      config_.functions.down_product = config_.functions.product;
+    }
+  }
 
   BatchRequirements requirements() const override {
     return {.row_dtype = config_.row_dtype,
@@ -361,7 +365,7 @@ class ExpertMlp final : public ExpertsKernel {
                 gemm::PanelTask task = down_task(call, item, panel, next_panel);
                 down_meaning_.set(task, room_of(call, worker));
                 if (task.next_panel == nullptr) down_meaning_.fetch_begin(next_panel);
-                config_.functions.product(task);
+                config_.functions.down_product(task);
               });
   }
 

@@ -10,9 +10,10 @@
 namespace conclave::inline v0::experts {
 
 struct MlpFunctions {
-  gemm::PanelFunction product = nullptr;      // rows x panel of 64 columns
-  gemm::EpilogueFunction activate = nullptr;  // takes activation::FormulaParameters
-  gemm::CodeRowFunction code_row = nullptr;   // null: quantised rows hold the values of codes
+  gemm::PanelFunction product = nullptr;       // rows x panel of 64 columns, of gate and up
+  gemm::EpilogueFunction activate = nullptr;   // takes activation::FormulaParameters
+  gemm::CodeRowFunction code_row = nullptr;    // null: quantised rows hold the values of codes
+  gemm::PanelFunction down_product = nullptr;  // where down has other codes; null: `product`
 };
 
 // Rows and activated rows are float32; weights f32, f16, bf16, or codes with scales.

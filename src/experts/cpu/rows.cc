@@ -1,5 +1,6 @@
 #include "experts/cpu/rows.h"
 
+#include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "cpu/isa.h"
 #include "experts/cpu/expert_mlp.h"
@@ -152,6 +153,28 @@ int64_t rows_of_tile_block(const ExpertsProblem& problem) {
   return std::clamp(fitting, kFewestRows, kMostRows);
 }
 
+// The functions that `make` has for the types of gate and up, and of down.
+template <class Make>
+MlpFunctions of_matrices(const ExpertsProblem& problem, const Make& make) {
+  const DType gate_up = gate_up_form(problem.weight_dtype, problem.quant).dtype;
+  const DType down = down_form(problem.weight_dtype, problem.quant).dtype;
+  MlpFunctions functions = make(gate_up);
+  if (down != gate_up) functions.down_product = make(down).product;
+  return functions;
+}
+// The same of functions that need nothing but the activation.
+MlpFunctions of_matrices(const ExpertsProblem& problem,
+                         MlpFunctions (*make)(DType, const activation::Activation&) noexcept) {
+  return of_matrices(problem, [&](DType type) { return make(type, problem.activation); });
+}
+// Or the type of activated rows, too.
+MlpFunctions of_matrices(const ExpertsProblem& problem,
+                         MlpFunctions (*make)(DType, const activation::Activation&, DType) noexcept,
+                         DType activated) {
+  return of_matrices(problem,
+                     [&](DType type) { return make(type, problem.activation, activated); });
+}
+
 // Config for products of whole numbers with 8 lanes.
 ExpertMlpConfig narrow_config(const MlpFunctions& functions) {
   return {.functions = functions,
@@ -174,13 +197,11 @@ std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
   if (problem.quant.activations != ActivationScale::kNone) {
     return make_expert_mlp(
         problem,
-        coded_tile_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kF32),
-                          fetch_above_rows));
+        coded_tile_config(of_matrices(problem, mlp_functions_amx, DType::kF32), fetch_above_rows));
   }
-  return make_expert_mlp(
-      problem,
-      tile_mlp_config(mlp_functions_amx(problem.weight_dtype, problem.activation, DType::kBF16),
-                      fetch_above_rows, rows_of_tile_block(problem)));
+  return make_expert_mlp(problem,
+                         tile_mlp_config(of_matrices(problem, mlp_functions_amx, DType::kBF16),
+                                         fetch_above_rows, rows_of_tile_block(problem)));
 }
 
 Support avx512_bf16_supports(const ExpertsProblem& problem) {
@@ -191,14 +212,13 @@ std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
   if (problem.is_beside_quantised_rows) return make_avx512(problem);
   const bool plain_rows = problem.quant.activations == ActivationScale::kNone;
   const DType row_dtype = plain_rows ? DType::kBF16 : DType::kF32;
-  return make_expert_mlp(
-      problem,
-      {.functions = mlp_functions_avx512_bf16(problem.weight_dtype, problem.activation, row_dtype),
-       .row_dtype = row_dtype,
-       .code_dtype = DType::kBF16,
-       .tiling = {.tile = 6},
-       .tile = "6x64",
-       .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
+  return make_expert_mlp(problem,
+                         {.functions = of_matrices(problem, mlp_functions_avx512_bf16, row_dtype),
+                          .row_dtype = row_dtype,
+                          .code_dtype = DType::kBF16,
+                          .tiling = {.tile = 6},
+                          .tile = "6x64",
+                          .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
 }
 
 Support amx_int8_supports(const ExpertsProblem& problem) {
@@ -207,8 +227,7 @@ Support amx_int8_supports(const ExpertsProblem& problem) {
 std::unique_ptr<ExpertsKernel> make_amx_int8(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx512(problem);
   return make_expert_mlp(
-      problem, integer_tile_config(mlp_functions_amx_int8(problem.weight_dtype, problem.activation),
-                                   fetch_above(6)));
+      problem, integer_tile_config(of_matrices(problem, mlp_functions_amx_int8), fetch_above(6)));
 }
 
 Support avx512_vnni_supports(const ExpertsProblem& problem) {
@@ -216,11 +235,10 @@ Support avx512_vnni_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx512(problem);
-  return make_expert_mlp(
-      problem, {.functions = mlp_functions_avx512_vnni(problem.weight_dtype, problem.activation),
-                .tiling = {.tile = 6},
-                .tile = "6x64",
-                .fetch_above_rows = fetch_above(6)});
+  return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx512_vnni),
+                                   .tiling = {.tile = 6},
+                                   .tile = "6x64",
+                                   .fetch_above_rows = fetch_above(6)});
 }
 
 Support avx_vnni_supports(const ExpertsProblem& problem) {
@@ -229,8 +247,7 @@ Support avx_vnni_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_avx_vnni(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx2(problem);
-  return make_expert_mlp(
-      problem, narrow_config(mlp_functions_avx_vnni(problem.weight_dtype, problem.activation)));
+  return make_expert_mlp(problem, narrow_config(of_matrices(problem, mlp_functions_avx_vnni)));
 }
 
 Support avx2_int8_supports(const ExpertsProblem& problem) {
@@ -238,30 +255,27 @@ Support avx2_int8_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_avx2_int8(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx2(problem);
-  return make_expert_mlp(
-      problem, narrow_config(mlp_functions_avx2_int8(problem.weight_dtype, problem.activation)));
+  return make_expert_mlp(problem, narrow_config(of_matrices(problem, mlp_functions_avx2_int8)));
 }
 
 Support avx512_supports(const ExpertsProblem& problem) {
   return needs_f32_arithmetic(problem, cpu::Isa::kAvx512);
 }
 std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem) {
-  return make_expert_mlp(
-      problem, {.functions = mlp_functions_avx512(problem.weight_dtype, problem.activation),
-                .tiling = {.tile = 6},
-                .tile = "6x64",
-                .fetch_above_rows = fetch_above(6)});
+  return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx512),
+                                   .tiling = {.tile = 6},
+                                   .tile = "6x64",
+                                   .fetch_above_rows = fetch_above(6)});
 }
 
 Support avx2_supports(const ExpertsProblem& problem) {
   return needs_f32_arithmetic(problem, cpu::Isa::kAvx2);
 }
 std::unique_ptr<ExpertsKernel> make_avx2(const ExpertsProblem& problem) {
-  return make_expert_mlp(problem,
-                         {.functions = mlp_functions_avx2(problem.weight_dtype, problem.activation),
-                          .tiling = {.tile = 6},
-                          .tile = "6x16",
-                          .fetch_above_rows = fetch_above(6)});
+  return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx2),
+                                   .tiling = {.tile = 6},
+                                   .tile = "6x16",
+                                   .fetch_above_rows = fetch_above(6)});
 }
 
 Support cpu_reference_supports(const ExpertsProblem& problem) {

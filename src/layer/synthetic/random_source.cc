@@ -55,15 +55,33 @@ struct Distribution {
 // code.
 float code_deviation(const quant::CodeBook& codes) { return codes.largest * (96.0F / 448.0F); }
 
+// Codes without a sign lie around their middle, and so do their zeros: weights lie around 0.
+float middle_of(const quant::CodeBook& codes) {
+  const bool has_sign = !codes.whole.fit || codes.whole.least < 0;
+  return has_sign ? 0.0F : codes.largest / 2;
+}
+
 // Scales lie around `mean` with a deviation of an eighth of it.
 Distribution around(float mean) { return {.mean = mean, .deviation = mean / 8}; }
 
-// The matrix that a plane belongs to: its reduction axis and its format.
+// The matrix that a plane belongs to: its reduction axis and its form, as narrow as it is known.
 struct ScaledMatrix {
   int64_t cols = 0;
   const quant::WeightFormat* format = nullptr;
+  DType layer_dtype = DType::kF32;  // which rows follow
   QuantSpec quant = {};
+  int64_t groups_of_number = 1;  // neighbours that have the same
 };
+ScaledMatrix scaled_matrix(const WeightShape& shape, const QuantSpec& layer) {
+  const bool is_down = shape.id.matrix() == WeightMatrix::kDown;
+  const MatrixForm form =
+      is_down ? down_form(shape.dtype, layer) : gate_up_form(shape.dtype, layer);
+  return {.cols = shape.cols,
+          .format = &quant::format_of(form.dtype),
+          .layer_dtype = shape.dtype,
+          .quant = form.quant,
+          .groups_of_number = form.quant.block_cols / layer.block_cols};
+}
 
 // The factor that brings codes to the magnitude of plain weights.
 float scale_of(const ScaledMatrix& matrix) {
@@ -73,9 +91,9 @@ float scale_of(const ScaledMatrix& matrix) {
 
 // Zeros lie around the middle of the codes, half as far apart as these: codes lie around 0.
 Distribution zeros_of(const ScaledMatrix& matrix) {
-  const float points = code_deviation(*matrix.format->codes) / 2;
-  const bool in_codes = matrix.quant.zeros == WeightZero::kPoint;
-  return {.deviation = in_codes ? points : points * scale_of(matrix)};
+  const quant::CodeBook& codes = *matrix.format->codes;
+  const float unit = matrix.quant.zeros == WeightZero::kPoint ? 1.0F : scale_of(matrix);
+  return {.mean = middle_of(codes) * unit, .deviation = code_deviation(codes) / 2 * unit};
 }
 
 // Zero points are whole numbers, unless codes are fractions of 1.
@@ -116,11 +134,13 @@ Distribution distribution_of(WeightId id, const WeightInfo& info, const ScaledMa
   if (id.plane() == WeightPlane::kInputScale) {
     // Steps that make good use of the codes for rows of deviation 1 and their activated products.
     const float rows = id.matrix() == WeightMatrix::kDown ? 3.0F : 4.0F;
-    const quant::ActivationRule rule = quant::activation_rule(scaled.format->element, scaled.quant);
+    const quant::ActivationRule rule = quant::activation_rule(scaled.layer_dtype, scaled.quant);
     return around(rows / quant::largest_over_step(rule));
   }
-  const quant::CodeBook* const codes = quant::format_of(info.dtype).codes;
-  if (codes != nullptr) return {.deviation = code_deviation(*codes)};
+  if (scaled.format != nullptr) {
+    const quant::CodeBook& codes = *scaled.format->codes;
+    return {.mean = middle_of(codes), .deviation = code_deviation(codes)};
+  }
   return {.deviation = 1.0F / std::sqrt(static_cast<float>(info.cols))};
 }
 
@@ -194,6 +214,15 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
   }
 }
 
+// Whether any numbers are of a kind that float32 alone has for sure.
+bool have_narrow_numbers(const QuantSpec& quant) {
+  const auto narrow = [](const auto& numbers) {
+    return numbers.scale_values != ScaleValues::kFloat ||
+           numbers.zero_values != ScaleValues::kFloat;
+  };
+  return narrow(quant) || narrow(quant.gate_up_codes) || narrow(quant.down_codes);
+}
+
 // Draws numbers that are what QuantSpec says of them. Steps count a unit that neighbouring columns
 // share: a small part of the numbers' magnitude, and another one for each 256 columns.
 class NumberForm {
@@ -248,15 +277,20 @@ void draw(const Distribution& values, uint64_t stream, uint64_t first, std::span
   }
 }
 
+// Values become the nearest that codes have.
+void round_to(const quant::CodeBook& codes, std::span<float> values) {
+  for (float& value : values) value = codes.decode(codes.encode(value));
+}
+
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const MoeSpec& spec, uint64_t seed) : seed_(seed), spec_(spec) {
     for (const WeightShape& shape : layer_weights(spec)) {
       infos_[shape.id] = {shape.count, shape.rows, shape.cols, dtype_of(shape, spec)};
       if (shape.type != quant::PlaneType::kWeights || is_plain(shape.dtype)) continue;
+      scaled_[shape.id] = scaled_matrix(shape, spec.quant);
       for (const WeightPlane plane : quant::kCodePlanes) {
-        scaled_[shape.id.with(plane)] = {
-            .cols = shape.cols, .format = &quant::format_of(shape.dtype), .quant = spec.quant};
+        scaled_[shape.id.with(plane)] = scaled_[shape.id];
       }
     }
   }
@@ -281,20 +315,37 @@ class RandomSource final : public WeightSource {
       return read_indices(info, own.index_limit(spec_), stream, block, destination);
     }
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
-    const Distribution values = distribution_of(id, info, scaled_[id]);
-    const NumberForm form(scaled_[id].quant, id, values, stream);
+    const ScaledMatrix& scaled = scaled_[id];
+    const Distribution values = distribution_of(id, info, scaled);
+    const NumberForm form(scaled.quant, id, values, stream);
+    const bool is_number = id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero;
+    const int64_t width = is_number ? scaled.groups_of_number : 1;
+    const bool is_zero =
+        id.plane() == WeightPlane::kZero && scaled.quant.zeros == WeightZero::kNone;
+    const bool has_narrow_codes = id.plane() == WeightPlane::kWeights && scaled.format != nullptr &&
+                                  scaled.format->element != info.dtype;
     const int64_t cols = block.col_end - block.col_begin;
-    std::vector<float> drawn(static_cast<size_t>(cols));
+    // Groups of `width` share one number.
+    const int64_t begin = block.col_begin / width;
+    std::vector<float> drawn(static_cast<size_t>(ceil_div(block.col_end, width) - begin));
+    std::vector<float> spread(width == 1 ? 0 : static_cast<size_t>(cols));
     std::byte* out = destination.data();
     for (int64_t row = block.row_begin; row < block.row_end; ++row) {
-      const auto first = static_cast<uint64_t>(row * info.cols + block.col_begin);
+      const auto first = static_cast<uint64_t>(row * ceil_div(info.cols, width) + begin);
       draw(values, stream, first, drawn);
-      if (whole_numbers) {
+      if (is_zero) {
+        std::ranges::fill(drawn, 0.0F);
+      } else if (whole_numbers) {
         for (float& value : drawn) value = std::nearbyint(value);
       } else {
-        form.apply(row, block.col_begin, drawn);
+        form.apply(row, begin, drawn);
       }
-      encode(drawn, info.dtype, out);
+      if (has_narrow_codes) round_to(*scaled.format->codes, drawn);
+      for (int64_t col = 0; width != 1 && col < cols; ++col) {
+        spread[static_cast<size_t>(col)] =
+            drawn[static_cast<size_t>((block.col_begin + col) / width - begin)];
+      }
+      encode(width == 1 ? drawn : spread, info.dtype, out);
       out += packed_bytes(info.dtype, cols);
     }
   }
@@ -305,12 +356,12 @@ class RandomSource final : public WeightSource {
       case quant::PlaneType::kWeights:
         return shape.dtype;
       case quant::PlaneType::kScale:
-        if (spec.quant.scale_values != ScaleValues::kFloat) return DType::kF32;
+        if (have_narrow_numbers(spec.quant)) return DType::kF32;
         return shape.plane.plane == WeightPlane::kScale ? quant::scale_dtype(spec) : DType::kF32;
       case quant::PlaneType::kIndex:
         return DType::kI32;
       case quant::PlaneType::kFloat:
-        if (spec.quant.zero_values != ScaleValues::kFloat) return DType::kF32;
+        if (have_narrow_numbers(spec.quant)) return DType::kF32;
         break;
     }
     return natural_row_dtype(spec);

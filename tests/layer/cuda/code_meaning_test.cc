@@ -108,6 +108,7 @@ std::vector<CodedForm> coded_forms() {
           {"nf4, 16 columns", DType::kNF4, groups(16)},
           {"fp4 of bitsandbytes, 64 columns", DType::kBnbFP4, groups(64)},
           {"iq4, 32 columns", DType::kIQ4, groups(32)},
+          {"uint4, 32 columns, offsets", DType::kU4, groups(32, WeightZero::kOffset)},
           {"e2m1, 16 columns", DType::kF4, groups(16)},
           {"e2m1, 32 columns", DType::kF4, groups(32)},
           {"int8, 32 columns, zero points", DType::kI8, groups(32, WeightZero::kPoint)},

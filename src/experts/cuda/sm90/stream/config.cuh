@@ -299,7 +299,7 @@ struct CodedParams : Params {
   // bf16 zero points or, for kernels of them, float32 offsets.
   CUtensorMap scales;
   CUtensorMap shifts;
-  int32_t shift_bytes = 0;      // of a zero point or an offset; 0: there are none
+  int32_t shift_bytes = 0;      // each zero point or offset has these; 0: none
   int32_t group = 0;            // columns of a group
   int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
   int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage

@@ -22,7 +22,7 @@ struct Consumer : Epilogue<Config> {
   using Base::warp;
   using Element = typename Config::Element;
 
-  RingPosition<Config::kTokenStages> tokens = {};  // of kernels that have a ring of them
+  RingPosition<Config::kTokenStages> tokens = {};  // moves where a kernel has a ring of them
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {

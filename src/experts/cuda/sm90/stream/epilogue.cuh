@@ -276,7 +276,7 @@ struct Epilogue {
   __device__ __forceinline__ void store_gated_lines(const float (&d)[kSlices][N / 2],
                                                     const TokenTile& tile, int32_t feature) {
     constexpr int kRowBytes = 64 * kSlices + 16;
-    constexpr int kLanes = 4 * kSlices;  // of a row
+    constexpr int kLanes = 4 * kSlices;  // share a row
 #pragma unroll
     for (int first = 0; first < N; first += 32) {
       uint8_t* lines = next_lines();
@@ -310,7 +310,7 @@ struct Epilogue {
                                                     int32_t feature,
                                                     const int32_t (&slots)[(N + 31) / 32]) {
     constexpr int kRowBytes = 128 * kSlices + 16;
-    constexpr int kLanes = 8 * kSlices;  // of a row
+    constexpr int kLanes = 8 * kSlices;  // share a row
     constexpr int kRows = kWarpgroup / kLanes;
 #pragma unroll
     for (int first = 0; first < N; first += 16) {

@@ -49,7 +49,7 @@ struct RoundedFragments {
 template <class Config>
 class CodesOfRows {
  public:
-  static constexpr int kChunks = Config::kCodeBits / 2;  // of a row
+  static constexpr int kChunks = Config::kCodeBits / 2;  // a row has
 
   // `first` is a chunk of 16 bytes, each of which lies where `swizzle` has moved it.
   __device__ __forceinline__ CodesOfRows(const uint8_t* codes, int32_t first, int32_t swizzle,

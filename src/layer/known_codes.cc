@@ -1,0 +1,127 @@
+#include "layer/known_codes.h"
+
+#include "core/weight_types.h"
+#include "quant/weight_format.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace conclave::inline v0 {
+namespace {
+
+constexpr uint8_t kNone = 0x80;
+
+[[noreturn]] void refuse(const BlockOfMatrix& place, WeightPlane plane, std::string expected,
+                         std::string found) {
+  throw Error(ErrorCode::kTensorValue,
+              {.what = "codes are not what MoeSpec.quant says is known of them",
+               .tensor = place.source.locate(place.id.with(plane), place.expert),
+               .expected = std::move(expected),
+               .found = std::move(found)});
+}
+
+// Keeps the first of the numbers of neighbouring groups that are to be equal. `groups` is the
+// number of them in a row, `first` the place of a row's first one among all, `width` how many share
+// a number.
+struct SharedNumbers {
+  int64_t groups = 0;
+  int64_t first = 0;
+  int64_t width = 1;
+
+  int64_t place(int64_t group) const { return (first + group) / width - first / width; }
+  int64_t count() const { return groups == 0 ? 0 : place(groups - 1) + 1; }
+
+  // Null, or the first number that differs from those it should share a value with.
+  const float* merge(std::vector<float>& numbers) const {
+    const int64_t rows = groups == 0 ? 0 : static_cast<int64_t>(numbers.size()) / groups;
+    std::vector<float> merged(static_cast<size_t>(rows * count()));
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const own = numbers.data() + row * groups;
+      float* const out = merged.data() + row * count();
+      for (int64_t group = 0; group < groups; ++group) {
+        const bool is_first = group == 0 || place(group) != place(group - 1);
+        if (is_first) out[place(group)] = own[group];
+        if (own[group] != out[place(group)]) return own + group;
+      }
+    }
+    numbers = std::move(merged);
+    return nullptr;
+  }
+};
+
+}  // namespace
+
+KnownCodes::KnownCodes(DType dtype, const QuantSpec& layer, WeightMatrix matrix)
+    : dtype_(dtype),
+      layer_(layer),
+      known_(matrix == WeightMatrix::kDown ? layer.down_codes : layer.gate_up_codes) {
+  if (!known_.dtype) return;
+  const quant::CodeBook& wide = *quant::format_of(dtype_).codes;
+  const quant::CodeBook& narrow = *quant::format_of(*known_.dtype).codes;
+  for (size_t code = 0; code < codes_.size(); ++code) {
+    const float value = wide.decode(static_cast<uint8_t>(code));
+    const uint8_t found = narrow.encode(value);
+    codes_[code] = narrow.decode(found) == value ? found : kNone;
+  }
+}
+
+ConstTensorView KnownCodes::narrow(const ConstTensorView& codes, const BlockOfMatrix& place,
+                                   std::vector<std::byte>& storage) const {
+  const int64_t rows = codes.shape[0];
+  const int64_t cols = codes.shape[1];
+  const int64_t stride = codes.row_stride != 0 ? codes.row_stride : cols;
+  const int64_t row_bytes = packed_bytes(*known_.dtype, cols);
+  storage.resize(static_cast<size_t>(rows * row_bytes));
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto* const in = static_cast<const uint8_t*>(codes.data) + row * stride;
+    std::byte* const out = storage.data() + row * row_bytes;
+    uint8_t seen = 0;
+    for (int64_t col = 0; col + 1 < cols; col += 2) {
+      const uint8_t even = codes_[in[col]];
+      const uint8_t odd = codes_[in[col + 1]];
+      seen |= even | odd;
+      out[col / 2] = static_cast<std::byte>((even & 0xfU) | (odd << 4U));
+    }
+    if (cols % 2 != 0) {
+      seen |= codes_[in[cols - 1]];
+      out[cols / 2] = static_cast<std::byte>(codes_[in[cols - 1]] & 0xfU);
+    }
+    if ((seen & kNone) == 0) continue;
+    const auto* const other =
+        std::find_if(in, in + cols, [&](uint8_t code) { return codes_[code] == kNone; });
+    refuse(place, WeightPlane::kWeights, fmt::format("values of {}", to_string(*known_.dtype)),
+           fmt::format("{:g} in row {}, column {}", quant::format_of(dtype_).codes->decode(*other),
+                       place.block.row_begin + row, place.block.col_begin + (other - in)));
+  }
+  return {.data = storage.data(), .dtype = *known_.dtype, .shape = codes.shape};
+}
+
+void KnownCodes::narrow(const BlockOfMatrix& place, CodeMeaning& meaning) const {
+  if (!known_.has_zeros) {
+    const auto other = std::ranges::find_if(meaning.offsets, [](float zero) { return zero != 0; });
+    if (other != meaning.offsets.end()) {
+      refuse(place, WeightPlane::kZero, "no zeros but 0", fmt::format("{}", *other));
+    }
+    meaning.offsets.clear();
+  }
+  if (known_.block_cols == 0 || known_.block_cols == layer_.block_cols) return;
+  const SharedNumbers shared{.groups = meaning.groups,
+                             .first = place.block.col_begin / layer_.block_cols,
+                             .width = known_.block_cols / layer_.block_cols};
+  const auto merge = [&](std::vector<float>& numbers, WeightPlane plane) {
+    const float* const other = shared.merge(numbers);
+    if (other == nullptr) return;
+    refuse(place, plane, fmt::format("one for {} neighbouring columns", known_.block_cols),
+           fmt::format("another, {}, among them", *other));
+  };
+  merge(meaning.scales, WeightPlane::kScale);
+  merge(meaning.offsets, WeightPlane::kZero);
+  meaning.groups = shared.count();
+}
+
+}  // namespace conclave::inline v0
