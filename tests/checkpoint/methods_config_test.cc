@@ -329,6 +329,41 @@ TEST(QuarkConfig, ClassesAndNames_CountInTheOrderOfThePackage) {
   expect_reason(config, "int3");
 }
 
+// As many of 32 names as Python's fnmatch finds.
+TEST(QuarkConfig, PatternsOfNames_MeanWhatFnmatchMakesOfThem) {
+  const json group = {
+      {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};
+  const json bytes = {{"dtype", "int8"}, {"qscheme", "per_channel"}};
+  const std::vector<std::pair<std::string, int>> patterns = {{"*.layers.[0-9].*", 24},
+                                                             {"*.layers.1[0-9].*", 8},
+                                                             {"*.experts.[!0-5].*", 8},
+                                                             {"*.experts.[37].up_proj", 8},
+                                                             {"*.experts.[0-9-]*.down_proj", 16},
+                                                             {"*[u]p_proj", 16},
+                                                             {"*.layers.[]0].*", 8},
+                                                             {"*.layers.[", 0},
+                                                             {"*[!]a]p_proj", 16},
+                                                             {"*.experts.[a-].*", 0},
+                                                             {"*[z-a]*", 0}};
+  for (const auto& [pattern, expected] : patterns) {
+    json config = quark(group);
+    config["layer_quant_config"][pattern] = {{"weight", bytes}};
+    const auto found = read(config);
+    ASSERT_TRUE(found.weights) << found.reason;
+    int count = 0;
+    for (const int layer : {0, 1, 12, 9}) {
+      for (const int expert : {0, 3, 7, 12}) {
+        for (const char* matrix : {"up", "down"}) {
+          const std::string name = "model.layers." + std::to_string(layer) + ".mlp.experts." +
+                                   std::to_string(expert) + "." + matrix + "_proj";
+          count += scheme_in(found, name).element == DType::kI8 ? 1 : 0;
+        }
+      }
+    }
+    EXPECT_EQ(count, expected) << pattern;
+  }
+}
+
 TEST(QuarkConfig, RowsInGroups_HaveTheRuleThatTheConfigurationNames) {
   const json group = {
       {"dtype", "fp4"}, {"qscheme", "per_group"}, {"group_size", 32}, {"scale_format", "e8m0"}};

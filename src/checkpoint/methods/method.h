@@ -61,7 +61,7 @@ struct ModuleRule {
   enum class Kind : uint8_t {
     kName,        // the module's name, or the end of it after a dot
     kExpression,  // an expression of Python's `re`, from the begin
-    kPattern,     // with * and ? for any letters
+    kPattern,     // with * and ? for any letters, [a-z] and [!x] for some
     kAny,
   };
   Kind kind = Kind::kAny;

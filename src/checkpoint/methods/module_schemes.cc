@@ -15,8 +15,41 @@ using Kind = ModuleRule::Kind;
 // No model has more; this bounds the time that names of modules take.
 constexpr size_t kMaxRules = 256;
 
-// Whether the text fits a pattern with * for any letters and ? for any one. Only the last star can
-// need another try, so that time is bounded by the product of both lengths.
+// The first item of a pattern but a star: a letter, ? for any, or a set as [0-9a] or [!x] that a
+// bracket ends. Without one the set is the letter [, as for Python's fnmatch.
+struct PatternItem {
+  std::string_view set;  // empty: a letter
+  bool is_letter = true;
+  bool leaves_out = false;
+  size_t length = 1;
+
+  explicit PatternItem(std::string_view pattern) {
+    if (pattern.front() != '[') return;
+    const size_t first = pattern.substr(1).starts_with('!') ? 2 : 1;
+    // A bracket that comes first is one of the set.
+    const size_t end = pattern.find(']', first + 1);
+    if (end == std::string_view::npos) return;
+    is_letter = false;
+    leaves_out = first == 2;
+    set = pattern.substr(first, end - first);
+    length = end + 1;
+  }
+
+  bool fits(char item, char letter) const {
+    if (is_letter) return item == '?' || item == letter;
+    bool found = false;
+    for (size_t i = 0; i < set.size(); ++i) {
+      const bool is_range = i + 2 < set.size() && set[i + 1] == '-';
+      const char last = is_range ? set[i + 2] : set[i];
+      found |= set[i] <= letter && letter <= last;
+      if (is_range) i += 2;
+    }
+    return found != leaves_out;
+  }
+};
+
+// Whether the text fits a pattern with * for any letters. Only the last star can need another try,
+// so that time is bounded by the product of both lengths.
 bool fits_pattern(std::string_view pattern, std::string_view text) {
   size_t at = 0;
   size_t star = std::string_view::npos;
@@ -25,15 +58,19 @@ bool fits_pattern(std::string_view pattern, std::string_view text) {
     if (at < pattern.size() && pattern[at] == '*') {
       star = at++;
       begin = i;
-    } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == text[i])) {
-      ++at;
-      ++i;
-    } else if (star != std::string_view::npos) {
-      at = star + 1;
-      i = ++begin;
-    } else {
-      return false;
+      continue;
     }
+    if (at < pattern.size()) {
+      const PatternItem item(pattern.substr(at));
+      if (item.fits(pattern[at], text[i])) {
+        at += item.length;
+        ++i;
+        continue;
+      }
+    }
+    if (star == std::string_view::npos) return false;
+    at = star + 1;
+    i = ++begin;
   }
   return pattern.substr(at).find_first_not_of('*') == std::string_view::npos;
 }
