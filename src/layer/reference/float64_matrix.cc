@@ -27,30 +27,66 @@ Float64Matrix read_float64(const WeightSource& source, WeightId id, int64_t expe
   return to_float64(copy.const_view());
 }
 
+WeightRows::WeightRows(const WeightSource& source, WeightId id, int64_t expert) {
+  const WeightInfo info = source.describe(id);
+  rows_ = info.rows;
+  cols_ = info.cols;
+  dtype_ = info.dtype;
+  values_ = source.view(id, expert);
+  if (!values_.empty()) return;
+  stored_ = read(source, id, expert);
+  values_ = {.data = stored_.data(), .dtype = dtype_, .shape = {rows_, cols_}};
+}
+
+WeightRows::WeightRows(const QuantSpec& quant, const WeightSource& source, WeightId id,
+                       int64_t expert) {
+  const WeightInfo info = source.describe(id);
+  rows_ = info.rows;
+  cols_ = info.cols;
+  dtype_ = info.dtype;
+  stored_ = read(source, id, expert);
+  meaning_ = load_meaning(quant, source, id, expert, {0, rows_, 0, cols_});
+  block_cols_ = quant::plane_of(WeightPlane::kScale, dtype_, quant, rows_, cols_).block_cols;
+}
+
+std::vector<std::byte> WeightRows::read(const WeightSource& source, WeightId id,
+                                        int64_t expert) const {
+  std::vector<std::byte> stored(static_cast<size_t>(rows_ * packed_bytes(dtype_, cols_)));
+  source.read(id, expert, {0, rows_, 0, cols_}, stored);
+  return stored;
+}
+
+void WeightRows::widen(int64_t row, std::vector<double>& values) const {
+  values.resize(static_cast<size_t>(cols_));
+  if (values_.empty()) return widen_codes(row, values);
+  ConstTensorView one = values_;
+  const int64_t stride = one.row_stride != 0 ? one.row_stride : cols_;
+  one.data = static_cast<const std::byte*>(one.data) + row * stride * byte_size(dtype_);
+  one.shape = {1, cols_};
+  convert(one, {.data = values.data(), .dtype = DType::kF64, .shape = one.shape});
+}
+
+void WeightRows::widen_codes(int64_t row, std::vector<double>& values) const {
+  const std::byte* const stored = stored_.data() + row * packed_bytes(dtype_, cols_);
+  std::vector<float> codes(values.size());
+  quant::format_of(dtype_).decode(stored, 0, cols_, codes.data());
+  for (size_t col = 0; col < values.size(); ++col) {
+    const int64_t group = meaning_.order.empty() ? static_cast<int64_t>(col) / block_cols_
+                                                 : int64_t{meaning_.order[col]};
+    const auto at = static_cast<size_t>(row * meaning_.groups + group);
+    const double value = double{codes[col]} * double{meaning_.scales[at]};
+    values[col] = meaning_.offsets.empty() ? value : value - meaning_.offsets[at];
+  }
+}
+
 Float64Matrix read_scaled(const QuantSpec& quant, const WeightSource& source, WeightId id,
                           int64_t expert) {
-  const WeightInfo info = source.describe(id);
-  const WeightBlock whole{0, info.rows, 0, info.cols};
-  const quant::PlaneShape plane =
-      quant::plane_of(WeightPlane::kScale, info.dtype, quant, info.rows, info.cols);
-  const CodeMeaning meaning = load_meaning(quant, source, id, expert, whole);
-  const int64_t row_bytes = packed_bytes(info.dtype, info.cols);
-  std::vector<std::byte> rows(static_cast<size_t>(info.rows * row_bytes));
-  source.read(id, expert, whole, rows);
-  Float64Matrix matrix{.rows = info.rows, .cols = info.cols, .values = {}};
-  matrix.values.reserve(static_cast<size_t>(info.rows * info.cols));
-  std::vector<float> codes(static_cast<size_t>(info.cols));
-  for (int64_t row = 0; row < info.rows; ++row) {
-    const std::byte* const stored = rows.data() + row * row_bytes;
-    quant::format_of(info.dtype).decode(stored, 0, info.cols, codes.data());
-    for (int64_t col = 0; col < info.cols; ++col) {
-      const auto column = static_cast<size_t>(col);
-      const int64_t group =
-          meaning.order.empty() ? col / plane.block_cols : int64_t{meaning.order[column]};
-      const auto at = static_cast<size_t>(row * meaning.groups + group);
-      const double value = double{codes[column]} * double{meaning.scales[at]};
-      matrix.values.push_back(meaning.offsets.empty() ? value : value - meaning.offsets[at]);
-    }
+  const WeightRows rows(quant, source, id, expert);
+  Float64Matrix matrix{.rows = rows.rows(), .cols = rows.cols(), .values = {}};
+  std::vector<double> row;
+  for (int64_t index = 0; index < rows.rows(); ++index) {
+    rows.widen(index, row);
+    matrix.values.insert(matrix.values.end(), row.begin(), row.end());
   }
   return matrix;
 }

@@ -7,16 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace conclave::inline v0 {
 namespace {
 
-double product(const Float64Matrix& matrix, const Float64Matrix& bias, int64_t row,
-               const double* x) {
-  if (matrix.values.empty()) return 0;
-  const double value = dot(matrix.row(row), x, matrix.cols);
+double biased(double value, const Float64Matrix& bias, int64_t row) {
   return bias.values.empty() ? value : value + bias.row(0)[row];
 }
 
@@ -108,12 +106,12 @@ double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, d
   return squares;
 }
 
-std::vector<double> column_squares(const Float64Matrix& matrix) {
-  std::vector<double> squares(static_cast<size_t>(matrix.cols));
-  for (int64_t row = 0; row < matrix.rows; ++row) {
-    for (int64_t col = 0; col < matrix.cols; ++col) {
-      squares[static_cast<size_t>(col)] += matrix.row(row)[col] * matrix.row(row)[col];
-    }
+std::vector<double> column_squares(const WeightRows& matrix) {
+  std::vector<double> squares(static_cast<size_t>(matrix.cols()));
+  std::vector<double> row;
+  for (int64_t index = 0; index < matrix.rows(); ++index) {
+    matrix.widen(index, row);
+    for (size_t col = 0; col < row.size(); ++col) squares[col] += row[col] * row[col];
   }
   return squares;
 }
@@ -145,8 +143,9 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
   const DType dtype = dtype_of(spec, part);
   const bool quantised = !is_plain(dtype);
   const auto matrix = [&](WeightMatrix name, bool there) {
-    if (!there || !quantised) return read(name, WeightPlane::kWeights, there);
-    return read_scaled(spec.quant, source, {part, name}, expert);
+    if (!there) return WeightRows();
+    if (!quantised) return WeightRows(source, {part, name}, expert);
+    return WeightRows(spec.quant, source, {part, name}, expert);
   };
   quant::ActivationRule rule;
   if (quantised) rule = quant::activation_rule(dtype, spec.quant);
@@ -177,23 +176,45 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
   return mlp;
 }
 
-double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
-               double* out, double code_ambiguity) {
-  const std::vector<double> row =
-      seen_row(mlp.input_rule, times(x, mlp.up.cols, mlp.input_factors, mlp.input_rule));
-  std::vector<double> inner;
-  for (int64_t i = 0; i < mlp.up.rows; ++i) {
-    inner.push_back(activation::apply_reference(activation,
-                                                product(mlp.gate, mlp.gate_bias, i, row.data()),
-                                                product(mlp.up, mlp.up_bias, i, row.data())));
+void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
+             std::span<Float64Row> rows, double code_ambiguity) {
+  struct Working {
+    std::vector<double> seen;
+    std::vector<double> inner;
+  };
+  std::vector<Working> working;
+  for (const Float64Row& row : rows) {
+    working.push_back({.seen = seen_row(mlp.input_rule, times(row.x, mlp.up.cols(),
+                                                              mlp.input_factors, mlp.input_rule)),
+                       .inner = {}});
   }
-  inner = times(inner.data(), mlp.up.rows, mlp.inner_factors, mlp.inner_rule);
-  const double allowed = allowed_square(mlp, inner, code_ambiguity);
-  inner = seen_row(mlp.inner_rule, std::move(inner));
-  for (int64_t h = 0; h < mlp.down.rows; ++h) {
-    out[h] = product(mlp.down, mlp.down_bias, h, inner.data());
+  std::vector<double> gate;
+  std::vector<double> up;
+  for (int64_t i = 0; i < mlp.up.rows(); ++i) {
+    if (!mlp.gate.empty()) mlp.gate.widen(i, gate);
+    mlp.up.widen(i, up);
+    for (Working& row : working) {
+      const auto product = [&](const std::vector<double>& weights, const Float64Matrix& bias) {
+        return biased(dot(weights.data(), row.seen.data(), mlp.up.cols()), bias, i);
+      };
+      const double gated = mlp.gate.empty() ? 0.0 : product(gate, mlp.gate_bias);
+      row.inner.push_back(activation::apply_reference(activation, gated, product(up, mlp.up_bias)));
+    }
   }
-  return allowed;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<double>& inner = working[i].inner;
+    inner = times(inner.data(), mlp.up.rows(), mlp.inner_factors, mlp.inner_rule);
+    rows[i].allowed = allowed_square(mlp, inner, code_ambiguity);
+    inner = seen_row(mlp.inner_rule, std::move(inner));
+  }
+  std::vector<double> down;
+  for (int64_t h = 0; h < mlp.down.rows(); ++h) {
+    mlp.down.widen(h, down);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const double sum = dot(down.data(), working[i].inner.data(), mlp.down.cols());
+      rows[i].out[h] = biased(sum, mlp.down_bias, h);
+    }
+  }
 }
 
 }  // namespace conclave::inline v0

@@ -1,4 +1,4 @@
-// One MLP in float64, its weights widened from the source.
+// One MLP in float64, its weights widened from the source row by row.
 #pragma once
 
 #include "activation/activations.h"
@@ -8,15 +8,16 @@
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
 
 // Absent parts have no values: the gate of an activation without one, biases.
 struct Float64Mlp {
-  Float64Matrix gate;
-  Float64Matrix up;
-  Float64Matrix down;
+  WeightRows gate;
+  WeightRows up;
+  WeightRows down;
   Float64Matrix gate_bias;
   Float64Matrix up_bias;
   Float64Matrix down_bias;
@@ -37,10 +38,16 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
 // With matrices of codes and quantised rows, x and the activated row are rounded to float32, then
 // to codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
-// Returns the square of how far `out` may move in L2 if codes of the activated row are ambiguous at
-// the relative error `code_ambiguity`: the sum of the squares of their moves, each through its
-// column of down, as if these columns were orthogonal.
-double run_mlp(const Float64Mlp& mlp, const activation::Activation& activation, const double* x,
-               double* out, double code_ambiguity);
+struct Float64Row {
+  const double* x = nullptr;
+  double* out = nullptr;
+  // The square of how far `out` may move in L2 if codes of the activated row are ambiguous at the
+  // relative error `code_ambiguity`: the sum of the squares of their moves, each through its column
+  // of down, as if these columns were orthogonal.
+  double allowed = 0;
+};
+// Rows share the widened weights: all that one thread has should come at once.
+void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
+             std::span<Float64Row> rows, double code_ambiguity);
 
 }  // namespace conclave::inline v0

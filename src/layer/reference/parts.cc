@@ -1,5 +1,6 @@
 #include "layer/reference/parts.h"
 
+#include "core/checked.h"
 #include "core/shared_facts.h"
 #include "cpu/parallel.h"
 #include "layer/reference/float64_mlp.h"
@@ -80,27 +81,31 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
   made.rows.resize(result.topk_ids.size() * static_cast<size_t>(width));
   made.allowed.resize(result.topk_ids.size());
   const ExpertSlots work = slots_by_expert(spec, result);
-  const auto run_slot = [&](const Float64Mlp& mlp, int64_t slot) {
-    const double weight = result.topk_weights[static_cast<size_t>(slot)];
-    const double* x = rows.row(slot / slots);
-    double* out = made.rows.data() + slot * width;
-    std::vector<double> input(x, x + width);
-    if (weigh_input) {
-      for (double& value : input) value *= weight;
+  const auto run_expert = [&](const Float64Mlp& mlp, const std::vector<int64_t>& its_slots) {
+    std::vector<std::vector<double>> inputs;
+    std::vector<Float64Row> batch;
+    for (const int64_t slot : its_slots) {
+      const double* const x = rows.row(slot / slots);
+      std::vector<double>& input = inputs.emplace_back(x, x + width);
+      if (weigh_input) {
+        for (double& value : input) value *= result.topk_weights[static_cast<size_t>(slot)];
+      }
+      batch.push_back({.x = input.data(), .out = made.rows.data() + slot * width});
     }
-    double& allowed = made.allowed[static_cast<size_t>(slot)];
-    allowed = run_mlp(mlp, activation, input.data(), out, code_ambiguity);
-    if (weigh_input) return;
-    allowed *= weight * weight;
-    for (int64_t col = 0; col < width; ++col) out[col] *= weight;
+    run_mlp(mlp, activation, batch, code_ambiguity);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const auto slot = static_cast<size_t>(its_slots[i]);
+      const double weight = weigh_input ? 1.0 : result.topk_weights[slot];
+      made.allowed[slot] = batch[i].allowed * weight * weight;
+      for (int64_t col = 0; col < width; ++col) batch[i].out[col] *= weight;
+    }
   };
   cpu::parallel_for_throwing(context.executor(), static_cast<int64_t>(work.size()), 1,
                              [&](int64_t begin, int64_t end, int32_t) {
                                for (int64_t index = begin; index < end; ++index) {
                                  const auto& [expert, its_slots] = work[static_cast<size_t>(index)];
-                                 const Float64Mlp mlp =
-                                     read_mlp(spec, source, WeightMlp::kRouted, expert);
-                                 for (const int64_t slot : its_slots) run_slot(mlp, slot);
+                                 run_expert(read_mlp(spec, source, WeightMlp::kRouted, expert),
+                                            its_slots);
                                }
                              });
   return made;
@@ -129,6 +134,29 @@ double shared_weight(const MoeSpec& spec, const ReferenceResult& result, int64_t
   if (!shared_facts(spec).has_slots()) return 1;
   const auto slot = static_cast<size_t>(token * num_slots(spec) + spec.top_k + shared);
   return result.topk_ids[slot] < 0 ? 0 : result.topk_weights[slot];
+}
+
+// Runs an MLP on every row, a share of them by each worker; finish(token, row) takes what it
+// yields.
+template <class Finish>
+void run_in_parallel(const Context& context, const Float64Mlp& mlp,
+                     const activation::Activation& activation, const Float64Matrix& input,
+                     double code_ambiguity, const Finish& finish) {
+  const int64_t share = ceil_div(input.rows, int64_t{context.executor().concurrency()});
+  cpu::parallel_for_throwing(
+      context.executor(), input.rows, std::max<int64_t>(share, 1),
+      [&](int64_t begin, int64_t end, int32_t) {
+        Float64Matrix out{.rows = end - begin, .cols = mlp.down.rows(), .values = {}};
+        out.values.resize(static_cast<size_t>(out.rows * out.cols));
+        std::vector<Float64Row> batch;
+        for (int64_t token = begin; token < end; ++token) {
+          batch.push_back({.x = input.row(token), .out = out.row(token - begin)});
+        }
+        run_mlp(mlp, activation, batch, code_ambiguity);
+        for (int64_t token = begin; token < end; ++token) {
+          finish(token, batch[static_cast<size_t>(token - begin)]);
+        }
+      });
 }
 
 void scale(std::vector<double>& rows, int64_t row, int64_t cols, double factor) {
@@ -182,19 +210,14 @@ void run_shared(const Context& context, const MoeSpec& spec, const WeightSource&
   result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
   for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
     const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kShared, expert);
-    cpu::parallel_for_throwing(
-        context.executor(), hidden.rows, 1, [&](int64_t begin, int64_t end, int32_t) {
-          std::vector<double> row(static_cast<size_t>(hidden.cols));
-          for (int64_t token = begin; token < end; ++token) {
-            const double allowed =
-                run_mlp(mlp, activation, hidden.row(token), row.data(), allowances.code_ambiguity);
-            const double weight = shared_weight(spec, result, token, expert);
-            allowances.shared[static_cast<size_t>(token)] += weight * weight * allowed;
-            double* sum = result.shared.data() + token * hidden.cols;
-            for (int64_t h = 0; h < hidden.cols; ++h)
-              sum[h] += weight * row[static_cast<size_t>(h)];
-          }
-        });
+    run_in_parallel(context, mlp, activation, hidden, allowances.code_ambiguity,
+                    [&](int64_t token, const Float64Row& row) {
+                      const double weight = shared_weight(spec, result, token, expert);
+                      allowances.shared[static_cast<size_t>(token)] +=
+                          weight * weight * row.allowed;
+                      double* const sum = result.shared.data() + token * hidden.cols;
+                      for (int64_t h = 0; h < hidden.cols; ++h) sum[h] += weight * row.out[h];
+                    });
   }
 }
 
@@ -204,14 +227,10 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
   const activation::Activation activation = activation_of(spec, WeightMlp::kResidual);
   const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kResidual, 0);
   result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
-  cpu::parallel_for_throwing(context.executor(), input.rows, 1,
-                             [&](int64_t begin, int64_t end, int32_t) {
-                               for (int64_t token = begin; token < end; ++token) {
-                                 // These rows are never quantised, so nothing is ambiguous.
-                                 run_mlp(mlp, activation, input.row(token),
-                                         result.residual.data() + token * input.cols, 0);
-                               }
-                             });
+  // These rows are never quantised, so nothing is ambiguous.
+  run_in_parallel(context, mlp, activation, input, 0, [&](int64_t token, const Float64Row& row) {
+    std::copy_n(row.out, input.cols, result.residual.data() + token * input.cols);
+  });
 }
 
 void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,
