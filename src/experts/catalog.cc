@@ -134,7 +134,7 @@ constexpr std::array kDeviceRows = {
                      .cost = {.product_share = share16(560),
                               .memory_share = share_of_memory(3),
                               .row_step = 64,
-                              .decode_share = share_of_cache(3)},
+                              .decode_share = share_of_cache(2.6)},
                      .reads_factors = true,
                      .reads_values = true}},
     DeviceKernelRow{{.name = kTileSm90, .supports = tile_sm90_supports},
