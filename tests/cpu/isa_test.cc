@@ -201,15 +201,19 @@ TEST(ChooseArithmetic, CpusOfTheTable_GetTheirRow) {
   const CpuId sapphire{"GenuineIntel", 6, 143};
   const CpuId emerald{"GenuineIntel", 6, 207};
   const CpuId granite{"GenuineIntel", 6, 173};
+  const CpuId virtual_cpu{"GenuineIntel", 6, 167};
+  const CpuId later_family{"GenuineIntel", 19, 1};
   const CpuId model85{"GenuineIntel", 6, 85};
   const CpuId zen4{"AuthenticAMD", 25, 17};
   const CpuId zen4_desktop{"AuthenticAMD", 25, 97};
   const CpuId bergamo{"AuthenticAMD", 25, 160};
   const CpuId zen5{"AuthenticAMD", 26, 2};
   for (const Case& c : {
-           Case{sapphire, Isa::kAmx, Arithmetic::kAmxBf16, "Sapphire Rapids with AMX"},
-           Case{emerald, Isa::kAmx, Arithmetic::kAmxBf16, "Emerald Rapids with AMX"},
-           Case{granite, Isa::kAmx, Arithmetic::kAmxBf16, "Granite Rapids with AMX"},
+           Case{sapphire, Isa::kAmx, Arithmetic::kAmxBf16, "CPU with AMX"},
+           Case{emerald, Isa::kAmx, Arithmetic::kAmxBf16, "CPU with AMX"},
+           Case{granite, Isa::kAmx, Arithmetic::kAmxBf16, "CPU with AMX"},
+           Case{virtual_cpu, Isa::kAmx, Arithmetic::kAmxBf16, "CPU with AMX"},
+           Case{later_family, Isa::kAmx, Arithmetic::kAmxBf16, "CPU with AMX"},
            Case{sapphire, Isa::kAvx512Bf16, Arithmetic::kF32Fma, "Sapphire Rapids without AMX"},
            Case{emerald, Isa::kAvx512Bf16, Arithmetic::kF32Fma, "Emerald Rapids without AMX"},
            Case{granite, Isa::kAvx512Bf16, Arithmetic::kF32Fma, "Granite Rapids without AMX"},
