@@ -153,7 +153,7 @@ void compute_codes_on_tiles(const PanelTask& task) noexcept {
   }
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
   const int64_t blocks = (groups + kMaxCodedGroups - 1) / kMaxCodedGroups;
-  Ahead ahead = fetch_panel<Format>(task, (task.k / kTileK + 1) * blocks);
+  Ahead ahead = fetch_panel<Format>(task, task.k / kTileK + 1, blocks);
   for (int64_t first = 0; first < groups; first += kMaxCodedGroups) {
     compute_groups_of_codes<Format>(task, first, lesser(kMaxCodedGroups, groups - first), ahead);
   }

@@ -88,7 +88,8 @@ inline void compute_groups(const PanelTask& task, int64_t first, int64_t count, 
 inline void compute_panel_on_tiles(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  Ahead ahead(task.next_panel, steps * 16 * kPairRowBytes, steps * groups);
+  Ahead ahead =
+      Ahead::along(task.panel, task.next_panel, steps * 16 * kPairRowBytes, steps * groups);
   for (int64_t first = 0; first < groups; first += kMaxTileGroups) {
     const int64_t rest = groups - first;
     compute_groups(task, first, rest < kMaxTileGroups ? rest : kMaxTileGroups, ahead);

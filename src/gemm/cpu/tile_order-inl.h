@@ -307,7 +307,7 @@ struct ComputeWideRows {
  private:
   template <int kRows>
   static void compute(const PanelTask& task) {
-    Ahead ahead = fetch_panel<Format>(task, task.k / kTileK + 1);
+    Ahead ahead = fetch_panel<Format>(task, task.k / kTileK + 1, 1);
     CodedGroup group;
     begin_group(task, 0, group);
     TileBlock<kRows> block;

@@ -31,9 +31,9 @@ Float64Matrix read_float64(const WeightSource& source, WeightId id, int64_t expe
 class WeightRows {
  public:
   WeightRows() = default;
-  // Of values.
+  // Its matrix has values.
   WeightRows(const WeightSource& source, WeightId id, int64_t expert);
-  // Of codes: each times its scale, exactly.
+  // Its matrix has codes: each stands for itself times its scale, exactly.
   WeightRows(const QuantSpec& quant, const WeightSource& source, WeightId id, int64_t expert);
 
   bool empty() const { return rows_ == 0; }
