@@ -17,7 +17,7 @@ from conclave.errors import (  # noqa: E402
     ConclaveUnsupportedError,
     Error,
 )
-from conclave.spec import MoeSpec, QuantSpec, weight_forms  # noqa: E402
+from conclave.spec import MoeSpec, QuantSpec, to_dict, weight_forms  # noqa: E402
 from conclave.vllm._modules import LayerNames  # noqa: E402
 from conclave.vllm.scheme import read_scheme  # noqa: E402
 
@@ -267,5 +267,5 @@ def test_rows_stay_plain_on_a_gpu_where_the_library_makes_none():
 
 def test_why_a_gpu_makes_no_such_rows_is_the_librarys_reason():
     quant = QuantSpec(weights="channel", activations="group", activation_group=32)
-    spec = {"weight_dtype": "int8", "quant": vars(quant) | {"activation_dtype": "int8"}}
+    spec = {"weight_dtype": "int8", "quant": to_dict(quant) | {"activation_dtype": "int8"}}
     assert "found 32" in _conclave.gpu_rows_reason(spec)

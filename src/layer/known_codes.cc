@@ -85,7 +85,7 @@ ConstTensorView KnownCodes::narrow(const ConstTensorView& codes, const BlockOfMa
       const uint8_t even = codes_[in[col]];
       const uint8_t odd = codes_[in[col + 1]];
       seen |= even | odd;
-      out[col / 2] = static_cast<std::byte>((even & 0xfU) | (odd << 4U));
+      out[col / 2] = static_cast<std::byte>((even & 0xfU) | (uint32_t{odd} << 4U));
     }
     if (cols % 2 != 0) {
       seen |= codes_[in[cols - 1]];
