@@ -106,8 +106,8 @@ CONCLAVE_API std::string_view gguf_type_name(uint32_t id);
 // For each type of blocks: the weights of a layer whose matrices all have it. Such layers come from
 // files; checkpoints of other kinds have no name for them, so that `method` is empty.
 CONCLAVE_API std::vector<WeightForm> gguf_block_forms();
-// Likewise of layers whose down has another type, as files mix them: "Q4_K+Q6_K" is what "Q4_K_M"
-// files have in half of their layers, "Q4_K+Q5_0" where rows of down are no multiple of 256
+// Layers may have another type for down, as files mix them: "Q4_K+Q6_K" is what "Q4_K_M" files
+// have in half of their layers, "Q4_K+Q5_0" where rows of down are no multiple of 256
 // columns.
 CONCLAVE_API std::vector<WeightForm> gguf_mixed_forms();
 

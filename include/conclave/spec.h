@@ -232,8 +232,8 @@ enum class RowScaleRule : uint8_t {
 // Quantisation of the routed and shared experts' matrices, for a weight_dtype of codes
 // (weight_forms() lists them). A row of zeros has the scale 1. Checkpoints that say "per tensor,
 // dynamic" are kToken: a scale over the batch would make a token's result depend on the others.
-// What codes of gate and up, or those of down, are known to be, where another matrix of the layer
-// asks for more. On a CPU they are held as such, in less memory; a layer refuses weights that are
+// Codes of gate and up, or those of down, may be known to be less than another matrix of the layer
+// asks for. On a CPU they are held as such, in less memory; a layer refuses weights that are
 // otherwise.
 struct MatrixCodes {
   std::optional<DType> dtype = std::nullopt;  // has fewer bits, and all of their values

@@ -26,7 +26,7 @@ struct CommonForm {
 // the global scale and zero points being a part of them, which is how layers take them.
 CommonForm common_form(std::span<const MatrixMeaning> meanings);
 
-// What is known of matrices with some of the meanings of a layer that is read in this form.
+// Matrices with some of the meanings of a layer may be known to have less than its form.
 MatrixCodes known_codes(std::span<const MatrixMeaning> meanings, const MatrixMeaning& layer);
 
 }  // namespace conclave::inline v0::checkpoint

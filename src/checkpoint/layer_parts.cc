@@ -184,8 +184,8 @@ CommonForm form_of(const std::vector<const PartLayer*>& parts, WeightMlp mlp) {
   return common_form(meanings);
 }
 
-// What is known of gate and up, or of down, of routed experts and of those shared ones that have
-// codes.
+// Gate and up, or down, of routed experts and of shared ones with codes may be known to have less
+// than the layer's form.
 MatrixCodes known_of(const PartLayers& parts, std::span<const WeightMatrix> matrices,
                      const MoeSpec& spec) {
   std::vector<MatrixMeaning> meanings;

@@ -23,11 +23,7 @@ struct MatrixForm {
   QuantSpec quant = {};  // without what is known of matrices
 };
 
-inline MatrixForm form_of_matrix(DType dtype, const QuantSpec& layer, const MatrixCodes& known) {
-  MatrixForm form{.dtype = known.dtype.value_or(dtype), .quant = layer};
-  QuantSpec& quant = form.quant;
-  quant.gate_up_codes = {};
-  quant.down_codes = {};
+inline QuantSpec quant_of_matrix(QuantSpec quant, const MatrixCodes& known) {
   if (known.block_cols != 0) quant.block_cols = known.block_cols;
   if (known.scale_values != ScaleValues::kFloat) quant.scale_values = known.scale_values;
   if (known.zero_values != ScaleValues::kFloat) quant.zero_values = known.zero_values;
@@ -35,7 +31,12 @@ inline MatrixForm form_of_matrix(DType dtype, const QuantSpec& layer, const Matr
     quant.zeros = WeightZero::kNone;
     quant.zero_values = ScaleValues::kFloat;
   }
-  return form;
+  quant.gate_up_codes = {};
+  quant.down_codes = {};
+  return quant;
+}
+inline MatrixForm form_of_matrix(DType dtype, const QuantSpec& layer, const MatrixCodes& known) {
+  return {.dtype = known.dtype.value_or(dtype), .quant = quant_of_matrix(layer, known)};
 }
 inline MatrixForm gate_up_form(DType dtype, const QuantSpec& layer) {
   return form_of_matrix(dtype, layer, layer.gate_up_codes);

@@ -32,13 +32,10 @@ QuantSpec known_to(const experts::Target& target, QuantSpec quant) {
   return quant;
 }
 
-int64_t block_cols_of_down(const QuantSpec& quant) {
-  return quant.down_codes.block_cols != 0 ? quant.down_codes.block_cols : quant.block_cols;
-}
-
 // Columns of a slice's first block of scales that lie before the slice.
 int64_t skipped_columns(const QuantSpec& quant, const TensorSlice& inner) {
-  return quant.weights == WeightScale::kBlock ? inner.begin % block_cols_of_down(quant) : 0;
+  const QuantSpec down = quant_of_matrix(quant, quant.down_codes);
+  return down.weights == WeightScale::kBlock ? inner.begin % down.block_cols : 0;
 }
 int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_rows : 0;
@@ -47,7 +44,7 @@ int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
 // Numbers in steps share columns of the whole matrix, which a slice that begins among them has a
 // part of: it holds them as float32.
 QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
-  const QuantSpec down = down_form(DType::kF32, quant).quant;
+  const QuantSpec down = quant_of_matrix(quant, quant.down_codes);
   const bool in_steps =
       down.scale_values == ScaleValues::kSteps || down.zero_values == ScaleValues::kSteps;
   if (!in_steps || inner.begin % kStepColumns < down.block_cols) return quant;

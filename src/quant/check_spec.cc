@@ -130,7 +130,7 @@ void check_types(const MoeSpec& spec) {
   }
 }
 
-// What is known of one kind of matrix must be less than the layer's form allows.
+// One kind of matrix must be known to have less than the layer's form allows.
 class KnownCheck {
  public:
   KnownCheck(const MoeSpec& spec, const char* field, const MatrixCodes& known)
@@ -163,7 +163,7 @@ class KnownCheck {
     const bool has_codes = format != nullptr && format->codes != nullptr;
     if (has_codes && bit_size(type) < bit_size(spec_.weight_dtype) &&
         has_values_of(spec_.weight_dtype, type)) {
-      const Support takes = format->takes(form_of_matrix(spec_.weight_dtype, quant_, known_).quant);
+      const Support takes = format->takes(quant_of_matrix(quant_, known_));
       if (takes) return;
       refuse_known(".dtype", std::string(to_string(type)), takes.reason());
     }
@@ -197,7 +197,7 @@ class KnownCheck {
   }
 
   void check_steps() const {
-    const QuantSpec own = form_of_matrix(spec_.weight_dtype, quant_, known_).quant;
+    const QuantSpec own = quant_of_matrix(quant_, known_);
     const bool in_steps =
         own.scale_values == ScaleValues::kSteps || own.zero_values == ScaleValues::kSteps;
     if (!in_steps || fit_steps(own)) return;

@@ -17,6 +17,7 @@
 namespace conclave {
 namespace {
 
+using testing::layer_of;
 using testing::make_spec;
 using testing::random_tensor;
 using testing::run_layer;
@@ -99,18 +100,6 @@ class KnownCodesOfLayers : public ::testing::TestWithParam<Case> {
     return spec_of(quant);
   }
 };
-
-// A layer of one kind of arithmetic; nothing where this CPU or the weights have no such.
-std::optional<MoeLayer> layer_of(const Context& context, const MoeSpec& spec,
-                                 const WeightSource& source, const std::string& arithmetic,
-                                 const ParallelSpec& parallel = {}) {
-  try {
-    return MoeLayer::create(context, spec, source, {.arithmetic = arithmetic}, parallel);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
-    return std::nullopt;
-  }
-}
 
 void expect_accurate(const Context& context, const MoeSpec& spec, const WeightSource& source,
                      const ConstTensorView& hidden, const testing::LayerOutput& output) {

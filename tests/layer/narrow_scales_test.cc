@@ -16,6 +16,7 @@
 namespace conclave {
 namespace {
 
+using testing::layer_of;
 using testing::make_spec;
 using testing::random_tensor;
 using testing::run_layer;
@@ -65,18 +66,6 @@ class NarrowScales : public ::testing::TestWithParam<Case> {
   MoeSpec narrow() const { return spec(GetParam().quant); }
   MoeSpec wide() const { return spec(with_floats(GetParam().quant)); }
 };
-
-// A layer of one kind of arithmetic; nothing where this CPU or the weights have no such.
-std::optional<MoeLayer> layer_of(const Context& context, const MoeSpec& spec,
-                                 const WeightSource& source, const std::string& arithmetic,
-                                 const ParallelSpec& parallel = {}) {
-  try {
-    return MoeLayer::create(context, spec, source, {.arithmetic = arithmetic}, parallel);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
-    return std::nullopt;
-  }
-}
 
 TEST_P(NarrowScales, EveryArithmetic_HasTheBitsOfFloat32) {
   const auto source = make_synthetic_source(narrow(), 5);

@@ -3,6 +3,7 @@
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/placement.h"
 #include "conclave/reference.h"
 #include "conclave/synthetic.h"
 
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -101,6 +103,18 @@ inline Tensor gather_rows(const Tensor& tensor, const std::vector<int64_t>& rows
     std::memcpy(gathered.as<std::byte>() + i * row.size(), row.data(), row.size());
   }
   return gathered;
+}
+
+// A layer of one kind of arithmetic; nothing where this CPU or the weights have no such.
+inline std::optional<MoeLayer> layer_of(const Context& context, const MoeSpec& spec,
+                                        const WeightSource& source, const std::string& arithmetic,
+                                        const ParallelSpec& parallel = {}) {
+  try {
+    return MoeLayer::create(context, spec, source, {.arithmetic = arithmetic}, parallel);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    return std::nullopt;
+  }
 }
 
 // The instruction sets that this machine can run.

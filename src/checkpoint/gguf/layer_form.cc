@@ -60,7 +60,7 @@ bool all_are(const Blocks& blocks, const Predicate& predicate) {
                              [&](const quant::BlockType* block) { return predicate(*block); });
 }
 
-// What all have for a member; nothing if they differ.
+// The member that all have; nothing if they differ.
 template <class Member>
 std::optional<Member> common(const Blocks& blocks, Member quant::BlockType::*member) {
   const Member first = blocks.front()->*member;
@@ -94,7 +94,7 @@ ScaleValues scale_values(const Blocks& blocks) {
   return common(blocks, &quant::BlockType::scale_values).value_or(ScaleValues::kFloat);
 }
 
-// What is taken off codes goes into offsets, as a product with the scale.
+// Offsets take up what is taken off codes, as a product with the scale.
 ScaleValues zero_values(const Blocks& blocks, DType codes) {
   const bool have_others = std::ranges::any_of(
       blocks, [&](const quant::BlockType* block) { return lowers_codes(codes, *block); });
@@ -111,7 +111,7 @@ QuantSpec scales_of(const Blocks& blocks, DType codes) {
           .zero_values = zero_values(blocks, codes)};
 }
 
-// What is known of matrices with some of the blocks of a layer.
+// Matrices with some of the blocks of a layer may be known to have less than its form.
 MatrixCodes known_of(const Blocks& blocks, DType codes, const QuantSpec& layer) {
   MatrixCodes known;
   if (blocks.empty()) return known;

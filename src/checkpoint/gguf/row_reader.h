@@ -32,7 +32,7 @@ std::unique_ptr<RowReader> float_rows(const io::GgufType& type, float factor);
 bool fits_4_bits(const quant::BlockType& type);
 // Whether a format's codes have the outermost codes of these blocks as their values.
 bool holds_codes(DType codes, const quant::BlockType& type);
-// Where they do not, though blocks fit 4 bits, codes become less by 8 and offsets by 8 scales.
+// Codes become less by 8, and offsets by 8 scales, where they do not though blocks fit 4 bits.
 bool lowers_codes(DType codes, const quant::BlockType& type);
 // Blocks become codes: kI8, kI4, kU4, or the element of their type.
 std::unique_ptr<RowReader> code_rows(const quant::BlockType& type, DType dtype);
