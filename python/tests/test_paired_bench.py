@@ -200,14 +200,19 @@ def test_the_readme_is_remade_between_its_marks() -> None:
         report.put_between_marks("no marks", "text")
 
 
-@pytest.mark.parametrize("form", ["bf16", "e4m3"])
-def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "gpt_oss"),
+    [(form, False) for form in ("bf16", "e4m3", "int4", "mxfp4", "nvfp4")] + [("mxfp4", True)],
+)
+def test_the_reference_accepts_our_layer_and_refuses_another(
+    torch, form: str, gpt_oss: bool
+) -> None:
     from paired.peers import ours
     from paired.problem import Problem, Weights
 
     import conclave
 
-    case = cases.Case("small", 6, 2, 256, 128, form)
+    case = cases.Case("small", 6, 2, 256, 128, form, gpt_oss)
     weights = Weights(case, device="cpu")
     problem = Problem(case, 9, weights, device="cpu")
     run = ours.forward_of(ours.make_layer(conclave, weights, 9), problem)
@@ -217,6 +222,25 @@ def test_the_reference_accepts_our_layer_and_refuses_another(torch, form: str) -
     assert problem.layer_error(outputs) > case.weight_format.limit
     outputs[0][8, 0] = float("nan")
     assert problem.layer_error(outputs) == float("inf")
+
+
+def test_marlins_e4m3_scales_keep_exponent_and_mantissa(torch) -> None:
+    from paired.peers import _marlin_layout
+
+    scales = torch.full((64, 4), 2.0).to(torch.float8_e4m3fn)
+    scales[0] = 448.0
+    packed = _marlin_layout.pack_e4m3_scales(scales)
+    # 256 and 57344 in binary16, without the sign and with three bits of mantissa.
+    assert packed.shape == (4, 64) and packed.unique().tolist() == [0xB8, 0xF6]
+    assert packed[:, 0].tolist() == [0xF6] * 4
+
+
+def test_marlins_biases_of_a_lane_lie_together(torch) -> None:
+    from paired.peers import _marlin_layout
+
+    packed = _marlin_layout.pack_bias(torch.arange(64).view(1, 64))
+    assert packed[0, :8].tolist() == [0, 1, 8, 9, 16, 17, 24, 25]
+    assert packed[0, 40:48].tolist() == [34, 35, 42, 43, 50, 51, 58, 59]
 
 
 def test_sorting_by_torch_pads_every_expert(torch) -> None:

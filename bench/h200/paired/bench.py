@@ -135,6 +135,21 @@ def compile_first(options) -> None:
     print(f"# compiled in {time.time() - begun:.0f} s", flush=True)
 
 
+def compile_only(options) -> None:
+    """Fills the caches of engines that can do so without weights: most of the GPU's memory and time stays free."""
+    from .plugin import load, one_line
+
+    tokens = [int(t) for t in options.tokens.split(",")]
+    compilers = [c for c in (getattr(load(name), "compile_ahead", None) for name in options.peers.split(",")) if c]
+    for case in map(parse_case, options.cases.split(",")):
+        for compiler in compilers:
+            try:
+                compiler(case, tokens)
+            except Exception as error:
+                print(f"# {case.name}: {one_line(error)}", flush=True)
+        print(f"# {case.name} compiled after {time.time() - options.began:.0f} s", flush=True)
+
+
 def parse(arguments: list | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="paired_bench.py", description="Our layer and other engines, in pairs.")
     parser.add_argument("--cases", default=",".join(DEFAULT_CASES), help="names, or ExkxHxI[:format]")
@@ -145,6 +160,7 @@ def parse(arguments: list | None = None) -> argparse.Namespace:
     parser.add_argument("--rest", type=float, default=0.25, help="seconds before each of those")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds for everything")
     parser.add_argument("--precompile", type=float, default=0.0, help="seconds for compiling in parallel first, a process a case")
+    parser.add_argument("--compile-only", action="store_true", help="fill the caches of engines that compile ahead, then end")
     parser.add_argument("--skip", action="append", default=[], help="results whose cells are not timed again")
     parser.add_argument("--commit", help="of what is measured, where git does not tell")
     parser.add_argument("--out", help="file to append JSON lines to")
@@ -155,6 +171,9 @@ def parse(arguments: list | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    if options.compile_only:
+        compile_only(options)
+        return
     if options.precompile:
         compile_first(options)
     emit = Sink(options.out)

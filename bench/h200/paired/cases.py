@@ -17,6 +17,7 @@ class Case:
     hidden: int
     inner: int
     format: str  # a name of formats.FORMATS
+    gpt_oss: bool = False  # biases of both products and the clamped SwiGLU
 
     def __post_init__(self):
         group = self.weight_format.group[1]
@@ -40,22 +41,29 @@ _SIZES = {
     "dsv3-ep8": (32, 1, 7168, 2048),
     "deepseek-v3": (256, 8, 7168, 2048),
     "deepseek-v2": (160, 6, 5120, 1536),
+    "gpt-oss-120b": (128, 4, 2880, 2880),
+    "kimi-k2": (384, 8, 7168, 2048),
     "granite-3b": (40, 8, 1536, 512),
     "qwen1.5-moe": (60, 4, 2048, 1408),
 }
-# The odd sizes are run in 16 bits alone.
+# The odd sizes are run in 16 bits alone, the largest in four.
 _SIZES_OF_FORMAT = {
-    "bf16": tuple(_SIZES),
+    "bf16": tuple(size for size in _SIZES if size not in ("gpt-oss-120b", "kimi-k2")),
     "e4m3": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "olmoe", "dsv3-ep8", "deepseek-v3", "deepseek-v2"),
-    "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8"),
+    "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8", "kimi-k2"),
     "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8"),
+    "nvfp4": ("qwen3-30b", "qwen3-235b"),
 }
+# As published, biases included: those of the table above leave them out.
+_GPT_OSS = ("gpt-oss-20b", "gpt-oss-120b")
 
 
 def _cases():
     for form, sizes in _SIZES_OF_FORMAT.items():
         for size in sizes:
             yield Case(size + formats.find(form).suffix, *_SIZES[size], form)
+    for size in _GPT_OSS:
+        yield Case(size + "-biases-mxfp4", *_SIZES[size], "mxfp4", gpt_oss=True)
 
 
 CASES = {case.name: case for case in _cases()}

@@ -82,6 +82,9 @@ def run_cell(peers: list, problem: Problem, options, emit, out_of_time) -> None:
         if case.format not in peer.formats:
             emit(kind="absent", peer=peer.name, reason=f"does not run {case.format}", **here)
             continue
+        if case.gpt_oss and not peer.gpt_oss:
+            emit(kind="absent", peer=peer.name, reason="does not add biases", **here)
+            continue
         if peer.candidates is None:
             emit(kind="absent", peer=peer.name, reason=peer.reason, **here)
             continue

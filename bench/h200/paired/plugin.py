@@ -1,8 +1,10 @@
 """What a peer is, and how peers are found.
 
 A plug-in is a Python file with TITLE, WHAT (what its time holds), FORMATS and open() -> a function that takes a
-Problem and yields candidates. open raises Missing where its engine is not on this machine. Those of the folder peers
-are known by name; others are given by path.
+Problem and yields candidates. open raises Missing where its engine is not on this machine. With GPT_OSS = True it takes
+cases with biases and the clamped SwiGLU too. A plug-in whose engine compiles at run time may have
+compile_ahead(case, list of tokens), which fills the engine's cache. Those of the folder peers are known by name; others
+are given by path.
 """
 
 import dataclasses
@@ -34,6 +36,7 @@ class Peer:
     what: str
     formats: tuple
     candidates: Callable | None
+    gpt_oss: bool = False
     reason: str = ""  # why there are no candidates
 
 
@@ -58,7 +61,7 @@ def find(name: str) -> Peer:
     """A peer, or one that says why it is not here: a broken engine must not end the others' run."""
     module = load(name)
     short = pathlib.Path(name).stem
-    peer = Peer(short, module.TITLE, module.WHAT, tuple(module.FORMATS), None)
+    peer = Peer(short, module.TITLE, module.WHAT, tuple(module.FORMATS), None, getattr(module, "GPT_OSS", False))
     try:
         peer.candidates = module.open()
     except Exception as error:

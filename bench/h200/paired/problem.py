@@ -1,16 +1,25 @@
 """Random weights, tokens and routings of a cell, and the float64 layer that outputs are held to."""
 
 import functools
+import itertools
 
 import torch
 
 from .cases import Case, routings_per_graph
 
 SAMPLED_TOKENS = 6
+# What a format's file makes of a matrix, as the ends of the names under which Weights holds the stacks.
+PARTS = ("", "_scale", "_global_scale")
+MATRICES = ("gate_up", "down")
+# gpt-oss: (clamp(up, -L, L) + 1) g sigmoid(alpha g) of g = min(gate, L).
+CLAMP, ALPHA = 7.0, 1.702
 
 
 class Weights:
-    """gate_up [E, 2I, H] and down [E, H, I] as the format's file encodes them, with scales where it has them."""
+    """gate_up [E, 2I, H] and down [E, H, I] as the format's file encodes them, with scales where it has them.
+
+    Biases [E, 2I] and [E, H] in bf16 where the case has them, else None.
+    """
 
     def __init__(self, case: Case, seed: int = 1, device: str = "cuda"):
         self.case, self.codec = case, case.weight_format.codec
@@ -26,15 +35,22 @@ class Weights:
                 for stack, part in zip(stacks, made):
                     if part is not None:
                         stack[expert] = part
-            setattr(self, name, stacks[0])
-            setattr(self, name + "_scale", stacks[1])
+            for end, stack in itertools.zip_longest(PARTS, stacks):
+                setattr(self, name + end, stack)
+            bias = torch.randn(case.experts, rows, device=device).bfloat16() if case.gpt_oss else None
+            setattr(self, name + "_bias", bias)
 
     def _matrix(self, rows: int, cols: int, device: str) -> tuple:
         return self.codec.encode(torch.empty(rows, cols, dtype=self.codec.DTYPE, device=device).normal_(std=cols**-0.5))
 
     def exact(self, name: str, expert: int) -> torch.Tensor:
-        scale = getattr(self, name + "_scale")
-        return self.codec.decode(getattr(self, name)[expert], None if scale is None else scale[expert])
+        codes, scale, *factor = (getattr(self, name + end) for end in PARTS)
+        factor = [f[expert] for f in factor if f is not None]
+        return self.codec.decode(codes[expert], None if scale is None else scale[expert], *factor)
+
+    def exact_bias(self, name: str, expert: int) -> torch.Tensor | float:
+        bias = getattr(self, name + "_bias")
+        return 0.0 if bias is None else bias[expert].double()
 
     def rows_as_read(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows in float64 as a product of this format reads them."""
@@ -94,9 +110,10 @@ class Problem:
         row = weights.rows_as_read(self.hidden[routing][token : token + 1])
         out = torch.zeros(self.case.hidden, dtype=torch.float64, device=self.device)
         for expert, share in zip(self.ids[routing][token].tolist(), self.topk_weights[routing][token].tolist()):
-            both = row @ weights.exact("gate_up", expert).T
-            middle = torch.nn.functional.silu(both[:, :inner]) * both[:, inner:]
-            out += share * (weights.rows_as_read(middle) @ weights.exact("down", expert).T)[0]
+            both = row @ weights.exact("gate_up", expert).T + weights.exact_bias("gate_up", expert)
+            middle = activated(self.case, both[:, :inner], both[:, inner:])
+            down = weights.rows_as_read(middle) @ weights.exact("down", expert).T + weights.exact_bias("down", expert)
+            out += share * down[0]
         return out
 
     def layer_error(self, outputs: list) -> float:
@@ -106,6 +123,13 @@ class Problem:
             error = (outputs[routing][token].double() - expected).norm() / expected.norm()
             worst = max(worst, finite(error))
         return worst
+
+
+def activated(case: Case, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if not case.gpt_oss:
+        return torch.nn.functional.silu(gate) * up
+    gate = gate.clamp(max=CLAMP)
+    return (up.clamp(-CLAMP, CLAMP) + 1) * gate * torch.sigmoid(ALPHA * gate)
 
 
 def finite(error: torch.Tensor) -> float:

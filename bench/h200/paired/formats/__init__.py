@@ -1,8 +1,8 @@
 """Weight formats, one line each; the file of the same name makes codes and scales of a matrix and reads them.
 
-Such a file has DTYPE, what random weights are drawn in; encode(matrix [R, C]) -> (codes, scales or None);
-decode(codes, scales) -> the matrix in float64; and rows_as_read(rows), float64 rows as a product of the format reads
-them. This table does without torch, which the report and the command line have no need of.
+Such a file has DTYPE, what random weights are drawn in; encode(matrix [R, C]) -> (codes, scales or None), and a factor
+of all scales after them where the format has one; decode(codes, scales), with that factor, -> the matrix in float64; and
+rows_as_read(rows), float64 rows as a product of the format reads them. This table does without torch, which the report and the command line have no need of.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ FORMATS = {
         Format("e4m3", "-fp8", code_bits=8, scale_bits=32, group=(128, 128), tflops=1979, limit=5e-2),
         Format("int4", "-int4", code_bits=4, scale_bits=16, group=(1, 128), limit=1.5e-2),
         Format("mxfp4", "-mxfp4", code_bits=4, scale_bits=8, group=(1, 32), limit=1.5e-2),
+        Format("nvfp4", "-nvfp4", code_bits=4, scale_bits=8, group=(1, 16), limit=1.5e-2),
     )
 }
 

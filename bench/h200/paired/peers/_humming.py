@@ -15,6 +15,7 @@ from ..plugin import Missing
 SCHEMAS = {
     "int4": ("uint4", "bfloat16", torch.bfloat16),
     "mxfp4": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
+    "nvfp4": ("float4e2m1", "float8e4m3", torch.float8_e4m3fn),
 }
 # Sizes are rounded up as vLLM has them; Humming's kernels read and write the given ones.
 ROWS_STEP, COLS_STEP = 256, 128
@@ -61,28 +62,40 @@ def padding_of_e8m0():
         torch.nn.functional.pad = plain
 
 
-class Product:
-    """One product of a layer as Humming describes it, with the weights in Humming's layout."""
+class Description:
+    """One product of a layer as Humming describes it: all that choosing and compiling kernels takes."""
 
-    def __init__(self, engine: Engine, weights, name: str):
+    def __init__(self, engine: Engine, case, name: str):
         self.engine = engine
-        codes, scales = getattr(weights, name), getattr(weights, name + "_scale")
-        case = weights.case
-        code_type, scale_type, scale_dtype = SCHEMAS[case.format]
+        code_type, scale_type, self.scale_dtype = SCHEMAS[case.format]
+        factor = {"weight_scale_2_type": "tensor"} if case.format == "nvfp4" else {}
         schema = engine.weight_schema(
-            b_dtype=code_type, bs_dtype=scale_type, weight_scale_group_size=case.weight_format.group[1]
+            b_dtype=code_type, bs_dtype=scale_type, weight_scale_group_size=case.weight_format.group[1], **factor
         )
+        rows, cols = (2 * case.inner, case.hidden) if name == "gate_up" else (case.hidden, case.inner)
         self.config = engine.prepare_layer_config(
-            shape_n=codes.shape[1], shape_k=2 * codes.shape[2], weight_schema=schema, num_experts=case.experts,
-            pad_n_to_multiple=ROWS_STEP, pad_k_to_multiple=COLS_STEP, torch_dtype=torch.bfloat16,
+            shape_n=rows, shape_k=cols, weight_schema=schema, num_experts=case.experts, pad_n_to_multiple=ROWS_STEP,
+            pad_k_to_multiple=COLS_STEP, has_bias=case.gpt_oss, torch_dtype=torch.bfloat16,
         )
-        given = {"weight": codes.view(torch.int32), "weight_scale": scales.view(scale_dtype)}
-        with padding_of_e8m0():
-            self.tensors = engine.transform_tensors(self.config, given)
 
     def tuning(self, rows: int, kind: str) -> dict:
         """Tile and schedule that Humming's heuristics choose for so many rows."""
         return dict(self.engine.heuristics(self.config, shape_m=rows, gemm_type=kind))
+
+
+class Product(Description):
+    """A product with the weights in Humming's layout."""
+
+    def __init__(self, engine: Engine, weights, name: str):
+        super().__init__(engine, weights.case, name)
+        given = {
+            "weight": getattr(weights, name).view(torch.int32),
+            "weight_scale": getattr(weights, name + "_scale").view(self.scale_dtype),
+            "weight_scale_2": getattr(weights, name + "_global_scale"),
+            "bias": getattr(weights, name + "_bias"),
+        }
+        with padding_of_e8m0():
+            self.tensors = engine.transform_tensors(self.config, {key: t for key, t in given.items() if t is not None})
 
     def launch(self, kernel, rows: torch.Tensor, out: torch.Tensor, locks: torch.Tensor, **layout) -> None:
         self.engine.launch(
@@ -97,7 +110,7 @@ class Kernels:
         self._engine, self._asked = engine, {}
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
-    def ask(self, product: Product, kind: str, tuning: dict) -> concurrent.futures.Future:
+    def ask(self, product: Description, kind: str, tuning: dict) -> concurrent.futures.Future:
         key = (product.config.to_str(), json.dumps({"gemm_type": kind}), json.dumps(tuning, sort_keys=True))
         if key not in self._asked:
             self._asked[key] = self._pool.submit(self._engine.prepare_kernels, *key)

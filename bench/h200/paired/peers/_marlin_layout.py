@@ -40,3 +40,24 @@ def pack_scale_bytes(scales: torch.Tensor) -> torch.Tensor:
     """Scales of one byte: as pack_scales, but of every four the middle two change places, as pairs become bf16."""
     packed = pack_scales(scales)
     return packed.view(packed.shape[0], -1, 2, 2).transpose(2, 3).reshape(packed.shape)
+
+
+def pack_e4m3_scales(scales: torch.Tensor) -> torch.Tensor:
+    """e4m3 scales that are not negative, by 2**7 and without the sign: five bits of exponent and three of mantissa.
+
+    Scales below 2**-6 would lack the exponent's top bit, which the products take for granted: vLLM makes them zero.
+    """
+    halves = pack_scale_bytes(scales.half()) * 2.0**7
+    halves[halves < 2] = 0
+    return (halves.view(torch.int16) << 1).view(torch.uint8)[:, 1::2].contiguous()
+
+
+def pack_factors(factors: torch.Tensor) -> torch.Tensor:
+    """float32 factors [E] of e4m3 scales: with what the exponents of codes and of scales lack beside bf16's."""
+    missing = 2**7 - 2**1 - 7
+    return factors * 2.0**missing
+
+
+def pack_bias(bias: torch.Tensor) -> torch.Tensor:
+    """[E, R]: of each 32 rows, lane p of four finds rows 2 p, 2 p + 1 and those 8, 16 and 24 beyond together."""
+    return bias.view(bias.shape[0], -1, 4, 4, 2).transpose(2, 3).reshape(bias.shape)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..problem import ALPHA, CLAMP
 
 @triton.jit
 def _silu_mul(both, out, inner, block: tl.constexpr):
@@ -18,6 +19,27 @@ def _silu_mul(both, out, inner, block: tl.constexpr):
 def silu_mul(both: torch.Tensor, out: torch.Tensor) -> None:
     rows, inner = out.shape
     _silu_mul[(rows, triton.cdiv(inner, 1024))](both, out, inner, block=1024, num_warps=4)
+
+
+@triton.jit
+def _clamped_swiglu(both, out, inner, clamp, alpha, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * block + tl.arange(0, block)
+    held = col < inner
+    gate = tl.load(both + row * 2 * inner + col, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(both + row * 2 * inner + inner + col, mask=held, other=0.0).to(tl.float32)
+    gate = tl.minimum(gate, clamp)
+    up = tl.minimum(tl.maximum(up, -clamp), clamp)
+    tl.store(out + row * inner + col, ((up + 1) * gate / (1 + tl.exp(-alpha * gate))).to(out.dtype.element_ty), mask=held)
+
+
+def activate(case, both: torch.Tensor, out: torch.Tensor) -> None:
+    """both [M, 2I], all gates before all ups -> out [M, I] by the case's activation; I may be padded."""
+    if not case.gpt_oss:
+        silu_mul(both, out)
+        return
+    rows, inner = out.shape
+    _clamped_swiglu[(rows, triton.cdiv(inner, 1024))](both, out, inner, CLAMP, ALPHA, block=1024, num_warps=4)
 
 
 @triton.jit

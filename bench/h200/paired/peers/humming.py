@@ -14,11 +14,12 @@ import os
 import torch
 
 from ..plugin import Candidate, Missing, one_line
-from ._humming import SCHEMAS, Engine, Kernels, Product
+from ._humming import SCHEMAS, Description, Engine, Kernels, Product
 
 TITLE = "Humming"
 WHAT = "whole layer from ids and weights, rows in bf16"
 FORMATS = tuple(SCHEMAS)
+GPT_OSS = True
 INDEXED, GROUPED = "indexed", "grouped_contiguous"
 # Grouped products are tried where an expert has so many rows on average.
 LEAST_GROUPED_ROWS = 8
@@ -70,7 +71,7 @@ class Layer:
 
     def activated(self, both: torch.Tensor) -> torch.Tensor:
         middle = both.new_empty(self.slots, self.problem.case.inner)
-        self.helpers.silu_mul(both, middle)
+        self.helpers.activate(self.problem.case, both, middle)
         return middle
 
 
@@ -123,6 +124,29 @@ class Grouped(Layer):
         return out
 
 
+def choices_of_cell(products: dict, case, tokens: int, has_grouped: bool) -> list:
+    slots = tokens * case.top_k
+    grouped = has_grouped and slots >= LEAST_GROUPED_ROWS * case.experts
+    return choices(products, slots, [INDEXED, GROUPED] if grouped else [INDEXED])
+
+
+def ask_for(kernels: Kernels, products: dict, choice: Choice) -> dict:
+    return {name: kernels.ask(products[name], choice.kind, choice.tunings[name]) for name in NAMES}
+
+
+def compile_ahead(case, tokens_list: list) -> None:
+    """Compiles the kernels of cells into Humming's cache, without weights and beside each other."""
+    engine = Engine()
+    kernels = Kernels(engine)
+    products = {name: Description(engine, case, name) for name in NAMES}
+    asked = [
+        ask_for(kernels, products, choice)
+        for tokens in tokens_list
+        for choice in choices_of_cell(products, case, tokens, has_grouped=True)
+    ]
+    concurrent.futures.wait([kernel for pair in asked for kernel in pair.values()])
+
+
 def permuting_operators():
     """vLLM's, or None where they are not here."""
     from . import _vllm_ops
@@ -142,11 +166,10 @@ def open():
     align, how = choose_align(os.environ.get("PAIRED_VLLM_OPS"))
 
     def candidates(problem):
-        weights, slots = problem.weights, problem.tokens * problem.case.top_k
+        weights = problem.weights
         products = weights.derived("humming", lambda: {name: Product(engine, weights, name) for name in NAMES})
-        grouped = ops is not None and slots >= LEAST_GROUPED_ROWS * problem.case.experts
-        found = choices(products, slots, [INDEXED, GROUPED] if grouped else [INDEXED])
-        asked = [{name: kernels.ask(products[name], choice.kind, choice.tunings[name]) for name in NAMES} for choice in found]
+        found = choices_of_cell(products, problem.case, problem.tokens, ops is not None)
+        asked = [ask_for(kernels, products, choice) for choice in found]
         # A kernel that is loaded while another thread records a graph would break the recording.
         concurrent.futures.wait([kernel for pair in asked for kernel in pair.values()])
         for choice, pair in zip(found, asked):

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import torch
 
 from ..plugin import Candidate
-from ._marlin_layout import pack_codes, pack_scale_bytes, pack_scales, pad
+from ._marlin_layout import pack_bias, pack_codes, pack_e4m3_scales, pack_factors, pack_scale_bytes, pack_scales, pad
 
 TITLE = "vLLM Marlin"
 WHAT = "whole layer from ids and weights, rows in bf16"
+GPT_OSS = True
 BLOCKS = (8, 16, 32, 48, 64)
 
 
@@ -37,11 +38,11 @@ class Kind:
     inner_step: int
 
 
+E2M1 = type_id(exponent=2, mantissa=1, signed=True, finite=True, nan=0)
 KINDS = {
     "int4": Kind(type_id(mantissa=4, bias=8), torch.bfloat16, pack_scales, 128, 64),
-    "mxfp4": Kind(
-        type_id(exponent=2, mantissa=1, signed=True, finite=True, nan=0), torch.float8_e8m0fnu, pack_scale_bytes, 256, 128
-    ),
+    "mxfp4": Kind(E2M1, torch.float8_e8m0fnu, pack_scale_bytes, 256, 128),
+    "nvfp4": Kind(E2M1, torch.float8_e4m3fn, pack_e4m3_scales, 128, 64),
 }
 FORMATS = tuple(KINDS)
 
@@ -67,13 +68,22 @@ class Weights:
         self.hidden = round_up(case.hidden, self.kind.hidden_step)
         self.inner = round_up(case.inner, self.kind.inner_step)
         group = case.weight_format.group[1]
-        self.codes, self.scales = {}, {}
+        self.codes, self.scales, self.factors, self.biases = {}, {}, {}, {}
         for name, halves, rows, cols in (("gate_up", 2, self.inner, self.hidden), ("down", 1, self.hidden, self.inner)):
             codes, scales = getattr(weights, name), getattr(weights, name + "_scale")
             self.codes[name] = stack(lambda e: pack_codes(pad(codes[e], halves, rows, cols // 2)), case.experts)
             self.scales[name] = stack(
                 lambda e: self.kind.pack_scales(pad(scales[e], halves, rows, cols // group)), case.experts
             ).view(self.kind.scale_dtype)
+            factors, bias = getattr(weights, name + "_global_scale"), getattr(weights, name + "_bias")
+            self.factors[name] = None if factors is None else pack_factors(factors)
+            self.biases[name] = None if bias is None else pack_bias(pad_bias(bias, halves, rows))
+
+
+def pad_bias(bias: torch.Tensor, halves: int, rows: int) -> torch.Tensor:
+    """[E, halves * r] -> [E, halves * rows], zeros behind each half."""
+    split = bias.unflatten(1, (halves, -1))
+    return torch.nn.functional.pad(split, (0, rows - split.shape[2])).flatten(1).contiguous()
 
 
 def stack(make: Callable, experts: int) -> torch.Tensor:
@@ -105,7 +115,7 @@ class Layer:
         both = hidden.new_empty(slots, 2 * weights.inner)
         self._product(hidden, "gate_up", both, sorting, index, case.top_k, False)
         middle = hidden.new_empty(slots, weights.inner)
-        self.helpers.silu_mul(both, middle)
+        self.helpers.activate(case, both, middle)
         rows = hidden.new_empty(slots, weights.hidden)
         self._product(middle, "down", rows, sorting, index, 1, True)
         if case.top_k == 1:
@@ -115,10 +125,11 @@ class Layer:
         return out[:, : case.hidden]
 
     def _product(self, rows, name: str, out, sorting: tuple, index: int, top_k: int, weigh: bool) -> None:
-        bias = row_scales = global_scale = zeros = group_of_column = column_order = None
+        bias, factors = self.weights.biases[name], self.weights.factors[name]
+        row_scales = zeros = group_of_column = column_order = None
         every_group, atomic_add, float32_sums, float_zeros = True, False, True, False
         self.ops.moe_wna16_marlin_gemm(
-            rows, out, self.weights.codes[name], bias, self.weights.scales[name], row_scales, global_scale, zeros,
+            rows, out, self.weights.codes[name], bias, self.weights.scales[name], row_scales, factors, zeros,
             group_of_column, column_order, self.locks, *sorting, self.problem.topk_weights[index], self.block, top_k,
             weigh, self.weights.kind.type_id, rows.shape[0], out.shape[1], rows.shape[1], every_group, atomic_add,
             float32_sums, float_zeros, -1, -1, -1,  # threads' tiles and blocks a multiprocessor, left to the operator

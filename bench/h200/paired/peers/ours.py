@@ -5,26 +5,51 @@ import os
 import torch
 
 from ..plugin import Candidate, Missing
+from ..problem import ALPHA, CLAMP, MATRICES, PARTS
 
 TITLE = "Conclave"
 WHAT = "whole layer from ids and weights"
-FORMATS = ("bf16", "e4m3")
+FORMATS = ("bf16", "e4m3", "int4", "mxfp4", "nvfp4")
+GPT_OSS = True
+# What the package calls a format whose rows stay as they are.
+FORMS = {"int4": "int4-group128", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
+SCALE_TYPES = {"mxfp4": torch.float8_e8m0fnu}
+
+
+def numbers_of(conclave, form: str) -> dict:
+    """The fields of MoeSpec that say what weights are."""
+    if form == "e4m3":
+        return {"quant": conclave.QuantSpec(weights="block", activations="group")}
+    if form not in FORMS:
+        return {}
+    found = next(row for row in conclave.weight_forms() if row.name == FORMS[form])
+    return {"weight_dtype": found.dtype, "quant": found.quant}
+
+
+def tensors_of(weights) -> dict:
+    """The arguments of Layer.from_tensors: codes, scales and biases, those that there are."""
+    given = {name + end: getattr(weights, name + end) for name in MATRICES for end in (*PARTS, "_bias")}
+    scale_type = SCALE_TYPES.get(weights.case.format)
+    if scale_type:
+        given |= {name + "_scale": given[name + "_scale"].view(scale_type) for name in MATRICES}
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def layer_of_tensors(conclave, case, form: str, tensors: dict, tokens: int, tuning=None):
+    special = {}
+    if case.gpt_oss:
+        activation = conclave.ActivationSpec(name="swiglu_oai", limit=CLAMP, alpha=ALPHA, beta=1)
+        special = {"has_bias": True, "activation": activation}
+    spec = conclave.MoeSpec(
+        num_experts=case.experts, top_k=case.top_k, hidden_size=case.hidden, intermediate_size=case.inner,
+        has_gate=False, **numbers_of(conclave, form), **special,
+    )
+    options = conclave.LayerOptions(max_tokens=tokens, id_policy="skip", tuning=tuning)
+    return conclave.Layer.from_tensors(spec, options=options, **tensors)
 
 
 def make_layer(conclave, weights, tokens: int, tuning=None):
-    case = weights.case
-    quant, scales = {}, {}
-    if case.format == "e4m3":
-        quant = {"quant": conclave.QuantSpec(weights="block", activations="group")}
-        scales = {"gate_up_scale": weights.gate_up_scale, "down_scale": weights.down_scale}
-    spec = conclave.MoeSpec(
-        num_experts=case.experts, top_k=case.top_k, hidden_size=case.hidden, intermediate_size=case.inner,
-        has_gate=False, **quant,
-    )
-    options = conclave.LayerOptions(max_tokens=tokens, id_policy="skip", tuning=tuning)
-    return conclave.Layer.from_tensors(
-        spec, gate_up=weights.gate_up, down=weights.down, options=options, **scales
-    )
+    return layer_of_tensors(conclave, weights.case, weights.case.format, tensors_of(weights), tokens, tuning)
 
 
 def forward_of(layer, problem):
@@ -41,11 +66,16 @@ def forward_of(layer, problem):
     return run
 
 
-def open():
+def package():
     try:
         import conclave
     except ImportError as error:
         raise Missing(f"the Python package is not on PYTHONPATH ({error})") from None
+    return conclave
+
+
+def open():
+    conclave = package()
     tuning = os.environ.get("PAIRED_TUNING") or None
 
     def candidates(problem):
