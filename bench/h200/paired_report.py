@@ -4,13 +4,14 @@
     python3 bench/h200/paired_report.py paired.jsonl --markdown bench/results/h200/DATE-paired.md
     python3 bench/h200/paired_report.py paired.jsonl --readme README.md
     python3 bench/h200/paired_report.py paired.jsonl --date DATE --plot docs/h200-speed.svg
+    python3 bench/h200/paired_report.py four_bits.jsonl --goals
 """
 
 import argparse
 import datetime
 import pathlib
 
-from paired import plot, report
+from paired import goals, plot, report
 
 
 def main() -> None:
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+")
     parser.add_argument("--markdown", help="file to write; else the table is printed")
     parser.add_argument("--readme", nargs="?", const="-", metavar="FILE", help="the README's table instead, put between FILE's marks")
+    parser.add_argument("--goals", action="store_true", help="print tables of the goals of four-bit layers instead")
     parser.add_argument("--plot", metavar="FILE", help="SVG to write: times over ours against tokens")
     parser.add_argument("--plot-cases", default=",".join(report.README_CELLS))
     parser.add_argument("--plot-peers", default="vllm_triton,deepgemm")
@@ -26,7 +28,9 @@ def main() -> None:
     parser.add_argument("--command", default="python3 bench/h200/paired_bench.py")
     options = parser.parse_args()
     results = report.read(options.results)
-    if options.readme == "-":
+    if options.goals:
+        print(goals.tables(results))
+    elif options.readme == "-":
         print(report.readme_text(results, options.peer))
     elif options.readme:
         page = pathlib.Path(options.readme)

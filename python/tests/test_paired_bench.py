@@ -12,7 +12,7 @@ import pytest
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench" / "h200"
 sys.path.insert(0, str(BENCH))
 
-from paired import alternation, cases, plugin, report, statistics  # noqa: E402
+from paired import alternation, cases, goals, plugin, report, statistics  # noqa: E402
 
 from support.fake_device import FakeDevice  # noqa: E402
 
@@ -186,6 +186,24 @@ def test_report_has_ratios_spread_and_what_is_absent() -> None:
     assert "- deepgemm: no module (1 cells, first qwen3-30b 1024)" in text
     table = report.readme_table(report.Results(lines_of_a_run()))
     assert "| Qwen3-30B-A3B, bf16 | - | - | 200 (1.50 / 1.20) | - |" in table
+
+
+def cell_of(**us: float) -> dict:
+    row = {"active_bytes": 42e6, "flops": 1e9, "format": "int4"}
+    return {name: {**row, "hot": {"us": time, "q1": time, "q3": time}} for name, time in us.items()}
+
+
+def test_a_goal_is_the_largest_of_its_bounds() -> None:
+    near = goals.goal_of(cell_of(ours=30.0, marlin=20.0, humming=22.0), 16)
+    assert near == goals.Goal(pytest.approx(18.0), "bytes", "marlin")
+    far = goals.goal_of(cell_of(ours=30.0, marlin=44.0, humming=33.0), 16384)
+    assert far == goals.Goal(pytest.approx(30.0), "peer / 1.1", "humming")
+    assert goals.verdict(29.9, far) == "met"
+    prefill = goals.goal_of(cell_of(ours=45.0, humming=33.0, ours_bf16=40.0), 16384)
+    assert prefill == goals.Goal(pytest.approx(40.8), "1.02 bf16", "humming")
+    assert goals.verdict(45.0, prefill) == "missed by 10 %"
+    assert goals.goal_of(cell_of(ours=30.0, marlin=20.0), 48) is None
+    assert goals.goal_of(cell_of(marlin=20.0), 16) is None
 
 
 def test_the_readme_is_remade_between_its_marks() -> None:
