@@ -9,6 +9,8 @@
 #include <gtest/gtest-spi.h>
 
 #include <bit>
+#include <cmath>
+#include <limits>
 
 namespace conclave::testing {
 namespace {
@@ -170,9 +172,58 @@ TEST(EmulatedRow, RowCountsAroundTiles_StatedArithmetic) {
   }
 }
 
+// One and two rows leave tiles alone.
+TEST(EmulatedRow, FewRowsOfManyColumns_StatedArithmetic) {
+  expect_stated_arithmetic(
+      {.hidden_size = 1060, .intermediate_size = 530, .rows_per_expert = {1, 2, 0, 3}});
+}
+
+// Values that are subnormal, or make such sums, and values that are not finite.
+TEST(EmulatedRow, ExtremeRows_StatedArithmetic) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const CaseShape shape{.hidden_size = 70, .intermediate_size = 40, .rows_per_expert = {1, 2, 5}};
+  for (const bool extreme_weights : {false, true}) {
+    ExpertCase test_case(shape);
+    for (size_t row = 0; row < test_case.hidden().size() / 70; ++row) {
+      float* const values = test_case.hidden().data() + row * 70;
+      for (int i = 0; i < 70; ++i) {
+        values[i] *= row % 4 == 0 ? 0x1p-126F : row % 4 == 1 ? 0x1p-133F : 1.0F;
+      }
+      if (row % 4 == 2) values[31] = -kInfinity;
+      if (row % 4 == 3) values[69] = std::numeric_limits<float>::quiet_NaN();
+    }
+    if (extreme_weights) {
+      for (StoredExpert& expert : test_case.experts()) {
+        expert.up.set(5, 0x1p-130F);
+        expert.gate.set(7 * 70 + 64, kInfinity);
+        expert.down.set(3 * 40 + 2, 0x1p127F);
+      }
+    }
+    SerialExecutor executor(2);
+    std::vector<const experts::HostKernelRow*> rows = {&emulated_amx_row()};
+    if (cpu::usable(cpu::Isa::kAmx)) {
+      rows.push_back(&experts::host_kernels().find("cpu.amx", "kernel"));
+    }
+    for (const experts::HostKernelRow* row : rows) {
+      const auto problem = test_case.problem(cpu::best_isa(), cpu::Arithmetic::kAmxBf16);
+      const std::vector<float> out = test_case.run(*row->make(problem), executor);
+      for (int64_t slot = 0; slot < test_case.num_slots(); ++slot) {
+        const std::vector<float> expected = expected_row(test_case, slot);
+        for (size_t c = 0; c < expected.size(); ++c) {
+          const float actual = out[static_cast<size_t>(slot) * expected.size() + c];
+          if (std::isnan(actual) && std::isnan(expected[c])) continue;
+          ASSERT_EQ(std::bit_cast<uint32_t>(actual), std::bit_cast<uint32_t>(expected[c]))
+              << row->name << " slot " << slot << " column " << c << ": " << actual << " and "
+              << expected[c];
+        }
+      }
+    }
+  }
+}
+
 // Rows past the last real one would cost time without changing any result, so they are counted.
 TEST(EmulatedRow, OnlyRowsThatExist_AreMultiplied) {
-  for (const int64_t rows : {1, 16, 17, 33, 49, 63}) {
+  for (const int64_t rows : {3, 16, 17, 33, 49, 63}) {
     const int64_t before = EmulatedTiles::of_thread().multiplied_rows();
     expect_stated_arithmetic(
         {.hidden_size = 32, .intermediate_size = 32, .rows_per_expert = {rows}});

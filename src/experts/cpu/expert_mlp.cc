@@ -234,6 +234,10 @@ class ExpertMlp final : public ExpertsKernel {
   }
 
   bool grouped() const { return config_.tiling.group > 1; }
+  // Whether nothing fetches the beginning of the next panel's scales: few rows fetch its codes only.
+  static bool fetches_begin(const gemm::PanelTask& task) {
+    return task.next_panel == nullptr || task.num_rows <= gemm::kMostNarrowRows;
+  }
   bool fetch_ahead(const WorkItem& item) const { return item.num_rows > config_.fetch_above_rows; }
 
   WorkspaceSlice book_work(WorkspaceLayout& workspace) const {
@@ -321,7 +325,7 @@ class ExpertMlp final : public ExpertsKernel {
                   const std::byte* next_panel) {
                 gemm::PanelTask task = gate_up_task(call, item, panel, next_panel);
                 gate_up_meaning_.set(task, room_of(call, worker));
-                if (task.next_panel == nullptr) gate_up_meaning_.fetch_begin(next_panel);
+                if (fetches_begin(task)) gate_up_meaning_.fetch_begin(next_panel);
                 config_.functions.product(task);
               });
   }
@@ -364,7 +368,7 @@ class ExpertMlp final : public ExpertsKernel {
                   const std::byte* next_panel) {
                 gemm::PanelTask task = down_task(call, item, panel, next_panel);
                 down_meaning_.set(task, room_of(call, worker));
-                if (task.next_panel == nullptr) down_meaning_.fetch_begin(next_panel);
+                if (fetches_begin(task)) down_meaning_.fetch_begin(next_panel);
                 config_.functions.down_product(task);
               });
   }

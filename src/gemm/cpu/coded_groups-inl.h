@@ -3,11 +3,9 @@
 
 #include "gemm/cpu/coded_pieces-inl.h"
 #include "gemm/cpu/pair_sums-inl.h"
-#include "gemm/cpu/tile_kernel-inl.h"
+#include "gemm/cpu/tile_groups-inl.h"
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
-
-inline constexpr int64_t kTilePairs = kTileK / 2;
 
 // The tiles of a piece, counted from that of k = 0.
 CONCLAVE_KERNEL_INLINE int64_t first_tile(const Piece& piece) { return piece.begin / kTileK; }

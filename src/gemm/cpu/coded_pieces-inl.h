@@ -84,7 +84,7 @@ inline constexpr int64_t kFetchAheadBytes = 8192;
 
 template <int64_t kBytes>
 CONCLAVE_KERNEL_INLINE void fetch_codes(const std::byte* codes) {
-  for (int64_t line = 0; line < kBytes; line += 64) prefetch_line(codes + line + kFetchAheadBytes);
+  prefetch_lines<kBytes>(codes + kFetchAheadBytes);
 }
 
 // Fetches scales, and offsets, that the panel needs when it gets as far as its codes are fetched.

@@ -4,10 +4,10 @@
 //
 // All groups share strips of decoded weights. A tile takes 32 k at once, from a multiple of 32 on;
 // where a scale begins or ends among them, the weights of others are zeros. Few rows leave tiles
-// alone (tile_order-inl.h).
+// alone (coded_wide_rows-inl.h).
 #pragma once
 
-#include "gemm/cpu/tile_order-inl.h"
+#include "gemm/cpu/coded_wide_rows-inl.h"
 #include "quant/formats.h"
 
 #include "conclave/dtype.h"
@@ -28,13 +28,13 @@ struct TileStrip {
   int64_t num_pieces = 0;
 
   // Decodes as many of the next pieces as there is room for.
-  CONCLAVE_KERNEL_INLINE void fill(const PanelTask& task, Pieces& from, Ahead& ahead) {
+  CONCLAVE_KERNEL_INLINE void fill(const PanelTask& task, Pieces& from, const AlongPanel& along) {
     num_pieces = 0;
     for (int64_t tile = 0; tile < kTiles && !from.done();) {
       const Piece piece = from.take((from.k() / kTileK + kTiles - tile) * kTileK);
       fetch_scales(task, piece);
-      decode<0>(task, piece, weights[0] + tile * kTilePairs, ahead);
-      if constexpr (kTerms == 2) decode<1>(task, piece, weights[1] + tile * kTilePairs, ahead);
+      decode<0>(task, piece, weights[0] + tile * kTilePairs, along);
+      if constexpr (kTerms == 2) decode<1>(task, piece, weights[1] + tile * kTilePairs, along);
       pieces[num_pieces++] = piece;
       tile += end_tile(piece) - first_tile(piece);
     }
@@ -43,17 +43,17 @@ struct TileStrip {
  private:
   template <int kTerm>
   static CONCLAVE_KERNEL_INLINE void decode(const PanelTask& task, const Piece& piece,
-                                            uint32_t (*out)[64], Ahead& ahead) {
+                                            uint32_t (*out)[64], const AlongPanel& along) {
     using Decoder = PairDecoder<Format, kTerm>;
+    constexpr int64_t kBytes = Decoder::kPairBytes;
     const Decoder decoder;
     const int64_t end = end_tile(piece) * kTilePairs;
+    const std::byte* const fetched = along.fetched(end * kBytes);
     for (int64_t pair = first_tile(piece) * kTilePairs; pair < end; ++pair, ++out) {
-      if (kTerm == 0 && pair % kTilePairs == 0) ahead.turn();
       PairRow pairs = PairRow::zero();
       if (pair >= piece.first_pair() && pair < piece.end_pair()) {
-        const std::byte* const codes = task.panel + pair * Decoder::kPairBytes;
-        if constexpr (kTerm == 0) fetch_codes<Decoder::kPairBytes>(codes);
-        pairs = decoder.load(codes);
+        pairs = decoder.load(task.panel + pair * kBytes);
+        if constexpr (kTerm == 0) prefetch_lines<kBytes>(fetched + pair * kBytes);
         if (2 * pair < piece.begin || 2 * pair + 2 > piece.end) {
           pairs.keep(2 * pair, piece.begin, piece.end);
         }
@@ -124,13 +124,14 @@ void add_strip_on_tiles(const PanelTask& task, const TileStrip<Format>& strip, C
 
 // Groups [first, first + count), at most kMaxCodedGroups, of which the last may have fewer rows.
 template <class Format>
-void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count, Ahead& ahead) {
+void compute_groups_of_codes(const PanelTask& task, int64_t first, int64_t count,
+                             const AlongPanel& along) {
   CodedGroup groups[kMaxCodedGroups];
   for (int64_t g = 0; g < count; ++g) begin_group(task, first + g, groups[g]);
   TileStrip<Format> strip;
   int64_t configured = 0;
   for (Pieces pieces(task); !pieces.done();) {
-    strip.fill(task, pieces, ahead);
+    strip.fill(task, pieces, along);
     for (int64_t g = 0; g < count; ++g) {
       if (groups[g].num_rows != configured) {
         configured = groups[g].num_rows;
@@ -152,10 +153,11 @@ void compute_codes_on_tiles(const PanelTask& task) noexcept {
     return;
   }
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  const int64_t blocks = (groups + kMaxCodedGroups - 1) / kMaxCodedGroups;
-  Ahead ahead = fetch_panel<Format>(task, task.k / kTileK + 1, blocks);
   for (int64_t first = 0; first < groups; first += kMaxCodedGroups) {
-    compute_groups_of_codes<Format>(task, first, lesser(kMaxCodedGroups, groups - first), ahead);
+    const bool is_last = first + kMaxCodedGroups >= groups;
+    const AlongPanel along(task.panel, is_last ? task.next_panel : task.panel,
+                           task.k * Format::kBits * 8);
+    compute_groups_of_codes<Format>(task, first, lesser(kMaxCodedGroups, groups - first), along);
   }
   _tile_release();
 }

@@ -1,6 +1,6 @@
 // The 8 tile registers of AMX: 16 rows of 64 bytes each.
 //
-// Tiles 0 to 3 accumulate, 4 holds activations, 6 and 7 weights. A packed bf16 panel needs no
+// Tiles 0 to 3 accumulate, 4 and 5 hold activations, 6 and 7 weights. A packed bf16 panel needs no
 // change: 32 values of k and 16 columns are 16 panel rows of 64 bytes, 256 bytes apart.
 #pragma once
 
@@ -10,6 +10,7 @@ namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int64_t kTileK = 32;
+inline constexpr int64_t kTilePairs = kTileK / 2;
 inline constexpr int64_t kTileBytes = 1024;
 inline constexpr int64_t kTileRowBytes = 64;
 inline constexpr int64_t kPairRowBytes = 256;
@@ -30,17 +31,20 @@ struct alignas(64) TileShape {
 // Tiles are about to load what was stored: GCC's intrinsics do not say that they read memory.
 CONCLAVE_KERNEL_INLINE void settle_memory() { __asm__ volatile("" : : : "memory"); }
 
-// Tiles 0 to 5 have `rows` rows.
-CONCLAVE_KERNEL_INLINE void configure_tiles(int rows) {
+// Tiles 0, 1 and 4 have `rows` rows, tiles 2, 3 and 5 `other_rows`.
+CONCLAVE_KERNEL_INLINE void configure_tiles(int rows, int other_rows) {
+  constexpr bool kIsOther[8] = {false, false, true, true, false, true, false, false};
   TileShape shape;
   for (int t = 0; t < 8; ++t) {
     shape.row_bytes[t] = kTileRowBytes;
-    shape.rows[t] = static_cast<uint8_t>(t >= 6 ? kTileRows : rows);
+    shape.rows[t] = static_cast<uint8_t>(t >= 6 ? kTileRows : kIsOther[t] ? other_rows : rows);
   }
   // The compiler's intrinsic names only the first bytes of the shape as its input.
   __asm__ volatile("" : : "r"(&shape) : "memory");
   _tile_loadconfig(&shape);
 }
+
+CONCLAVE_KERNEL_INLINE void configure_tiles(int rows) { configure_tiles(rows, rows); }
 
 // The accumulators, side by side: up to 16 rows of 64 sums in memory.
 CONCLAVE_KERNEL_INLINE void load_sums(const void* sums) {
