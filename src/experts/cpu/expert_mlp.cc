@@ -234,7 +234,7 @@ class ExpertMlp final : public ExpertsKernel {
   }
 
   bool grouped() const { return config_.tiling.group > 1; }
-  // Whether nothing fetches the beginning of the next panel's scales: few rows fetch its codes only.
+  // Whether nothing else fetches the next panel's first scales: few rows fetch codes alone.
   static bool fetches_begin(const gemm::PanelTask& task) {
     return task.next_panel == nullptr || task.num_rows <= gemm::kMostNarrowRows;
   }

@@ -21,12 +21,12 @@ class Ahead {
         end_(data == nullptr ? data : data + bytes),
         share_(num_turns > 0 ? bytes / num_turns + 1 : 0) {}
 
-  // While `data`, of as many bytes, is used from its first to its last, fetches what comes
-  // kDistance later: the rest of it, and then `next`. Null for `next`: nothing.
+  // Fetches `next` while `data`, of as many bytes, is used from its first to its last. Much data is
+  // fetched kDistance ahead of its use, and `next` up to there. Null for `next`: nothing.
   static CONCLAVE_KERNEL_INLINE Ahead along(const std::byte* data, const std::byte* next,
                                             int64_t bytes, int64_t num_turns) {
     Ahead ahead(next, bytes, num_turns);
-    if (next == nullptr || bytes <= kDistance) return ahead;
+    if (next == nullptr || bytes <= kMostWhole) return ahead;
     ahead.cursor_ = data + kDistance;
     ahead.end_ = data + bytes;
     ahead.then_ = next;
@@ -42,8 +42,10 @@ class Ahead {
 
  private:
   // A core read 17 to 19 GB/s with 4 to 64 KiB between fetch and use, 11 to 13 with 256 (family 6,
-  // model 167). Strips of a panel that several rows share have to fit in it.
+  // model 167); below kMostWhole either way is as fast. A strip of a panel that several groups of
+  // rows share is used at once: it has to fit in the distance.
   static constexpr int64_t kDistance = 32768;
+  static constexpr int64_t kMostWhole = 192 * 1024;
 
   CONCLAVE_KERNEL_INLINE bool go_on() {
     if (then_ == nullptr) return false;

@@ -310,7 +310,9 @@ template <class Weights>
 CONCLAVE_KERNEL_INLINE Ahead fetch_codes(const PanelTask& task) {
   const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
   const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
-  return Ahead(task.next_panel, task.k * Weights::Codes::kRowBytes, turns * blocks);
+  const int64_t bytes = task.k * Weights::Codes::kRowBytes;
+  return blocks == 1 ? Ahead::along(task.panel, task.next_panel, bytes, turns)
+                     : Ahead(task.next_panel, bytes, turns * blocks);
 }
 
 template <class Weights>

@@ -1,6 +1,6 @@
 // Few rows of bf16 times one packed panel of codes, on vectors, in the order of tiles
-// (tile_order-inl.h). The weights of other scales among the 32 k of a tile are zeros, which make NaN
-// of infinite values.
+// (tile_order-inl.h). The weights of other scales among the 32 k of a tile are zeros, which make
+// NaN of infinite values.
 #pragma once
 
 #include "gemm/cpu/coded_groups-inl.h"
@@ -141,7 +141,8 @@ struct TileBlock {
 // Adds one term of what a piece has of a tile.
 template <class Format, int kTerm, int kRows>
 CONCLAVE_KERNEL_INLINE void add_wide_tile(const PanelTask& task, const TileBlock<kRows>& block,
-                                          const Piece& piece, int64_t tile, const std::byte* fetched,
+                                          const Piece& piece, int64_t tile,
+                                          const std::byte* fetched,
                                           Tile<kRows, kPairVectors>& sums) {
   using Decoder = WideDecoder<Format, kTerm>;
   const Decoder decoder;

@@ -22,7 +22,7 @@ CONCLAVE_KERNEL_INLINE int64_t strip_k(int64_t groups, int64_t k) {
 struct PairOfGroups {
   const std::byte* first;  // rows
   const std::byte* second;
-  float* first_sums;  // of half of the columns
+  float* first_sums;  // half of the columns have these
   float* second_sums;
 
   CONCLAVE_KERNEL_INLINE void load() const {
@@ -160,8 +160,8 @@ inline void compute_panel_on_tiles(const PanelTask& task) noexcept {
   }
   const int64_t steps = (task.k + kTileK - 1) / kTileK;
   const int64_t groups = (task.num_rows + kTileRows - 1) / kTileRows;
-  Ahead ahead = Ahead::along(task.panel, task.next_panel, steps * kTilePairs * kPairRowBytes,
-                             steps * groups);
+  Ahead ahead =
+      Ahead::along(task.panel, task.next_panel, steps * kTilePairs * kPairRowBytes, steps * groups);
   for (int64_t first = 0; first < groups; first += kMaxTileGroups) {
     compute_groups(task, first, lesser(kMaxTileGroups, groups - first), ahead);
   }
