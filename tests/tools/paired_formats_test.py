@@ -19,7 +19,7 @@ except ImportError:
 class FormatTableTest(unittest.TestCase):
     def test_weight_bits_count_scales(self):
         found = {name: row.weight_bits for name, row in formats.FORMATS.items()}
-        self.assertEqual(found, {"bf16": 16, "e4m3": 8 + 32 / 16384, "int4": 4.125, "mxfp4": 4.25})
+        self.assertEqual(found, {"bf16": 16, "e4m3": 8 + 32 / 16384, "int4": 4.125, "mxfp4": 4.25, "nvfp4": 4.5})
 
     def test_unknown_format_is_refused_with_the_known_ones(self):
         for make in (lambda: formats.find("int3"), lambda: cases.parse_case("8x2x256x256:int3")):
