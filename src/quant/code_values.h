@@ -22,6 +22,7 @@ struct WholeCodes {
   float unit = 1;  // a power of two: a value is a whole number times it
   int32_t least = 0;
   int32_t most = 0;
+  bool in_order = false;  // code c stands for c + least
 
   constexpr int32_t magnitude() const { return -least > most ? -least : most; }
 };
@@ -40,7 +41,13 @@ consteval WholeCodes whole_codes() {
       whole.least = number < whole.least ? number : whole.least;
       whole.most = number > whole.most ? number : whole.most;
     }
-    if (whole.fit) return whole;
+    if (!whole.fit) continue;
+    whole.in_order = true;
+    for (int code = 0; code < 1 << Format::kBits; ++code) {
+      const float value = Format::decode(static_cast<uint8_t>(code));
+      whole.in_order = whole.in_order && value == static_cast<float>(code + whole.least);
+    }
+    return whole;
   }
   return {};
 }

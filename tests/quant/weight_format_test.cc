@@ -165,6 +165,18 @@ TEST_P(EveryCodedFormat, Largest_IsTheLargestMagnitudeThatEverySignHas) {
 }
 
 // The nearest of all values, ties to the one whose code ends in a zero.
+TEST_P(EveryCodedFormat, NumbersInOrder_AreTheCodesFromTheLeastOn) {
+  const CodeBook& codes = *format().codes;
+  bool in_order = codes.whole.fit;
+  for (int code = 0; code < 1 << bit_size(codes.element); ++code) {
+    const float value = codes.decode(static_cast<uint8_t>(code));
+    in_order = in_order && value == static_cast<float>(code + codes.whole.least);
+  }
+  EXPECT_EQ(codes.whole.in_order, in_order);
+  const bool is_known = codes.element == DType::kI4 || codes.element == DType::kU4;
+  EXPECT_TRUE(codes.whole.in_order || !is_known);
+}
+
 TEST_P(EveryCodedFormat, BetweenTwoValues_TheNearestIsTakenTiesToEven) {
   const std::vector<float> all = finite_values();
   for (size_t i = 0; i + 1 < all.size(); ++i) {
