@@ -176,6 +176,36 @@ TEST(StreamPlan, FactorsOfColumns_AreForKernelsOfCodesOnly) {
   EXPECT_EQ(row_terms(problem(DType::kF8E4M3, quant)), 1);
 }
 
+// Codes of whole numbers in their order have kernels without a table, and longer sums where factors
+// are those of many columns.
+TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
+  const auto form = [](DType dtype, int64_t group, WeightZero zeros = WeightZero::kNone) {
+    ExpertsProblem sizes = problem(
+        dtype,
+        {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = group, .zeros = zeros});
+    sizes.intermediate_size = 512;
+    return code_kernel_form(sizes);
+  };
+  EXPECT_EQ(form(DType::kI4, 128),
+            (CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}));
+  EXPECT_EQ(form(DType::kU4, 512, WeightZero::kPoint), form(DType::kI4, 128));
+  EXPECT_EQ(form(DType::kI4, 64), (CodeKernelForm{.bits = 4, .in_order = true}));
+  EXPECT_EQ(form(DType::kI4, 32, WeightZero::kPoint), form(DType::kI4, 64));
+  EXPECT_EQ(form(DType::kI4, 16), (CodeKernelForm{.bits = 4, .fine = true}));
+  EXPECT_EQ(form(DType::kI4, 128, WeightZero::kOffset),
+            (CodeKernelForm{.bits = 4, .offsets = true}));
+  EXPECT_EQ(form(DType::kF4, 128), CodeKernelForm{.bits = 4});
+  EXPECT_EQ(form(DType::kI8, 128), CodeKernelForm{.bits = 8});
+  // Slices of a rank may cut what a group shares.
+  ExpertsProblem sizes =
+      problem(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128});
+  sizes.intermediate_size = 512;
+  sizes.skipped_columns = 64;
+  EXPECT_EQ(code_kernel_form(sizes), (CodeKernelForm{.bits = 4, .in_order = true}));
+  EXPECT_EQ(code_kernel_form(problem(DType::kI4, {.weights = WeightScale::kChannel})),
+            (CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}));
+}
+
 void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 3) {
   constexpr int64_t kSharedBytes = int64_t{227} << 10;
   ASSERT_FALSE(tiles.empty());
@@ -198,6 +228,10 @@ TEST(StreamPlan, Tiles_FitIntoSharedMemory) {
   // A stage of codes has as many columns as several of values.
   for (const DType dtype : {DType::kI4, DType::kI8}) {
     expect_tiles_fit(stream_codes_tiles(problem(dtype, {.weights = WeightScale::kChannel})), 2);
+    expect_tiles_fit(
+        stream_codes_tiles(
+            problem(dtype, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32})),
+        2);
   }
 }
 

@@ -4,9 +4,11 @@
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma_of_registers.cuh"
+#include "experts/cuda/sm90/codes_in_order.cuh"
 #include "experts/cuda/sm90/stream/config.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace conclave::inline v0::experts::stream {
 
@@ -39,9 +41,6 @@ class CodeValues {
  public:
   __device__ __forceinline__ CodeValues(const SharedStorage<Config>& shared, int32_t lane)
       : pair_(lane % 4), own_(4 * lane), values_(ptx::shared_address(shared.codes.values)) {}
-
-  // The thread has columns 2 pair() and 2 pair() + 1 of each eight.
-  __device__ __forceinline__ int32_t pair() const { return pair_; }
 
   // Both values of the byte of `codes` that is this thread's: its offset in the table has seven
   // more bits, of lanes.
@@ -76,6 +75,20 @@ class CodeValues {
   uint32_t values_;
 };
 
+// What makes codes values.
+template <class Config>
+using ValuesOfCodes = std::conditional_t<Config::kCodes.in_order, CodesInOrder, CodeValues<Config>>;
+template <class Config>
+__device__ __forceinline__ ValuesOfCodes<Config> make_values(const CodedParams& params,
+                                                             const SharedStorage<Config>& shared,
+                                                             int32_t lane) {
+  if constexpr (Config::kCodes.in_order) {
+    return CodesInOrder(params.least);
+  } else {
+    return CodeValues<Config>(shared, lane);
+  }
+}
+
 __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -85,13 +98,16 @@ class CodeOperand {
  public:
   static constexpr int kTerms = Config::kCodes.terms;
   using Fragments = CodeFragments<kTerms>;
+  static constexpr bool kInOrder = Config::kCodes.in_order;
   static_assert(kTerms == 1 || Config::kCodeBits == 4, "codes of 8 bits are looked up in pairs");
+  static_assert(!kInOrder || (Config::kCodeBits == 4 && kTerms == 1));
 
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
                                          int32_t warp, int32_t lane, bool gated)
       : params_(static_cast<const CodedParams&>(params)),
         shared_(shared),
-        values_(shared, lane),
+        values_(make_values<Config>(params_, shared, lane)),
+        pair_(lane % 4),
         swizzle_(lane / 4),
         // The codes of a thread's first row; the second is eight rows below. With a gate these are
         // the rows of gate and up of one feature.
@@ -148,7 +164,10 @@ class CodeOperand {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint32_t codes_of_lanes = word_of(words[i % 2][step / 2], step % 2 * 2 + i / 2);
-          if constexpr (kTerms == 1) {
+          if constexpr (kInOrder) {
+            const uint32_t value = values_.of_byte(codes_of_lanes, pair_);
+            a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
+          } else if constexpr (kTerms == 1) {
             const uint32_t value = values_.of_byte(codes_of_lanes);
             a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
           } else {
@@ -164,8 +183,7 @@ class CodeOperand {
         for (int i = 0; i < 4; ++i) {
           const uint8_t* chunk =
               codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle_) * 16;
-          const uint32_t both =
-              *reinterpret_cast<const uint16_t*>(chunk + 2 * values_.pair() + i / 2 * 8);
+          const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
           a.step[step][0][i] = shifted<kZeros>(values_.of_bytes(both), zeros.of[i % 2]);
         }
       }
@@ -179,8 +197,13 @@ class CodeOperand {
         shared_.codes.factors[slot] +
         params_.groups_of_stage * Config::kWeightRows * sizeof(float));
     const uint16_t* group = all + (steps >> params_.steps_shift) * Config::kWeightRows;
-    zeros.of[0] = group[first_factor_] * 0x10001U;
-    zeros.of[1] = group[second_factor_] * 0x10001U;
+    if constexpr (kInOrder) {
+      zeros.of[0] = values_.zero_of(group[first_factor_]);
+      zeros.of[1] = values_.zero_of(group[second_factor_]);
+    } else {
+      zeros.of[0] = group[first_factor_] * 0x10001U;
+      zeros.of[1] = group[second_factor_] * 0x10001U;
+    }
   }
 
   template <bool kZeros>
@@ -191,7 +214,8 @@ class CodeOperand {
 
   const CodedParams& params_;
   const SharedStorage<Config>& shared_;
-  CodeValues<Config> values_;
+  ValuesOfCodes<Config> values_;
+  int32_t pair_;  // the thread has columns 2 pair and 2 pair + 1 of each eight
   int32_t swizzle_;
   int32_t row_;
   int32_t first_factor_;

@@ -4,6 +4,7 @@
 #include "experts/cuda/sm90/stream/codes_kernel.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "experts/cuda/sm90/tensor_maps.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -101,6 +102,7 @@ class CodesKernel final : public DeviceExpertsKernel {
     if (planes.offsets != nullptr)
       set_shifts(params, map(planes.offsets, DType::kF32), DType::kF32);
     fill_bf16_values(problem_.weight_dtype, params.values);
+    params.least = quant::format_of(problem_.weight_dtype).codes->whole.least;
   }
 
   static void set_shifts(CodedParams& params, const CUtensorMap& map, DType dtype) {

@@ -68,6 +68,8 @@ struct Codes {
   bool offsets = false;  // w = value scale - offset; with `rounded`, or (value - zero) scale
   // Values of bf16 that add up to a code's.
   int terms = 1;
+  // Code c stands for c + CodedParams::least, which takes no table.
+  bool in_order = false;
   // Weights are rounded to bf16, factors and all, so that sums need none: for many rows, beside
   // whose sums there is no room for those of a few columns.
   bool rounded = false;
@@ -196,7 +198,7 @@ struct CodeStorage {
   static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
   static constexpr bool kHasZeros = !kCodes.rounded || kCodes.whole_rows;
   static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : kHasZeros ? 6 : 4);
-  static constexpr int kValues = kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
+  static constexpr int kValues = kCodes.in_order ? 1 : kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
   alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
   alignas(128) uint32_t values[kValues][32];
 };
@@ -316,6 +318,7 @@ struct CodedParams : Params {
   // Up: results are float32 [sorted rows, stride], which become values of codes.
   bool stores_floats = false;
   uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
+  int32_t least = 0;          // the value of code 0, for kernels of codes in order
 };
 
 // True if blocks draw their items from a counter instead of taking fixed turns.

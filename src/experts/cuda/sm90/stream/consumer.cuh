@@ -136,13 +136,18 @@ struct Consumer : Epilogue<Config> {
   }
 
   // The same with weights that are codes. Columns of K that share a scale go through tensor cores
-  // unscaled, 16 or 32 at a time; their sums are scaled and added up here. While 64 columns are
+  // unscaled, 16 to 128 at a time; their sums are scaled and added up here. While 64 columns are
   // multiplied, the next are decoded to other registers.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
     constexpr int kSteps = Config::kCodes.steps_of_sum;
     using Operand = CodeOperand<Config>;
-    constexpr int kMostSets = Operand::Fragments::kSteps / kSteps;
+    constexpr int kStepsOfAtom = Operand::Fragments::kSteps;
+    // A sum of more columns than an atom has goes over two atoms.
+    constexpr bool kLong = kSteps > kStepsOfAtom;
+    static_assert(!kLong || kSteps == 2 * kStepsOfAtom);
+    constexpr int kStepsOfSet = kLong ? kStepsOfAtom : kSteps;
+    constexpr int kMostSets = kStepsOfAtom / kStepsOfSet;
     // Sums that are not scaled yet, as many as registers have room for.
     constexpr int kSumsOfSet = Config::kCodes.offsets ? N : N / 2;
     constexpr int kSets = kSumsOfSet * kMostSets <= 32 ? kMostSets : 1;
@@ -150,6 +155,8 @@ struct Consumer : Epilogue<Config> {
     // while this one decodes.
     constexpr int kOperands = 16 * Config::kCodes.terms;
     constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= 112 ? 2 : 1;
+    // Longer loops have fewer instructions for their addresses, where registers suffice for them.
+    constexpr int kTurns = kLong && (N <= 16 || Config::kConsumers < 4) ? Config::kAtoms / 2 : 1;
     float(&d)[N / 2] = all[0];
     GroupSums<N> sums[kSets];
 #pragma unroll
@@ -168,22 +175,25 @@ struct Consumer : Epilogue<Config> {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
     };
-    // Leaves the last sums unfinished.
-    const auto multiply = [&](int32_t slot, int atom, const typename Operand::Fragments& codes) {
+    // Leaves the last sums unfinished. `begins` is false for the second atom of a long sum.
+    const auto multiply = [&](int32_t slot, int atom, const typename Operand::Fragments& codes,
+                              bool begins) {
       const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
 #pragma unroll
       for (int sum = 0; sum < kMostSets; ++sum) {
         const int set = sum % kSets;
         if (set == 0 && sum > 0) finish();
-        sums[set].scales = operand.scales(slot, 4 * atom + sum * kSteps);
-        if constexpr (Config::kCodes.offsets) {
-          sums[set].offsets = operand.offsets(slot, 4 * atom + sum * kSteps);
+        if (begins) {
+          sums[set].scales = operand.scales(slot, 4 * atom + sum * kStepsOfSet);
+          if constexpr (Config::kCodes.offsets) {
+            sums[set].offsets = operand.offsets(slot, 4 * atom + sum * kStepsOfSet);
+          }
         }
         if (set == 0) ptx::wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          const int k = sum * kSteps + step;
-          multiply_step<N>(sums[set], codes.step[k], b + 2 * k, step > 0);
+        for (int step = 0; step < kStepsOfSet; ++step) {
+          const int k = sum * kStepsOfSet + step;
+          multiply_step<N>(sums[set], codes.step[k], b + 2 * k, step > 0 || !begins);
         }
         if (set == kSets - 1) ptx::wgmma_commit_group();
       }
@@ -193,10 +203,16 @@ struct Consumer : Epilogue<Config> {
     if constexpr (kBuffers == 1) {
       for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
         begin_stage();
+        constexpr int kTogether = kLong ? 2 : 1;
 #pragma unroll 1
-        for (int atom = 0; atom < Config::kAtoms; ++atom) {
+        for (int atom = 0; atom < Config::kAtoms; atom += kTogether) {
           operand.decode(ring.slot, atom, a[0]);
-          multiply(ring.slot, atom, a[0]);
+          multiply(ring.slot, atom, a[0], true);
+          if constexpr (kLong) {
+            ptx::wgmma_wait_group<0>();
+            operand.decode(ring.slot, atom + 1, a[0]);
+            multiply(ring.slot, atom + 1, a[0], false);
+          }
           finish();
         }
         release(ring.slot);
@@ -207,15 +223,16 @@ struct Consumer : Epilogue<Config> {
       operand.decode(ring.slot, 0, a[0]);
       for (int32_t left = params.depth_stages; left > 0; --left) {
         const int32_t slot = ring.slot;
-#pragma unroll 1
+#pragma unroll kTurns
         for (int atom = 0; atom < Config::kAtoms; atom += 2) {
-          multiply(slot, atom, a[0]);
+          multiply(slot, atom, a[0], true);
           operand.decode(slot, atom + 1, a[1]);
-          finish();
-          multiply(slot, atom + 1, a[1]);
+          if constexpr (!kLong) finish();
+          multiply(slot, atom + 1, a[1], !kLong);
           const bool is_last = atom + 2 == Config::kAtoms;
           if (is_last) ring.advance();
           if (is_last && left > 1) begin_stage();
+          if constexpr (kLong) ptx::wgmma_wait_group<1>();
           // Behind the last stage this decodes what is never used, since a condition would have
           // sums moved.
           operand.decode(ring.slot, is_last ? 0 : atom + 2, a[0]);
@@ -223,6 +240,10 @@ struct Consumer : Epilogue<Config> {
         }
         release(slot);
       }
+    }
+    if constexpr (Config::kCodes.in_order) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) d[i] *= CodesInOrder::kUnit;
     }
   }
 

@@ -148,7 +148,8 @@ class RoundedOperand {
                                             int32_t lane, bool gated)
       : params_(static_cast<const CodedParams&>(params)),
         shared_(shared),
-        values_(shared, lane),
+        values_(make_values<Config>(params_, shared, lane)),
+        pair_(lane % 4),
         row_(16 * warp + lane / 4),
         first_factor_(gated ? 8 * warp + lane / 4 : row_),
         second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : row_ + 8),
@@ -158,7 +159,7 @@ class RoundedOperand {
   __device__ __forceinline__ void decode(int32_t slot, int32_t atom, RoundedFragments& a) {
     using Codes = CodesOfRows<Config>;
     const Codes codes(shared_.weights[slot][0] + row_ * Config::kAtomBytes, atom * Codes::kChunks,
-                      row_ % 8, values_.pair());
+                      row_ % 8, pair_);
 #pragma unroll
     for (int step = 0; step < RoundedFragments::kSteps; ++step) {
       const int32_t steps = RoundedFragments::kSteps * atom + step;
@@ -177,6 +178,7 @@ class RoundedOperand {
   static constexpr bool kShifts = Config::kCodes.offsets;
   static constexpr bool kTwoTerms = Config::kCodes.terms == 2;
   static constexpr bool kWholeRows = Config::kCodes.whole_rows;
+  static_assert(!Config::kCodes.in_order || !(kShifts || kWholeRows), "numbers have a unit");
   using Factors =
       std::conditional_t<kWholeRows, ZeroOfRow,
                          std::conditional_t<kShifts || kTwoTerms, ScaleAndShift, ScaleInTerms>>;
@@ -188,6 +190,8 @@ class RoundedOperand {
       values_.terms_of_byte(codes, first, second);
       return factors.weights_of(pairs::low(first) + pairs::low(second),
                                 pairs::high(first) + pairs::high(second));
+    } else if constexpr (Config::kCodes.in_order) {
+      return factors.weights_of(values_.of_byte(codes, pair_));
     } else if constexpr (Config::kCodeBits == 4) {
       return factors.weights_of(values_.of_byte(codes));
     } else {
@@ -201,8 +205,9 @@ class RoundedOperand {
     const uint8_t* const shifts = all +
                                   params_.groups_of_stage * Config::kWeightRows * sizeof(float) +
                                   group * Config::kWeightRows * params_.shift_bytes;
-    const float first = scales[first_factor_];
-    const float second = scales[second_factor_];
+    constexpr float kUnit = Config::kCodes.in_order ? CodesInOrder::kUnit : 1.0F;
+    const float first = scales[first_factor_] * kUnit;
+    const float second = scales[second_factor_] * kUnit;
     factors_[0] = Factors(first, shift_of(shifts, first_factor_, first));
     factors_[1] = Factors(second, shift_of(shifts, second_factor_, second));
   }
@@ -220,7 +225,8 @@ class RoundedOperand {
 
   const CodedParams& params_;
   const SharedStorage<Config>& shared_;
-  CodeValues<Config> values_;
+  ValuesOfCodes<Config> values_;
+  int32_t pair_;
   int32_t row_;  // the second one is eight below
   int32_t first_factor_;
   int32_t second_factor_;

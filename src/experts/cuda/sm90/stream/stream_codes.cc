@@ -19,11 +19,10 @@ constexpr DeviceTile tile_of(const CodeKernelForm& form, int32_t tokens, int32_t
           .depth = 128,
           .stages = code_stages(form, tokens, weight_rows)};
 }
-template <int64_t kBits>
-constexpr std::array kAllTiles = {
-    tile_of({.bits = kBits}, 16, 128), tile_of({.bits = kBits}, 16, 256),
-    tile_of({.bits = kBits}, 32, 128), tile_of({.bits = kBits}, 32, 256),
-    tile_of({.bits = kBits}, 64, 128), tile_of({.bits = kBits}, 96, 128)};
+template <CodeKernelForm kForm>
+constexpr std::array kAllTiles = {tile_of(kForm, 16, 128), tile_of(kForm, 16, 256),
+                                  tile_of(kForm, 32, 128), tile_of(kForm, 32, 256),
+                                  tile_of(kForm, 64, 128), tile_of(kForm, 96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
 template <int64_t kBits, bool kFine, bool kOffsets>
 constexpr std::array kFewTiles = {
@@ -32,7 +31,7 @@ constexpr std::array kFewTiles = {
 
 template <int64_t kBits>
 std::span<const DeviceTile> tiles_of_bits(const CodeKernelForm& form) {
-  if (form == CodeKernelForm{.bits = kBits}) return kAllTiles<kBits>;
+  if (form == CodeKernelForm{.bits = kBits}) return kAllTiles<CodeKernelForm{.bits = kBits}>;
   if (form.fine) {
     if (form.offsets) return kFewTiles<kBits, true, true>;
     return kFewTiles<kBits, true, false>;
@@ -78,15 +77,28 @@ Support stream_codes_supports(const ExpertsProblem& problem) {
 }
 
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
-  return {.bits = bit_size(problem.weight_dtype),
-          .fine = gate_up_factor_columns(problem) == kColumnsOfStep ||
-                  down_factor_columns(problem) == kColumnsOfStep,
-          .offsets = factor_form(problem) == FactorForm::kOffsets,
-          .two_terms = !quant::format_of(problem.weight_dtype).codes->exact_in_bf16};
+  constexpr int64_t kLongSum = 128;
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
+  const auto all_have = [&](const auto& predicate) {
+    return predicate(gate_up_factor_columns(problem)) && predicate(down_factor_columns(problem));
+  };
+  CodeKernelForm form{.bits = bit_size(problem.weight_dtype),
+                      .fine = !all_have([](int64_t columns) { return columns != kColumnsOfStep; }),
+                      .offsets = factor_form(problem) == FactorForm::kOffsets,
+                      .two_terms = !codes.exact_in_bf16};
+  form.in_order = form.bits == 4 && codes.whole.in_order && !form.fine && !form.offsets;
+  form.long_sums = form.in_order &&
+                   all_have([](int64_t columns) { return columns == 0 || columns >= kLongSum; });
+  return form;
 }
 
 std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
   const CodeKernelForm form = code_kernel_form(problem);
+  if (form.in_order) {
+    if (form.long_sums)
+      return kAllTiles<CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}>;
+    return kAllTiles<CodeKernelForm{.bits = 4, .in_order = true}>;
+  }
   return form.bits == 4 ? tiles_of_bits<4>(form) : tiles_of_bits<8>(form);
 }
 

@@ -1,51 +1,15 @@
 #include "experts/cuda/sm90/stream/codes_kernel.h"
-#include "experts/cuda/sm90/stream/codes_product.cuh"
+#include "experts/cuda/sm90/stream/codes_tiles.cuh"
 #include "experts/cuda/sm90/stream/stream_codes.h"
-
-#include "conclave/error.h"
 
 namespace conclave::inline v0::experts {
 namespace {
 
-using stream::CodedParams;
 using stream::Codes;
-using stream::Shape;
-using KernelPair = stream::KernelPairOf<CodedParams>;
-
-[[noreturn]] void refuse_tile(const DeviceTile& tile) {
-  throw Error(ErrorCode::kUnsupported,
-              {.what = "cuda.stream_codes_sm90 has no such tile", .found = to_string(tile)});
-}
-
-template <int kTokens, Codes kCodes, int kWeightRows = 128>
-KernelPair pair_of_tile() {
-  constexpr CodeKernelForm kForm{
-      .bits = kCodes.bits, .fine = kCodes.steps_of_sum == 1, .offsets = kCodes.offsets};
-  constexpr Shape kShape{.max_tokens = kTokens,
-                         .weight_rows = kWeightRows,
-                         .atoms = kCodes.bits == 4 ? 4 : 2,
-                         .stages = code_stages(kForm, kTokens, kWeightRows),
-                         .consumers = kWeightRows / 64};
-  return stream::codes_kernels<kShape, kCodes>();
-}
-
-// The kernels of the tiles of stream_codes.cc, in the forms that have all of them.
-template <Codes kCodes>
-KernelPair find_in_all(const DeviceTile& tile) {
-  const bool wide = tile.features == 256;
-  switch (tile.tokens) {
-    case 16:
-      return wide ? pair_of_tile<16, kCodes, 256>() : pair_of_tile<16, kCodes>();
-    case 32:
-      return wide ? pair_of_tile<32, kCodes, 256>() : pair_of_tile<32, kCodes>();
-    case 64:
-      return pair_of_tile<64, kCodes>();
-    case 96:
-      return pair_of_tile<96, kCodes>();
-    default:
-      refuse_tile(tile);
-  }
-}
+using stream::find_in_all;
+using stream::pair_of_tile;
+using stream::refuse_tile;
+using KernelPair = stream::CodesKernelPair;
 
 // The same in the other forms.
 template <Codes kCodes>
@@ -70,6 +34,10 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   if (form.two_terms) {
     return form.fine ? find_in_few<Codes{4, 1, false, 2}>(tile)
                      : find_in_few<Codes{4, 2, false, 2}>(tile);
+  }
+  if (form.in_order) {
+    return form.long_sums ? stream::find_kernels_of_long_sums(tile)
+                          : stream::find_kernels_in_order(tile);
   }
   return form.bits == 4 ? find_kernels<4>(form, tile) : find_kernels<8>(form, tile);
 }

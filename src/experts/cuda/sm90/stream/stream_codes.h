@@ -34,6 +34,9 @@ struct CodeKernelForm {
   bool fine = false;  // factors of 16 columns
   bool offsets = false;
   bool two_terms = false;  // bf16 holds no code's value, and two of it do
+  // Codes stand for whole numbers in their order, so that they take no table.
+  bool in_order = false;
+  bool long_sums = false;  // with `in_order`: factors are those of 128 columns or more
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
@@ -41,6 +44,12 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
 // Stages that shared memory has room for beside the values of codes, with tiles of 16 to 96 tokens
 // and 128 weight rows, or of up to 32 tokens and 256.
 constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_t weight_rows) {
+  if (form.in_order) {
+    // A stage has 256 columns: two or eight groups with a scale and a zero point for each row.
+    const int32_t factor_bytes = weight_rows * 6 * (form.long_sums ? 2 : 8);
+    constexpr int32_t kRoom = 217 << 10;
+    return kRoom / (weight_rows * 128 + tokens * 512 + factor_bytes);
+  }
   if (weight_rows == 256) return form.bits == 4 ? 3 : 4;
   const int32_t at_16_tokens = form.bits == 4 ? 5 : 7;
   const int32_t by_tokens = tokens <= 16 ? 0 : tokens <= 32 ? 1 : tokens <= 64 ? 2 : 3;

@@ -1,0 +1,56 @@
+// The kernels of the tiles that cuda.stream_codes_sm90 has.
+#pragma once
+
+#include "experts/cuda/sm90/stream/codes_product.cuh"
+#include "experts/cuda/sm90/stream/stream_codes.h"
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0::experts::stream {
+
+using CodesKernelPair = KernelPairOf<CodedParams>;
+
+[[noreturn]] inline void refuse_tile(const DeviceTile& tile) {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "cuda.stream_codes_sm90 has no such tile", .found = to_string(tile)});
+}
+
+template <int kTokens, Codes kCodes, int kWeightRows = 128>
+CodesKernelPair pair_of_tile() {
+  constexpr CodeKernelForm kForm{.bits = kCodes.bits,
+                                 .fine = kCodes.steps_of_sum == 1,
+                                 .offsets = kCodes.offsets,
+                                 .in_order = kCodes.in_order,
+                                 .long_sums = kCodes.steps_of_sum == 8};
+  constexpr Shape kShape{.max_tokens = kTokens,
+                         .weight_rows = kWeightRows,
+                         .atoms = kCodes.bits == 4 ? 4 : 2,
+                         .stages = code_stages(kForm, kTokens, kWeightRows),
+                         .consumers = kWeightRows / 64};
+  return codes_kernels<kShape, kCodes>();
+}
+
+// The kernels of the tiles of stream_codes.cc, in the forms that have all of them.
+template <Codes kCodes>
+CodesKernelPair find_in_all(const DeviceTile& tile) {
+  const bool wide = tile.features == 256;
+  switch (tile.tokens) {
+    case 16:
+      return wide ? pair_of_tile<16, kCodes, 256>() : pair_of_tile<16, kCodes>();
+    case 32:
+      return wide ? pair_of_tile<32, kCodes, 256>() : pair_of_tile<32, kCodes>();
+    case 64:
+      return pair_of_tile<64, kCodes>();
+    case 96:
+      return pair_of_tile<96, kCodes>();
+    default:
+      refuse_tile(tile);
+  }
+}
+
+// Those of codes that stand for whole numbers in their order, with factors of 32 columns or more
+// and of 128 or more.
+CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
+CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
+
+}  // namespace conclave::inline v0::experts::stream
