@@ -211,6 +211,25 @@ TEST(DecodePlan, FactorsOfCodes_ComeWithTheirStage) {
   expect(factors(DType::kI8, 128), 1, 8, 8);
 }
 
+// Whole numbers of 4 bits in their order take no table, which leaves room for weights.
+TEST(DecodePlan, CodesInOrder_TakeNoTable) {
+  const auto plan = [](DType dtype, WeightZero zeros = WeightZero::kNone) {
+    ExpertsProblem problem = problem_of({16, 4, 2048, 768, dtype});
+    problem.quant = {
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32, .zeros = zeros};
+    return decode_plan(problem);
+  };
+  constexpr int32_t kTable = 256 * 32 * 4;
+  for (const DType dtype : {DType::kI4, DType::kU4}) {
+    EXPECT_EQ(plan(dtype).value_bytes, 0);
+    EXPECT_EQ(plan(dtype, WeightZero::kPoint).value_bytes, 0);
+    EXPECT_EQ(plan(dtype, WeightZero::kOffset).value_bytes, kTable);
+  }
+  EXPECT_EQ(plan(DType::kF4).value_bytes, kTable);
+  EXPECT_EQ(plan(DType::kI8).value_bytes, kTable);
+  EXPECT_EQ(plan(DType::kI4).factor_bytes, plan(DType::kF4).factor_bytes);
+}
+
 TEST(DecodeSupport, CodesItCannotUse_AreNamed) {
   ExpertsProblem problem = problem_of({128, 8, 2048, 768, DType::kI4});
   ASSERT_TRUE(decode_supports(problem));

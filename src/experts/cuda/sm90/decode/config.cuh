@@ -25,14 +25,17 @@ inline constexpr int kNextTileWord = 32;  // index of a counter; the grid barrie
 
 // Weights that are codes ask this of the kernel.
 struct CodesOf {
-  int bits = 0;          // 0: they are elements
-  bool offsets = false;  // w = value scale - offset
-  int terms = 1;         // values of bf16 that add up to a code's
+  int bits = 0;           // 0: they are elements
+  bool offsets = false;   // w = value scale - offset
+  int terms = 1;          // values of bf16 that add up to a code's
+  bool in_order = false;  // code c stands for c + DecodeParams::least
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
     case DecodeElement::kCodes4:
       return {.bits = 4};
+    case DecodeElement::kCodes4InOrder:
+      return {.bits = 4, .in_order = true};
     case DecodeElement::kCodes4Offsets:
       return {.bits = 4, .offsets = true};
     case DecodeElement::kCodes4Terms:

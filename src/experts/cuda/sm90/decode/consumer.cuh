@@ -18,6 +18,7 @@ struct Sums {
   float chain[kProducts][kChains][4] = {};
 
   __device__ __forceinline__ float get(int product, int i) const {
+    if constexpr (Config::kCodes.in_order) return chain[product][0][i] * CodesInOrder::kUnit;
     return kChains == 1 ? chain[product][0][i]
                         : chain[product][0][i] + chain[product][kChains - 1][i];
   }
@@ -70,8 +71,8 @@ __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[
 // Multiplies the warp's box of codes of the stage in `slot`.
 template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_codes(const Operand& operand, const DecodePlan& plan,
-                                               const Shared& shared, const Thread& me, int slot,
-                                               int in_stage, int box,
+                                               int least, const Shared& shared, const Thread& me,
+                                               int slot, int in_stage, int box,
                                                Sums<Config, kProducts>& sums) {
   const unsigned char* const codes = shared.ring + slot * kDecodeStageBytes +
                                      in_stage * static_cast<int>(operand.box_bytes) +
@@ -83,7 +84,7 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   const unsigned char* const seconds = factors + plan.second_factor;
   const int group = group_of_box(plan, operand.factors, box) -
                     group_of_box(plan, operand.factors, box - in_stage);
-  const CodeBox<Config> of_warp(shared, me);
+  const CodeBox<Config> of_warp(shared, me, least);
 #pragma unroll
   for (int p = 0; p < kProducts; ++p) {
     if (p > 0 && p >= operand.products) break;
@@ -167,8 +168,8 @@ __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& oper
     ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
     if (in_stage < operand.stage_boxes && box < operand.end) {
       if constexpr (Config::kIsCoded) {
-        multiply_codes<Config, kProducts>(operand, params.plan, shared, me, ring.slot, in_stage,
-                                          box, sums);
+        multiply_codes<Config, kProducts>(operand, params.plan, params.least, shared, me, ring.slot,
+                                          in_stage, box, sums);
       } else {
         multiply_values<Config, kProducts>(operand, shared, me, ring.slot, in_stage, box, sums);
       }

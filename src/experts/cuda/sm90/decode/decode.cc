@@ -25,8 +25,9 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
     return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
   }
   if (offsets) return DecodeElement::kCodes4Offsets;
-  const bool one_term = quant::format_of(problem.weight_dtype).codes->exact_in_bf16;
-  return one_term ? DecodeElement::kCodes4 : DecodeElement::kCodes4Terms;
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
+  if (codes.whole.in_order) return DecodeElement::kCodes4InOrder;
+  return codes.exact_in_bf16 ? DecodeElement::kCodes4 : DecodeElement::kCodes4Terms;
 }
 
 DecodeElement element_of(const ExpertsProblem& problem, const DecodePlan& plan) {
@@ -128,7 +129,7 @@ class DecodeSm90 final : public OneLaunchKernel {
                    .stride_bytes = packed_bytes(problem.weight_dtype, weights.down.stride),
                    .copy_boxes = plan.down_copy_boxes},
                   plan.pass_rows);
-    if (plan.value_bytes != 0) map_codes(problem, weights);
+    if (plan.factor_bytes != 0) map_codes(problem, weights);
     prepare_decode(element_, static_cast<size_t>(shared_limit_));
   }
 
@@ -164,6 +165,7 @@ class DecodeSm90 final : public OneLaunchKernel {
                          plan.down_factors.stage_groups);
     };
     fill_bf16_values(problem.weight_dtype, params_.values);
+    params_.least = quant::format_of(problem.weight_dtype).codes->whole.least;
     params_.up_scales = map_up(up.scales, DType::kF32);
     params_.down_scales = map_down(down.scales, DType::kF32);
     if (up.zeros == nullptr && up.offsets == nullptr) return;

@@ -16,6 +16,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kE4M3Row>;
     case DecodeElement::kCodes4:
       return decode::decode_experts<DecodeElement::kCodes4>;
+    case DecodeElement::kCodes4InOrder:
+      return decode::decode_experts<DecodeElement::kCodes4InOrder>;
     case DecodeElement::kCodes4Offsets:
       return decode::decode_experts<DecodeElement::kCodes4Offsets>;
     case DecodeElement::kCodes4Terms:

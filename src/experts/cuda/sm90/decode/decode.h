@@ -29,6 +29,7 @@ struct DecodeParams {
   RowScale row_scale = RowScale::kGroup;
   bool power_of_two_scales = false;
   uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
+  int32_t least = 0;          // the value of code 0, for codes in order
 };
 
 enum class DecodeElement : uint8_t {
@@ -39,6 +40,7 @@ enum class DecodeElement : uint8_t {
   // Codes of 4 or 8 bits beside bf16 rows, with scales and zero points, or offsets; or values of
   // two terms.
   kCodes4,
+  kCodes4InOrder,  // they stand for whole numbers in their order
   kCodes4Offsets,
   kCodes4Terms,
   kCodes8,

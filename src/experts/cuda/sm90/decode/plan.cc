@@ -86,8 +86,11 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.factor_bytes = plan.second_factor;
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
+  // Numbers of 4 bits in order take no table.
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
+  if (plan.weight_bits == 4 && codes.whole.in_order && form != FactorForm::kOffsets) return;
   // Entries of bytes, or of codes of 4 bits whose values have two terms.
-  const int32_t entries = quant::format_of(problem.weight_dtype).codes->exact_in_bf16 ? 256 : 16;
+  const int32_t entries = codes.exact_in_bf16 ? 256 : 16;
   plan.value_bytes = entries * 32 * narrow(sizeof(uint32_t));
 }
 
