@@ -41,8 +41,8 @@ struct TileCost {
   // Share of L2's rate at which tiles get their weights, if it is not the whole of it: where each
   // tile decodes them anew, it also adds to the time of products.
   double decode_share = 0;
-  // Share of the time that tiles of 256 weight rows take, where every multiprocessor has some; else
-  // 0.
+  // Share of the time that tiles of 256 weight rows take where they fill the device as well as
+  // those of 128; else 0.
   double wide_share = 0;
   // The same for tiles with sorted_input, if these are kernels of another shape; else 0.
   double sorted_product_share = 0;

@@ -105,18 +105,24 @@ double end_share(const ExpertsProblem& problem, double end_depth) {
 // Loads of the routed experts, and of the shared ones that every token uses.
 using Loads = std::array<Load, 2>;
 
-// True if each multiprocessor has at least two items of the shorter product.
-bool fill_device(const ExpertsProblem& problem, const DeviceTile& tile, const Loads& loads,
-                 double row_step) {
-  const int64_t up = (problem.activation.gated ? 2 : 1) * problem.intermediate_size;
-  const int64_t rows = std::min(up, problem.hidden_size);
-  double items = 0;
-  for (const Load& load : loads) {
-    if (load.active_experts == 0) continue;
-    items += load.active_experts * expected_work(load, tile, row_step).tiles *
-             static_cast<double>(ceil_div(rows, int64_t{tile.features}));
-  }
-  return items >= 2.0 * problem.gpu().multiprocessors;
+// How much longer the two products take than if their items ended together on all multiprocessors,
+// each of which computes whole items.
+double waves_share(const ExpertsProblem& problem, const DeviceTile& tile, const Loads& loads,
+                   double row_step) {
+  const double up = problem.activation.gated ? 2.0 : 1.0;
+  const int64_t up_rows = static_cast<int64_t>(up) * problem.intermediate_size;
+  const auto waves = [&](int64_t rows) {
+    double items = 0;
+    for (const Load& load : loads) {
+      if (load.active_experts == 0) continue;
+      items += load.active_experts * expected_work(load, tile, row_step).tiles *
+               static_cast<double>(ceil_div(rows, int64_t{tile.features}));
+    }
+    if (items == 0) return 1.0;
+    const double share = items / problem.gpu().multiprocessors;
+    return std::ceil(share) / share;
+  };
+  return (up * waves(up_rows) + waves(problem.hidden_size)) / (up + 1.0);
 }
 
 double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
@@ -154,9 +160,12 @@ double cost_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row,
       std::max(memory, arithmetic) + kExposedShare * std::min(memory, arithmetic);
   constexpr int32_t kWideFeatures = 256;
   if (row.cost.wide_share == 0 || tile.features < kWideFeatures) return before + products;
-  // With fewer items half of a device would wait.
-  const bool fills = fill_device(problem, tile, loads, rates.row_step);
-  return before + products * (fills ? row.cost.wide_share : 2.0);
+  // Fewer items fill the device worse.
+  DeviceTile usual = tile;
+  usual.features = kWideFeatures / 2;
+  return before + products * row.cost.wide_share *
+                      waves_share(problem, tile, loads, rates.row_step) /
+                      waves_share(problem, usual, loads, rates.row_step);
 }
 
 Loads expected_loads(const ExpertsProblem& problem, int64_t tokens, int64_t shared_experts) {

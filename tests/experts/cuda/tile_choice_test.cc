@@ -99,6 +99,20 @@ TEST(TileChoice, MeasuredCases_GetTheRowThatWasFastest) {
   }
 }
 
+// Tiles of 256 weight rows are faster where their items end together as well as those of 128 do.
+TEST(TileChoice, WideTiles_AreForItemsThatFillTheDevice) {
+  const auto features = [](const Sizes& sizes, int64_t tokens) {
+    ExpertsProblem problem = problem_of(sizes, DType::kI4);
+    problem.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128};
+    return choice_for(problem, tokens).tile.features;
+  };
+  EXPECT_EQ(features(kMixtral, 64), 256);
+  EXPECT_EQ(features(kQwen235, 16), 256);
+  EXPECT_EQ(features(kMixtral, 16), 256);
+  // 48 items of 256 rows would leave most multiprocessors idle.
+  EXPECT_EQ(features(kQwen30, 1), 128);
+}
+
 // A copy costs three passes over each row's elements and saves a share of its products. Only sorted
 // rows come in pairs of blocks, which read the weights from L2 once.
 TEST(TileChoice, RowsAreSortedForPairs_WhereProductsAreLong) {
