@@ -10,7 +10,9 @@ using KernelPair = stream::KernelPairOf<stream::CodedParams>;
 
 // Codes of 4 bits, whose values bf16 holds.
 KernelPair find_kernels_of_4_bits(const DeviceTile& tile);
-// The same with offsets or zero points.
+// The same of whole numbers in their order.
+KernelPair find_kernels_in_order(const DeviceTile& tile);
+// With offsets or zero points.
 KernelPair find_shifted_kernels_of_4_bits(const DeviceTile& tile);
 // Codes of 4 bits whose values take two numbers of bf16.
 KernelPair find_kernels_of_two_terms(const DeviceTile& tile);

@@ -13,10 +13,10 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
     return form.bits == 4 ? tile_codes::find_kernels_of_4_bit_rows(tile)
                           : tile_codes::find_kernels_of_8_bit_rows(tile);
   }
-  if (!quant::format_of(problem.weight_dtype).codes->exact_in_bf16) {
-    return tile_codes::find_kernels_of_two_terms(tile);
-  }
+  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
+  if (!codes.exact_in_bf16) return tile_codes::find_kernels_of_two_terms(tile);
   if (form.bits == 4) {
+    if (codes.whole.in_order && !form.shifts) return tile_codes::find_kernels_in_order(tile);
     return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
                        : tile_codes::find_kernels_of_4_bits(tile);
   }

@@ -1,0 +1,10 @@
+#include "experts/cuda/sm90/tile_codes/kernels.cuh"
+
+namespace conclave::inline v0::experts::tile_codes {
+
+KernelPair find_kernels_in_order(const DeviceTile& tile) {
+  return find_tile<stream::Codes{.bits = 4, .steps_of_sum = 1, .in_order = true, .rounded = true}>(
+      tile);
+}
+
+}  // namespace conclave::inline v0::experts::tile_codes
