@@ -28,7 +28,7 @@ except ImportError:
 from paired import cases, plugin
 from paired.formats import _nibbles
 from paired.peers import _humming, _marlin_layout, _vllm_align, humming, marlin
-from paired.problem import Problem, Weights
+from paired.problem import Problem, Weights, activated
 
 
 def small_problem(name: str, tokens: int = 5) -> Problem:
@@ -40,9 +40,8 @@ class TorchHelpers:
     """peers/_triton_helpers.py by torch."""
 
     @staticmethod
-    def silu_mul(both, out):
-        gate, up = both.float().chunk(2, -1)
-        out.copy_(torch.nn.functional.silu(gate) * up)
+    def activate(case, both, out):
+        out.copy_(activated(case, *both.float().chunk(2, -1)))
 
     @staticmethod
     def sum_choices(rows, out, choices, weights=None):
@@ -300,7 +299,7 @@ class AbsentPeersTest(unittest.TestCase):
         with mock.patch.dict(os.environ, {**kept, **variables}, clear=True):
             peer = plugin.find(name)
         self.assertIsNone(peer.candidates)
-        self.assertEqual(peer.formats, ("int4", "mxfp4"))
+        self.assertEqual(peer.formats, ("int4", "mxfp4", "nvfp4"))
         return peer.reason
 
     def test_marlin_wants_the_operators(self):
