@@ -54,7 +54,7 @@ _SIZES_OF_FORMAT = {
     "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8"),
     "nvfp4": ("qwen3-30b", "qwen3-235b"),
 }
-# As published, biases included: those of the table above leave them out.
+# These have their biases, as published; those of the table above leave them out.
 _GPT_OSS = ("gpt-oss-20b", "gpt-oss-120b")
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from .report import OURS, Results, floor_us, spread_percent
 
-# What memory gives in practice, and the launches of a layer.
+# Memory gives so much in practice, and the launches of a layer take so long.
 READ_TBPS, LAUNCHES_US = 4.2, 8.0
 # The goal is the best peer's time over this.
 LEADS = {1: 1.4, 16: 1.2, 64: 1.2, 256: 1.25, 1024: 1.15, 4096: 1.1, 16384: 1.1}

@@ -8,7 +8,7 @@ import torch
 from .cases import Case, routings_per_graph
 
 SAMPLED_TOKENS = 6
-# What a format's file makes of a matrix, as the ends of the names under which Weights holds the stacks.
+# A format's file makes these parts of a matrix: Weights holds the stacks under names that end so.
 PARTS = ("", "_scale", "_global_scale")
 MATRICES = ("gate_up", "down")
 # gpt-oss: (clamp(up, -L, L) + 1) g sigmoid(alpha g) of g = min(gate, L).

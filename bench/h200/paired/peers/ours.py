@@ -11,7 +11,7 @@ TITLE = "Conclave"
 WHAT = "whole layer from ids and weights"
 FORMATS = ("bf16", "e4m3", "int4", "mxfp4", "nvfp4")
 GPT_OSS = True
-# What the package calls a format whose rows stay as they are.
+# The package has these names for formats whose rows stay as they are.
 FORMS = {"int4": "int4-group128", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 SCALE_TYPES = {"mxfp4": torch.float8_e8m0fnu}
 

@@ -5,9 +5,9 @@
 
 namespace conclave::inline v0::experts {
 
-// As bits of a bf16 number a byte n is n 2^-133, so that a product and a sum make the two codes of
-// a byte the numbers that they stand for. Both are exact. The numbers have a unit, by which sums of
-// them are multiplied in the end.
+// A byte n, taken as the bits of a bf16 number, is n 2^-133: a product and a sum make its two codes
+// the numbers that they stand for. Both are exact. The numbers have a unit, by which sums of them
+// are multiplied in the end.
 class CodesInOrder {
  public:
   static constexpr float kUnit = 64;

@@ -75,7 +75,7 @@ class CodeValues {
   uint32_t values_;
 };
 
-// What makes codes values.
+// Makes values of codes.
 template <class Config>
 using ValuesOfCodes = std::conditional_t<Config::kCodes.in_order, CodesInOrder, CodeValues<Config>>;
 template <class Config>
