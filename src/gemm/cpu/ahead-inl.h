@@ -33,6 +33,13 @@ class Ahead {
     return ahead;
   }
 
+  // Fetches `next` while `data` is used from its first to its last `passes` times, each of them in
+  // `turns` turns.
+  static CONCLAVE_KERNEL_INLINE Ahead during(int64_t passes, const std::byte* data,
+                                             const std::byte* next, int64_t bytes, int64_t turns) {
+    return passes == 1 ? along(data, next, bytes, turns) : Ahead(next, bytes, turns * passes);
+  }
+
   CONCLAVE_KERNEL_INLINE void turn() {
     for (due_ += share_; due_ > 0; due_ -= 64, cursor_ += 64) {
       if (__builtin_expect(cursor_ >= end_, 0) && !go_on()) return;

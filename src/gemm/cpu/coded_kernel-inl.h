@@ -311,8 +311,7 @@ CONCLAVE_KERNEL_INLINE Ahead fetch_codes(const PanelTask& task) {
   const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
   const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
   const int64_t bytes = task.k * Weights::Codes::kRowBytes;
-  return blocks == 1 ? Ahead::along(task.panel, task.next_panel, bytes, turns)
-                     : Ahead(task.next_panel, bytes, turns * blocks);
+  return Ahead::during(blocks, task.panel, task.next_panel, bytes, turns);
 }
 
 template <class Weights>

@@ -100,8 +100,7 @@ CONCLAVE_KERNEL_INLINE Ahead fetch_panel(const PanelTask& task, int64_t turns, i
   const int64_t groups = scale_index(task, task.k - 1) + 64;
   const int64_t scale_bytes = groups * (task.offsets.exist() ? 8 : 4);
   const int64_t bytes = task.k * Format::kBits * 8 + scale_bytes;
-  return passes == 1 ? Ahead::along(task.panel, task.next_panel, bytes, turns)
-                     : Ahead(task.next_panel, bytes, turns * passes);
+  return Ahead::during(passes, task.panel, task.next_panel, bytes, turns);
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -71,8 +71,7 @@ void compute_panel(const PanelTask& task) noexcept {
   const int64_t steps = (task.k + Weights::kStepK - 1) / Weights::kStepK;
   const int64_t turns = (steps + kStepsPerTurn - 1) / kStepsPerTurn;
   const int64_t bytes = steps * 64 * Weights::kLaneBytes;
-  Ahead ahead = tiles == 1 ? Ahead::along(task.panel, task.next_panel, bytes, turns)
-                           : Ahead(task.next_panel, bytes, turns * tiles);
+  Ahead ahead = Ahead::during(tiles, task.panel, task.next_panel, bytes, turns);
   int64_t row = 0;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t count = short_rows + (t < num_long ? 1 : 0);
