@@ -2,7 +2,7 @@
 
 #include "convert/forms/target_form.h"
 #include "convert/json_edit.h"
-#include "convert/tokenizer_keys.h"
+#include "convert/tokenizer/tokenizer_keys.h"
 
 #include <fmt/format.h>
 
