@@ -108,6 +108,8 @@ enum class ErrorCode : int32_t {
   kTuningSyntax = 430,   // a line of a tuning table
   kTuningVersion = 431,  // written by another version
 
+  kTokenizerModel = 440,  // a tokenizer.model that is no model of SentencePiece
+
   // 5xx: model content
   kTensorMissing = 500,
   kTensorUnexpected = 501,

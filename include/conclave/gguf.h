@@ -36,6 +36,7 @@ struct GgufKey {
   static GgufKey of_text(std::string name, std::string_view value);
   static GgufKey of_texts(std::string name, std::span<const std::string> values);
   static GgufKey of_i32s(std::string name, std::span<const int32_t> values);
+  static GgufKey of_f32s(std::string name, std::span<const float> values);
 };
 
 // Immutable; all members are safe to call from several threads.

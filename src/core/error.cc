@@ -96,6 +96,7 @@ constexpr std::array kCodeNames = {
     CodeName{ErrorCode::kUnsupportedQuantization, "kUnsupportedQuantization"},
     CodeName{ErrorCode::kTuningSyntax, "kTuningSyntax"},
     CodeName{ErrorCode::kTuningVersion, "kTuningVersion"},
+    CodeName{ErrorCode::kTokenizerModel, "kTokenizerModel"},
     CodeName{ErrorCode::kTensorMissing, "kTensorMissing"},
     CodeName{ErrorCode::kTensorUnexpected, "kTensorUnexpected"},
     CodeName{ErrorCode::kTensorDuplicate, "kTensorDuplicate"},

@@ -33,6 +33,9 @@ TEST(FuzzCorpus, Index_Replays) { replay("index", fuzz_index); }
 TEST(FuzzCorpus, Config_Replays) { replay("config", fuzz_config); }
 TEST(FuzzCorpus, PackedWeights_Replays) { replay("packed_weights", fuzz_packed_weights); }
 TEST(FuzzCorpus, GgufBlocks_Replays) { replay("gguf_blocks", fuzz_gguf_blocks); }
+TEST(FuzzCorpus, SentencePieceModel_Replays) {
+  replay("sentencepiece_model", fuzz_sentencepiece_model);
+}
 
 }  // namespace
 }  // namespace conclave::testing

@@ -20,5 +20,7 @@ void fuzz_config(std::span<const std::byte> input);
 void fuzz_packed_weights(std::span<const std::byte> input);
 // Takes GGUF blocks of any types, as rows and as the matrices of a layer.
 void fuzz_gguf_blocks(std::span<const std::byte> input);
+// Takes a tokenizer.model of SentencePiece.
+void fuzz_sentencepiece_model(std::span<const std::byte> input);
 
 }  // namespace conclave::testing

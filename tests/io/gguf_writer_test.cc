@@ -24,7 +24,8 @@ std::vector<std::byte> counted_bytes(size_t count) {
 
 std::vector<GgufKey> keys() {
   return {GgufKey::of_u32("general.alignment", 64), GgufKey::of_u16("some.u16", 7),
-          GgufKey::of_i32("some.i32", -5)};
+          GgufKey::of_i32("some.i32", -5),
+          GgufKey::of_f32s("some.f32s", std::vector<float>{1.5F, -2.0F})};
 }
 
 std::vector<std::byte> read(const GgufReader& file, const char* name) {
@@ -66,7 +67,7 @@ TEST(GgufWriter, Tensors_ComeBackWithKeysAndShapes) {
   EXPECT_EQ(read(file, "b"), floats);
   EXPECT_EQ(read(file, "c"), std::vector(blocks.begin(), blocks.begin() + 108));
   const std::vector<GgufKey> found = file.keys();
-  ASSERT_EQ(found.size(), 3U);
+  ASSERT_EQ(found.size(), 4U);
   for (size_t i = 0; i < found.size(); ++i) {
     EXPECT_EQ(found[i].name, keys()[i].name);
     EXPECT_EQ(found[i].value, keys()[i].value);

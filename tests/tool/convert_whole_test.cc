@@ -75,7 +75,7 @@ TEST_P(WholeModel, ThereAndBack_EveryOtherTensorIsTheSources) {
   EXPECT_EQ(report["incomplete"], "");
   EXPECT_FALSE(report["layers_alone"].get<bool>());
   EXPECT_TRUE(report["tensors_left_out"].empty());
-  EXPECT_EQ(report["no_tokenizer"], "there is no tokenizer.json");
+  EXPECT_EQ(report["no_tokenizer"], "there is neither tokenizer.json nor tokenizer.model");
   EXPECT_EQ(there.out.find("MoE layers alone"), std::string::npos) << there.out;
   const ToolResult back = convert((scratch / "file" / "model.gguf").string(), scratch / "back",
                                   is_wide ? "f32" : "bf16");

@@ -109,6 +109,11 @@ GgufKey GgufKey::of_i32s(std::string name, std::span<const int32_t> values) {
   for (const int32_t value : values) append(key.value, value);
   return key;
 }
+GgufKey GgufKey::of_f32s(std::string name, std::span<const float> values) {
+  GgufKey key = array_of(std::move(name), kF32, values.size());
+  for (const float value : values) append(key.value, value);
+  return key;
+}
 
 std::string_view gguf_type_name(uint32_t id) {
   if (const io::GgufType* type = io::find_gguf_type(id)) return type->name;

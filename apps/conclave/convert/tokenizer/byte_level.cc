@@ -69,9 +69,8 @@ TokenTable byte_level_table(const Json& tokenizer, int64_t rows) {
     table.put(id.get<int64_t>(), token, kNormal);
   }
   for (const Json& added : tokenizer.value("added_tokens", Json::array())) {
-    const auto text = added.at("content").get<std::string>();
-    const bool is_control = added.value("special", false) || looks_special(text);
-    table.put(added.at("id").get<int64_t>(), text, is_control ? kControl : kUserDefined);
+    table.add(added.at("id").get<int64_t>(), {.text = added.at("content").get<std::string>(),
+                                              .is_special = added.value("special", false)});
   }
   return table;
 }
@@ -91,20 +90,19 @@ bool has_byte_level(const TokenizerFiles& files) {
          !files.tokenizer->at("model").value("byte_fallback", false);
 }
 
-std::vector<GgufKey> byte_level_keys(const TokenizerFiles& files, int64_t rows) {
+Vocabulary read_byte_level(const TokenizerFiles& files, int64_t rows) {
   const Json& tokenizer = *files.tokenizer;
   check_not_normalised(tokenizer);
-  const std::string_view split = split_name(tokenizer);
-  const TokenTable table = byte_level_table(tokenizer, rows);
-  return {GgufKey::of_text("tokenizer.ggml.model", "gpt2"),
-          GgufKey::of_text("tokenizer.ggml.pre", split),
-          GgufKey::of_texts("tokenizer.ggml.tokens", table.texts()),
-          GgufKey::of_i32s("tokenizer.ggml.token_type", table.kinds()),
-          GgufKey::of_texts("tokenizer.ggml.merges", merges_of(tokenizer))};
+  return {.model = "gpt2",
+          .table = byte_level_table(tokenizer, rows),
+          .keys = {GgufKey::of_text("tokenizer.ggml.pre", split_name(tokenizer)),
+                   GgufKey::of_texts("tokenizer.ggml.merges", merges_of(tokenizer))},
+          .roles = {}};
 }
 
 }  // namespace
 
-constexpr VocabularyKind kByteLevelVocabulary = {.reads = has_byte_level, .keys = byte_level_keys};
+constexpr VocabularyKind kByteLevelVocabulary = {.is_kind_of = has_byte_level,
+                                                 .read = read_byte_level};
 
 }  // namespace conclave::tool

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -9,13 +10,26 @@
 
 namespace conclave::tool {
 
-// llama.cpp's kinds of tokens, by its numbers.
-enum TokenKind : int32_t { kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5 };
+// Kinds of tokens by the numbers that llama.cpp and SentencePiece have for them.
+enum TokenKind : int32_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
 
 // Why a vocabulary does not become keys.
 class UnwrittenVocabulary : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// A token that comes beside the vocabulary.
+struct AddedToken {
+  std::string text;
+  bool is_special = false;  // a mark; others are words that are never split
 };
 
 class TokenTable {
@@ -24,17 +38,20 @@ class TokenTable {
   explicit TokenTable(int64_t rows);
 
   // Throws UnwrittenVocabulary for a token without a row.
-  void put(int64_t id, std::string text, TokenKind kind);
+  void put(int64_t id, std::string text, TokenKind kind, float score = 0);
+  void add(int64_t id, AddedToken token);
+
+  // The first of this text.
+  std::optional<int64_t> find(std::string_view text) const;
 
   const std::vector<std::string>& texts() const { return texts_; }
   const std::vector<int32_t>& kinds() const { return kinds_; }
+  const std::vector<float>& scores() const { return scores_; }
 
  private:
   std::vector<std::string> texts_;
   std::vector<int32_t> kinds_;
+  std::vector<float> scores_;
 };
-
-// What is written like a mark is one, though files may not call it special.
-bool looks_special(std::string_view text);
 
 }  // namespace conclave::tool

@@ -10,10 +10,11 @@
 
 namespace conclave::tool {
 
-// Reads tokenizer.json and tokenizer_config.json. Byte-level BPE whose text is split by a rule that
-// llama.cpp has a name for becomes keys; `vocabulary` counts the embedding's rows. No, with the
-// reason, for all else: then there are no keys.
-Support tokenizer_keys(const std::filesystem::path& directory, int64_t vocabulary,
+// Reads the tokenizer of a directory for an embedding of so many rows, and adds its keys to those
+// that config.json gave, or replaces them. No, with the reason, if llama.cpp would make other
+// tokens of a text: then there are no keys. Throws Error(kTokenizerModel) for a damaged
+// tokenizer.model.
+Support tokenizer_keys(const std::filesystem::path& directory, int64_t rows,
                        std::vector<GgufKey>& keys);
 
 }  // namespace conclave::tool
