@@ -62,38 +62,70 @@ def expect_tokens(file: pathlib.Path, text: str, tokens: list[int]) -> None:
     assert by_text["choices"][0]["logprobs"] == by_tokens["choices"][0]["logprobs"]
 
 
-SPLITS = {
+DIGITS = None  # the step that sets each digit apart
+CASED_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-"
+    "\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-"
+    "\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15"
+    "\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d"
+    "\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d"
+    "\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183"
+    "\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    "\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-"
+    "\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb"
+    "\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+SPLITS: dict[str, tuple[str | None, ...]] = {
     "qwen2": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
     "dbrx": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
     "gpt-4o": (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    "gpt-2": None,
+    "gpt-2": (),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
+        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+    "deepseek-llm": (
+        "[\r\n]",
+        f"\\s?[{CASED_LETTERS}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        "\\s+$",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        DIGITS,
+    ),
 }
 TEXT = "It's 1234 tokens, isn't it?\n\n  Naïve words AND 42 CamelCases <|end|>; ñandú 你好 x+=1;"
 
 
-def make_tokenizer(pattern: str | None, directory: pathlib.Path) -> Any:
+def make_tokenizer(patterns: tuple[str | None, ...], directory: pathlib.Path) -> Any:
     """A byte-level vocabulary of 320 words, the last two of them marks."""
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    if pattern is None:
-        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
-    else:
-        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-        steps = [split, byte_level(add_prefix_space=False, use_regex=False)]
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
+    steps = [
+        tokenizers.pre_tokenizers.Digits(individual_digits=True)
+        if pattern is DIGITS
+        else tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        for pattern in patterns
+    ]
+    steps.append(byte_level(add_prefix_space=False, use_regex=not patterns))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps) if patterns else steps.pop()
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=318, initial_alphabet=byte_level.alphabet(), show_progress=False
@@ -126,11 +158,26 @@ def test_byte_level_vocabularies_become_keys(tmp_path: pathlib.Path, split: str)
 def test_other_vocabularies_are_left_out_with_the_reason(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "source"
     make_model(source, 330)
-    make_tokenizer(r"\w+|\W+", source)
+    make_tokenizer((r"\w+|\W+",), source)
     out = convert(source, tmp_path / "file", "q8_0", keep="*=f32")
     report = json.loads((out / "conversion.json").read_text())
     assert "a pattern without a name" in report["no_tokenizer"]
     assert "tokenizer.ggml.model" not in gguf.GGUFReader(out / "model.gguf").fields
+
+
+def test_merges_of_digits_that_the_rule_sets_apart_are_refused(tmp_path: pathlib.Path) -> None:
+    """llama.cpp's rule leaves digits together, and would merge them."""
+    source = tmp_path / "source"
+    make_model(source, 330)
+    make_tokenizer(SPLITS["deepseek-llm"][:-1], source)
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    steps = tokenizer["pre_tokenizer"]["pretokenizers"]
+    steps.insert(-1, {"type": "Digits", "individual_digits": True})
+    path.write_text(json.dumps(tokenizer))
+    out = convert(source, tmp_path / "file", "q8_0", keep="*=f32")
+    report = json.loads((out / "conversion.json").read_text())
+    assert "merges have digits" in report["no_tokenizer"]
 
 
 # Spaces before, within and behind words, characters without a piece, digits, and merges that differ

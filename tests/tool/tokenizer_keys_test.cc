@@ -242,6 +242,58 @@ TEST(TokenizerKeys, MergesOfAnotherKind_AreRefusedWithTheReason) {
   }
 }
 
+Json byte_level_tokenizer(const std::vector<std::string>& patterns) {
+  Json steps = Json::array();
+  for (const std::string& pattern : patterns) {
+    steps.push_back({{"type", "Split"},
+                     {"pattern", {{"Regex", pattern}}},
+                     {"behavior", "Isolated"},
+                     {"invert", false}});
+  }
+  steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  return {{"normalizer", {{"type", "Sequence"}, {"normalizers", Json::array()}}},
+          {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", steps}}},
+          {"model",
+           {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}}, {"merges", {"a b"}}}}};
+}
+
+// Rules of several steps are known by all of them, in their order.
+TEST(TokenizerKeys, StepsThatSplit_AreKnownByAllOfThem) {
+  const std::vector<std::string> deepseek = {
+      "\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+      "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+      "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"};
+  const auto keys_of = [](const Json& tokenizer) {
+    const TemporaryDirectory scratch;
+    std::ofstream(scratch.path() / "tokenizer.json") << tokenizer.dump();
+    return Keys(scratch.path(), {}, 3);
+  };
+  const Keys keys = keys_of(byte_level_tokenizer(deepseek));
+  ASSERT_TRUE(keys.support()) << keys.support().reason();
+  keys.expect(GgufKey::of_text("ggml.pre", "deepseek-v3"));
+  keys.expect(GgufKey::of_text("ggml.model", "gpt2"));
+  EXPECT_EQ(keys.find("ggml.scores"), nullptr);
+
+  const std::vector<std::vector<std::string>> others = {
+      {},
+      {deepseek[0], deepseek[1]},
+      {deepseek[1], deepseek[0], deepseek[2]},
+      {deepseek[0], deepseek[1], deepseek[2], deepseek[2]},
+      {deepseek[0], deepseek[1], deepseek[2], ""},
+      std::vector<std::string>(9, "a")};
+  for (const std::vector<std::string>& patterns : others) {
+    const Keys none = keys_of(byte_level_tokenizer(patterns));
+    EXPECT_NE(none.support().reason().find("without a name in llama.cpp"), std::string::npos)
+        << none.support().reason();
+  }
+  Json normalised = byte_level_tokenizer(deepseek);
+  normalised["normalizer"]["normalizers"].push_back({{"type", "NFKC"}});
+  EXPECT_EQ(keys_of(normalised).support().reason(), "text is normalised");
+  Json removed = byte_level_tokenizer(deepseek);
+  removed["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed";
+  EXPECT_FALSE(keys_of(removed).support());
+}
+
 // The steps that published files have before the merges, and whether they set a space before a
 // text.
 TEST(TokenizerKeys, StepsBeforeMerges_SayWhetherASpaceComesFirst) {
