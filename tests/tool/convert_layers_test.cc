@@ -138,6 +138,7 @@ TEST(ConvertLayers, WhatGgufDoesNotSay_IsRefusedByName) {
         Case{"olmoe", "another normalisation of weights"},
         Case{"deepseek_v2", "another score of groups"}, Case{"gpt_oss", "another activation"},
         Case{"laguna", "another bound of the router's logits"},
+        Case{"phimoe", "layers of the family have another router there"},
         Case{"ernie4_5_moe", "another guard of the sum of weights"},
         Case{"ernie4_5_moe-biased", "GGUF has no tensor for a weight of layer 1"}}) {
     const ToolResult result = convert(std::string("testdata/models/") + model, scratch / "out",
