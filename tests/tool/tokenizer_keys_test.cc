@@ -203,6 +203,21 @@ TEST(TokenizerKeys, DamagedModel_IsAnErrorThatNamesTheFile) {
   }
 }
 
+// Merges make every piece of a model of SentencePiece, so that it does not matter there.
+TEST(TokenizerKeys, PiecesThatAreTakenWhole_HaveTheSameKeys) {
+  Json tokenizer = read_json(kFolder / "merged_pieces" / "tokenizer.json");
+  std::vector<std::vector<float>> scores;
+  for (const bool ignores : {false, true}) {
+    const TemporaryDirectory scratch;
+    tokenizer["model"]["ignore_merges"] = ignores;
+    std::ofstream(scratch.path() / "tokenizer.json") << tokenizer.dump();
+    const Keys keys(scratch.path());
+    ASSERT_TRUE(keys.support()) << keys.support().reason();
+    scores.push_back(floats_of(*keys.find("ggml.scores")));
+  }
+  EXPECT_EQ(scores[0], scores[1]);
+}
+
 TEST(TokenizerKeys, MergesOfAnotherKind_AreRefusedWithTheReason) {
   struct Case {
     std::function<void(Json&)> change;
@@ -210,7 +225,12 @@ TEST(TokenizerKeys, MergesOfAnotherKind_AreRefusedWithTheReason) {
   };
   const std::vector<Case> cases = {
       {[](Json& json) { json["model"]["type"] = "Unigram"; }, "the model of tokenizer.json is Uni"},
-      {[](Json& json) { json["model"]["ignore_merges"] = true; }, "no plain ones"},
+      {[](Json& json) { json["model"]["continuing_subword_prefix"] = "##"; }, "no plain ones"},
+      {[](Json& json) {
+         json["model"]["ignore_merges"] = true;
+         json["model"]["vocab"]["jdz"] = 390;
+       },
+       "\"jdz\" is taken whole"},
       {[](Json& json) { json["model"]["dropout"] = 0.1; }, "no plain ones"},
       {[](Json& json) { json["model"]["merges"].erase(4); }, "by some merges only"},
       {[](Json& json) { json["model"]["vocab"].erase("k"); }, "by some merges only"},

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
@@ -22,6 +24,8 @@ using Json = nlohmann::json;
 
 // All splits of a piece are looked at, which takes the square of its length.
 constexpr size_t kLongestPieceBytes = 512;
+// To merge a piece takes the square of these; published ones have half as many.
+constexpr size_t kMostCharacters = 64;
 
 // The steps before the model: none, one, or those of a sequence.
 std::vector<Json> steps_of(const Json& tokenizer, const char* name, const char* list) {
@@ -74,6 +78,13 @@ class PieceScores {
       if (!is_byte_token(text) && !never_made.contains(text)) check_piece(text);
     }
   }
+  // The same unless merges make every piece, for texts that are pieces as a whole.
+  void check_whole(const std::unordered_set<std::string>& never_made) const {
+    for (const auto& [text, id] : ids_) {
+      if (is_byte_token(text) || never_made.contains(text) || makes(text)) continue;
+      throw UnwrittenVocabulary(fmt::format("\"{}\" is taken whole, but not merged", text));
+    }
+  }
 
   const std::unordered_map<std::string, int64_t>& ids() const { return ids_; }
   float score_of(const std::string& text) const {
@@ -118,6 +129,31 @@ class PieceScores {
     }
   }
 
+  // Whether merges, the best one first, make the text of its characters.
+  bool makes(const std::string& text) const {
+    std::vector<std::string> parts;
+    for (const char byte : text) {
+      const bool is_within = (static_cast<uint8_t>(byte) & 0xC0) == 0x80;
+      if (!is_within || parts.empty()) parts.emplace_back();
+      parts.back() += byte;
+    }
+    if (parts.size() > kMostCharacters) return false;
+    while (parts.size() > 1) {
+      size_t best = 0;
+      float best_score = -std::numeric_limits<float>::infinity();
+      for (size_t i = 0; i + 1 < parts.size(); ++i) {
+        const auto merge = scores_.find(parts[i] + parts[i + 1]);
+        if (merge == scores_.end() || merge->second <= best_score) continue;
+        best = i;
+        best_score = merge->second;
+      }
+      if (best_score == -std::numeric_limits<float>::infinity()) return false;
+      parts[best] += parts[best + 1];
+      parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    }
+    return true;
+  }
+
   std::unordered_map<std::string, int64_t> ids_;
   std::unordered_map<std::string, float> scores_;
   std::set<std::pair<std::string, size_t>> splits_;  // a piece and where a merge joins it
@@ -125,8 +161,7 @@ class PieceScores {
 };
 
 void check_model(const Json& model) {
-  const bool is_plain = !model.value("ignore_merges", false) &&
-                        model.value("dropout", Json()).is_null() &&
+  const bool is_plain = model.value("dropout", Json()).is_null() &&
                         model.value("continuing_subword_prefix", Json()).is_null() &&
                         model.value("end_of_word_suffix", Json()).is_null();
   if (!is_plain) throw UnwrittenVocabulary("the merges of tokenizer.json are no plain ones");
@@ -148,6 +183,7 @@ Vocabulary read_merged_pieces(const TokenizerFiles& files, int64_t rows) {
     added.insert(token.at("content").get<std::string>());
   }
   scores.check(added);
+  if (model.value("ignore_merges", false)) scores.check_whole(added);
   TokenTable table(rows);
   for (const auto& [text, id] : scores.ids()) {
     const TokenKind kind = is_byte_token(text) ? kByte : kNormal;
