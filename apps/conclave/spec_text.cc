@@ -62,6 +62,8 @@ std::string_view scale_values_words(ScaleValues values) {
       return " of F8_E8M0";
     case ScaleValues::kSteps:
       return " in steps";
+    case ScaleValues::kFloat8:
+      return " of F8_E4M3";
   }
   return "";
 }

@@ -207,7 +207,8 @@ enum class ScaleValues : uint8_t {
   kFloat,       // any float32
   kF16,         // float16 numbers
   kPowerOfTwo,  // 2^-127 to 2^127, as e8m0 has them
-  kSteps,  // q t for q of -128 to 127, and a t for each 256 columns of a row, as in GGUF's K types
+  kSteps,   // q t for q of -128 to 127, and a t for each 256 columns of a row, as in GGUF's K types
+  kFloat8,  // numbers of e4m3, before a global scale multiplies them
 };
 // The type in which an expert's products read their input rows.
 enum class ActivationScale : uint8_t {

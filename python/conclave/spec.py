@@ -142,7 +142,7 @@ class QuantSpec:
     activation_scale_rule: str = "quotient"
     power_of_two_scales: bool = False
     signed_scales: bool = False  # scales may be negative, as in GGUF files
-    scale_values: str = "float"  # float16, power_of_two, steps: what scales are for sure
+    scale_values: str = "float"  # float16, power_of_two, steps, float8: what scales are for sure
     zeros: str = "none"  # point: w = (code - zero) * scale; offset: w = code * scale - zero
     zero_values: str = "float"  # as scale_values, for zeros that are offsets
     has_global_scale: bool = False  # a factor of all scales of a matrix

@@ -53,7 +53,7 @@ constexpr Word<ActivationScale> kActivationScales[] = {
 constexpr Word<ScaleValues> kScaleValues[] = {
     CONCLAVE_WORD("float", ScaleValues, kFloat), CONCLAVE_WORD("float16", ScaleValues, kF16),
     CONCLAVE_WORD("power_of_two", ScaleValues, kPowerOfTwo),
-    CONCLAVE_WORD("steps", ScaleValues, kSteps)};
+    CONCLAVE_WORD("steps", ScaleValues, kSteps), CONCLAVE_WORD("float8", ScaleValues, kFloat8)};
 constexpr Word<RowScaleRule> kRowScaleRules[] = {
     CONCLAVE_WORD("quotient", RowScaleRule, kQuotient),
     CONCLAVE_WORD("floor_power", RowScaleRule, kFloorPower),

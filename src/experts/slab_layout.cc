@@ -81,6 +81,11 @@ int64_t ordered_groups(const QuantSpec& quant, int64_t columns) {
   return quant.has_column_order ? ceil_div(columns, quant.block_cols) : 0;
 }
 
+// A panel has no form of e4m3, which a global scale makes float32 numbers.
+ScaleValues held(ScaleValues values) {
+  return values == ScaleValues::kFloat8 ? ScaleValues::kFloat : values;
+}
+
 // `whole_k` columns are those of all ranks.
 gemm::PanelLayout panels_of(const MatrixForm& form, int64_t k, int64_t whole_k) {
   const QuantSpec& quant = form.quant;
@@ -89,7 +94,7 @@ gemm::PanelLayout panels_of(const MatrixForm& form, int64_t k, int64_t whole_k) 
           .scale_width = scale_width(quant, k),
           .has_offsets = quant.zeros != WeightZero::kNone,
           .ordered_groups = ordered_groups(quant, whole_k),
-          .scale_values = quant.scale_values,
+          .scale_values = held(quant.scale_values),
           .offset_values = quant.zero_values};
 }
 
@@ -106,6 +111,7 @@ size_t order_bytes(const gemm::PanelLayout& panel) {
         return "powers of two from 2^-127 to 2^127";
       case ScaleValues::kSteps:
         return "whole multiples, from -128 to 127, of one number for 256 columns";
+      case ScaleValues::kFloat8:
       case ScaleValues::kFloat:
         break;
     }

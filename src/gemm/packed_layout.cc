@@ -92,6 +92,7 @@ std::string_view name_of(ScaleValues values) {
       return ".e8m0";
     case ScaleValues::kSteps:
       return ".steps";
+    case ScaleValues::kFloat8:
     case ScaleValues::kFloat:
       break;
   }

@@ -148,6 +148,7 @@ float number_at(const NumberPlane& plane, const std::byte* packed, int64_t group
       return Element<ScaleValues::kPowerOfTwo>::at(packed, at);
     case ScaleValues::kSteps:
       return step_at(plane, packed, group, column);
+    case ScaleValues::kFloat8:
     case ScaleValues::kFloat:
       break;
   }
@@ -162,6 +163,7 @@ UnfitNumber pack_numbers(const NumberPlane& plane, const PanelNumbers& columns, 
       return pack_each<ScaleValues::kPowerOfTwo>(plane, columns, packed);
     case ScaleValues::kSteps:
       return pack_all_steps(plane, columns, packed);
+    case ScaleValues::kFloat8:
     case ScaleValues::kFloat:
       break;
   }

@@ -27,6 +27,7 @@ struct NumberPlane {
 
   [[gnu::always_inline]] int64_t number_bytes() const noexcept {
     switch (values) {
+      case ScaleValues::kFloat8:
       case ScaleValues::kFloat:
         return 4;
       case ScaleValues::kF16:

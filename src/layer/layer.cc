@@ -1,5 +1,6 @@
 #include "layer/layer.h"
 
+#include "layer/known_scales.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
 
@@ -32,6 +33,16 @@ void check_weights(const Engine& engine, const WeightSource& source) {
   check_source(engine.plan().spec, source);
 }
 
+std::unique_ptr<Engine> make_engine(const EngineRequest& request, const WeightSource& source) {
+  const MoeSpec spec = with_known_scales(request.spec, source);
+  return engine_row(request.context)
+      .make({.context = request.context,
+             .spec = spec,
+             .options = request.options,
+             .parallel = request.parallel},
+            source);
+}
+
 // Throws unless the caller's workspace is memory of the context's device.
 void check_kind(const Workspace& workspace, const Context& context) {
   const bool on_device = context.device_allocator() != nullptr;
@@ -50,7 +61,7 @@ void check_kind(const Workspace& workspace, const Context& context) {
 
 Layer::Layer(const EngineRequest& request, const WeightSource& source)
     : context_(request.context),
-      engine_(engine_row(request.context).make(request, source)),
+      engine_(make_engine(request, source)),
       shared_(std::make_shared<Shared>()) {
   check_weights(*engine_, source);
   const OnDevice scope(*engine_);

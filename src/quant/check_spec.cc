@@ -145,7 +145,7 @@ class KnownCheck {
     check_dtype();
     check_columns();
     check_zeros();
-    check_choice(name(".scale_values").c_str(), known_.scale_values, ScaleValues::kSteps);
+    check_choice(name(".scale_values").c_str(), known_.scale_values, ScaleValues::kFloat8);
     check_choice(name(".zero_values").c_str(), known_.zero_values, ScaleValues::kSteps);
     check_steps();
   }
@@ -218,7 +218,7 @@ void check_quant(const MoeSpec& spec) {
   check_choice("quant.weights", quant.weights, WeightScale::kBlock);
   check_choice("quant.activations", quant.activations, ActivationScale::kGroup);
   check_choice("quant.activation_scale_rule", quant.activation_scale_rule, RowScaleRule::kTwoLevel);
-  check_choice("quant.scale_values", quant.scale_values, ScaleValues::kSteps);
+  check_choice("quant.scale_values", quant.scale_values, ScaleValues::kFloat8);
   check_choice("quant.zeros", quant.zeros, WeightZero::kOffset);
   check_choice("quant.zero_values", quant.zero_values, ScaleValues::kSteps);
   const bool quantised = !is_plain(spec.weight_dtype);

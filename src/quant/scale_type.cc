@@ -53,6 +53,34 @@ DType scale_type_of(DType codes, const QuantSpec& quant, DType stored) {
   return are_exponents ? DType::kF8E8M0 : stored;
 }
 
+ScaleValues values_of_scales(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E8M0:
+      return ScaleValues::kPowerOfTwo;
+    case DType::kF8E4M3:
+      return ScaleValues::kFloat8;
+    case DType::kF16:
+      return ScaleValues::kF16;
+    default:
+      return ScaleValues::kFloat;
+  }
+}
+
+DType type_of_scales(ScaleValues values) {
+  switch (values) {
+    case ScaleValues::kPowerOfTwo:
+      return DType::kF8E8M0;
+    case ScaleValues::kFloat8:
+      return DType::kF8E4M3;
+    case ScaleValues::kF16:
+      return DType::kF16;
+    case ScaleValues::kSteps:
+    case ScaleValues::kFloat:
+      break;
+  }
+  return DType::kF32;
+}
+
 float largest_scale(DType dtype) {
   if (is_exponent(dtype)) return 0x1p127F;
   const WeightFormat& format = format_of(dtype);

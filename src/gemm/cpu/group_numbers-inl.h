@@ -43,6 +43,7 @@ CONCLAVE_KERNEL_INLINE const float* numbers_of(const GroupNumbers& numbers, int6
     case ScaleValues::kSteps:
       widen_group<ScaleValues::kSteps>(packed + group * 64, units_of(numbers, group), room);
       return room;
+    case ScaleValues::kFloat8:
     case ScaleValues::kFloat:
       break;
   }
@@ -73,6 +74,7 @@ struct GroupVectors {
         return set<ScaleValues::kPowerOfTwo>(packed + group * 64, nullptr);
       case ScaleValues::kSteps:
         return set<ScaleValues::kSteps>(packed + group * 64, units_of(numbers, group));
+      case ScaleValues::kFloat8:
       case ScaleValues::kFloat:
         return set<ScaleValues::kFloat>(packed + group * 256, nullptr);
     }

@@ -5,6 +5,7 @@
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "quant/activation_rows.h"
+#include "quant/scale_type.h"
 #include "quant/weight_format.h"
 #include "routing/router_tensors.h"
 #include "spec/layer_weights.h"
@@ -214,13 +215,17 @@ void encode(std::span<const float> values, DType dtype, std::byte* out) {
   }
 }
 
-// Whether any numbers are of a kind that float32 alone has for sure.
-bool have_narrow_numbers(const QuantSpec& quant) {
+// Whether any numbers are of a kind that float32 alone has for sure: the usual type of scales may
+// have just those that the spec promises.
+bool have_narrow_numbers(const MoeSpec& spec) {
+  const QuantSpec& quant = spec.quant;
   const auto narrow = [](const auto& numbers) {
     return numbers.scale_values != ScaleValues::kFloat ||
            numbers.zero_values != ScaleValues::kFloat;
   };
-  return narrow(quant) || narrow(quant.gate_up_codes) || narrow(quant.down_codes);
+  const bool usual = quant.scale_values == quant::values_of_scales(quant::scale_dtype(spec)) &&
+                     quant.zero_values == ScaleValues::kFloat;
+  return (narrow(quant) && !usual) || narrow(quant.gate_up_codes) || narrow(quant.down_codes);
 }
 
 // Draws numbers that are what QuantSpec says of them. Steps count a unit that neighbouring columns
@@ -250,6 +255,9 @@ class NumberForm {
           const float unit = unit_at(row, col++);
           value = std::clamp(std::nearbyint(value / unit), least_, 127.0F) * unit;
         }
+        break;
+      case ScaleValues::kFloat8:
+        for (float& value : values) value = quant::round_scale(quant::type_of_scales(form_), value);
         break;
       case ScaleValues::kFloat:
         break;
@@ -356,12 +364,12 @@ class RandomSource final : public WeightSource {
       case quant::PlaneType::kWeights:
         return shape.dtype;
       case quant::PlaneType::kScale:
-        if (have_narrow_numbers(spec.quant)) return DType::kF32;
+        if (have_narrow_numbers(spec)) return DType::kF32;
         return shape.plane.plane == WeightPlane::kScale ? quant::scale_dtype(spec) : DType::kF32;
       case quant::PlaneType::kIndex:
         return DType::kI32;
       case quant::PlaneType::kFloat:
-        if (have_narrow_numbers(spec.quant)) return DType::kF32;
+        if (have_narrow_numbers(spec)) return DType::kF32;
         break;
     }
     return natural_row_dtype(spec);

@@ -1,0 +1,63 @@
+// What a layer takes its source's scales for.
+#include "layer/known_scales.h"
+
+#include "support/layer_fixture.h"
+#include "support/role_sources.h"
+
+#include "conclave/layer.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+
+namespace conclave {
+namespace {
+
+using testing::make_spec;
+
+MoeSpec spec_of(int64_t columns, bool has_global) {
+  MoeSpec spec = make_spec(4, 2, 64, 64, DType::kF4);
+  spec.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = columns,
+                .has_global_scale = has_global};
+  return spec;
+}
+
+TEST(KnownScales, TypesOfTheSource_SayWhatScalesAre) {
+  const MoeSpec mxfp4 = spec_of(32, false);
+  const MoeSpec nvfp4 = spec_of(16, true);
+  const auto known = [](const MoeSpec& spec) {
+    return with_known_scales(spec, *make_synthetic_source(spec, 3)).quant.scale_values;
+  };
+  EXPECT_EQ(known(mxfp4), ScaleValues::kPowerOfTwo);
+  EXPECT_EQ(known(nvfp4), ScaleValues::kFloat8);
+  EXPECT_EQ(known(spec_of(64, false)), ScaleValues::kFloat);
+  EXPECT_EQ(known(make_spec(4, 2, 64, 64, DType::kBF16)), ScaleValues::kFloat);
+}
+
+TEST(KnownScales, WhatTheSpecPromises_Stays) {
+  MoeSpec spec = spec_of(32, false);
+  const auto source = make_synthetic_source(spec, 3);
+  spec.quant.scale_values = ScaleValues::kF16;
+  EXPECT_EQ(with_known_scales(spec, *source).quant.scale_values, ScaleValues::kF16);
+}
+
+TEST(KnownScales, OneMatrixOfAnotherType_MakesThemFloats) {
+  const MoeSpec spec = spec_of(32, false);
+  const auto base = make_synthetic_source(spec, 3);
+  const testing::RedescribedSource mixed(*base, weights::kDown.with(WeightPlane::kScale),
+                                         [](WeightInfo& info) { info.dtype = DType::kF32; });
+  EXPECT_EQ(with_known_scales(spec, mixed).quant.scale_values, ScaleValues::kFloat);
+}
+
+TEST(KnownScales, ALayer_PlansForThem) {
+  const MoeSpec spec = spec_of(32, false);
+  const Context context({.device = "cpu", .num_threads = 1});
+  const MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
+  EXPECT_EQ(layer.spec().quant.scale_values, ScaleValues::kPowerOfTwo);
+}
+
+}  // namespace
+}  // namespace conclave
