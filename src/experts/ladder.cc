@@ -80,6 +80,18 @@ Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows)
   return same;
 }
 
+// The tile of this name, or the kernel's of its shape: how many stages there is room for depends on
+// the form in which weights lie, which a table's maker may not know.
+const DeviceTile* find_tile(std::span<const DeviceTile> tiles, const DeviceTile& named) {
+  const auto exact = std::ranges::find(tiles, named);
+  if (exact != tiles.end()) return &*exact;
+  const auto alike = std::ranges::find_if(tiles, [&](DeviceTile tile) {
+    tile.stages = named.stages;
+    return tile == named;
+  });
+  return alike == tiles.end() ? nullptr : &*alike;
+}
+
 // The choice of the table's entry; none if it names a row that this problem or plan cannot take.
 std::optional<Choice> choose_by_table(const LadderRequest& request, const Candidates& rows,
                                       int64_t tokens) {
@@ -90,15 +102,15 @@ std::optional<Choice> choose_by_table(const LadderRequest& request, const Candid
     return candidate->name == entry->kernel;
   });
   if (row == rows.end()) return std::nullopt;
-  const DeviceTile tile = parse_tile(entry->tile);
-  const auto tiles = (*row)->tiles(request.problem);
-  if (std::find(tiles.begin(), tiles.end(), tile) == tiles.end()) {
+  const DeviceTile named = parse_tile(entry->tile);
+  const DeviceTile* const tile = find_tile((*row)->tiles(request.problem), named);
+  if (tile == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "a tuning table names a tile that its kernel lacks",
                  .tensor = "LayerOptions.tuning",
                  .found = entry->kernel + " " + entry->tile});
   }
-  return Choice{.row = *row, .tile = tile, .reason = "tuning table"};
+  return Choice{.row = *row, .tile = *tile, .reason = "tuning table"};
 }
 
 void choose_for_skew(const LadderRequest& request, const Candidates& rows, int64_t tokens,

@@ -329,6 +329,27 @@ TEST(CudaPlan, Candidates_CanEachBeTabled) {
   }
 }
 
+// Whoever makes a table may not know what the layer's source says of its scales.
+TEST(CudaPlan, TablesOfMxfp4_ServeWhateverIsKnownOfItsScales) {
+  MoeSpec loose = qwen3();
+  loose.weight_dtype = DType::kF4;
+  loose.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
+  MoeSpec known = loose;
+  known.quant.scale_values = ScaleValues::kPowerOfTwo;
+  int other_stages = 0;
+  for (const auto& [maker, user] : {std::pair{loose, known}, std::pair{known, loose}}) {
+    for (const TuningEntry& entry : list_candidates(plan(maker, {.max_tokens = 64}), 64)) {
+      auto table = std::make_shared<TuningTable>();
+      table->set(entry);
+      const Plan made = plan(user, {.max_tokens = 64, .tuning = table}).summary;
+      EXPECT_EQ(made.ladder.back().kernel, entry.kernel);
+      EXPECT_EQ(made.ladder.back().reason, "tuning table");
+      other_stages += made.ladder.back().tile != entry.tile ? 1 : 0;
+    }
+  }
+  EXPECT_GT(other_stages, 0);
+}
+
 TEST(CudaPlan, WhatCudaLacks_IsListedAsRejectedRows) {
   MoeSpec spec = make_spec(8, 2, 64, 32, DType::kBF16);
   spec.router.name = "an_applications_own";
