@@ -26,6 +26,13 @@ struct FactorPlanes {
   int64_t parts = 0;
   int64_t rows = 0;        // each part has
   int64_t row_stride = 0;  // elements, a multiple of 8
+  // FactorForm::kExact has these instead of the numbers above: bytes of scales, [E, groups,
+  // byte_stride] with rows as exact_row says, a ByteForm for all of them, and [E, parts] numbers
+  // that multiply sums.
+  const void* bytes = nullptr;
+  const int32_t* byte_form = nullptr;
+  const float* sum_factors = nullptr;
+  int64_t byte_stride = 0;  // a multiple of 16
 };
 
 // A matrix of all experts, [E, rows, stride], and what belongs to its rows; null where there is

@@ -33,12 +33,30 @@ int64_t factor_columns(const ExpertsProblem& problem, const GroupedColumns& matr
   return shared % stage == 0 ? shared : std::gcd(shared, stage);
 }
 
+// A sign, two bits of exponent and one of mantissa.
+bool is_small_float(const quant::CodeBook& codes) {
+  return bit_size(codes.element) == 4 && codes.mantissa_bits == 1 && codes.largest == 6.0F;
+}
+
+// Two bits of a value and four of a scale are no more than bf16 has.
+bool has_exact_weights(const ExpertsProblem& problem) {
+  const QuantSpec& quant = problem.quant;
+  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
+  if (codes == nullptr || !is_small_float(*codes)) return false;
+  if (quant.weights != WeightScale::kBlock || quant.signed_scales) return false;
+  int64_t least = 0;  // columns of a scale
+  if (quant.scale_values == ScaleValues::kPowerOfTwo) least = 32;
+  if (quant.scale_values == ScaleValues::kFloat8) least = 16;
+  return least != 0 && gate_up_factor_columns(problem) == least &&
+         down_factor_columns(problem) == least;
+}
+
 }  // namespace
 
 FactorForm factor_form(const ExpertsProblem& problem) {
   switch (problem.quant.zeros) {
     case WeightZero::kNone:
-      return FactorForm::kScales;
+      return has_exact_weights(problem) ? FactorForm::kExact : FactorForm::kScales;
     case WeightZero::kOffset:
       return FactorForm::kOffsets;
     case WeightZero::kPoint:

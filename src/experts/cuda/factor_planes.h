@@ -1,6 +1,9 @@
 // Says what FactorPlanes hold for a problem: layers fill them and kernels read them.
 #pragma once
 
+#include "core/checked.h"
+#include "core/weight_types.h"
+#include "experts/cuda/lane_codes.h"
 #include "experts/problem.h"
 
 #include "conclave/error.h"
@@ -14,8 +17,32 @@ enum class FactorForm : uint8_t {
   kScales,   // value scale
   kZeros,    // (value - zero) scale, where bf16 holds the differences
   kOffsets,  // value scale - offset
+  // value scale, which bf16 holds for every code: scales are bytes, in the row order of kernels,
+  // and a number of each matrix multiplies its sums.
+  kExact,
 };
 FactorForm factor_form(const ExpertsProblem& problem);
+
+// Whether codes lie in the order of lanes on a device; as they are stored if not.
+inline bool has_codes_of_lanes(const ExpertsProblem& problem) {
+  return factor_form(problem) == FactorForm::kExact;
+}
+
+// Columns of a row of weights as it lies on a device, without padding: codes of lanes lie in whole
+// blocks.
+inline int64_t stored_columns(const ExpertsProblem& problem, int64_t count) {
+  if (is_plain(problem.weight_dtype) || !has_codes_of_lanes(problem)) return count;
+  return round_up(count, kLaneColumns);
+}
+
+// Where a row of gate (`part` 0) or up has its scales among `parts` matrices' rows: kernels have
+// eight rows of gate, then those of up.
+constexpr int64_t exact_row(int64_t row, int64_t part, int64_t parts) {
+  return parts == 1 ? row : row / 8 * 16 + part * 8 + row % 8;
+}
+constexpr int64_t exact_rows(int64_t rows, int64_t parts) {
+  return parts == 1 ? rows : (rows + 7) / 8 * 16;
+}
 
 // The columns that share factors in planes for a device, as many as divide both a group and a
 // kernel's stage, or whole stages; 0: all columns.

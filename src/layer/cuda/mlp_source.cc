@@ -1,6 +1,7 @@
 #include "layer/cuda/mlp_source.h"
 
 #include "core/weight_types.h"
+#include "experts/cuda/factor_planes.h"
 #include "layer/cuda/row_format.h"
 
 namespace conclave::inline v0 {
@@ -53,7 +54,8 @@ MlpSource routed_source(const CudaPlan& plan) {
                 .experts = {},
                 .adds_down_bias = plan.part.adds_down_bias,
                 .forms = forms_of(plan.routed.ladder)};
-  mlp.forms.floats |= plan.decode_row != nullptr;
+  // One launch reads what the streamed kernels read.
+  mlp.forms.floats |= plan.decode_row != nullptr && !mlp.forms.factors;
   for (const int32_t expert : plan.part.local_experts) {
     mlp.experts.push_back({.mlp = WeightMlp::kRouted,
                            .expert = expert,
@@ -86,6 +88,9 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   if (mlp.experts.empty()) return Support::no("there are no experts");
   const experts::ExpertsProblem& problem = mlp.problem;
   if (problem.ordered.gate_up != 0) return Support::no("columns have an order");
+  if (!is_plain(problem.weight_dtype) && experts::has_codes_of_lanes(problem)) {
+    return Support::no("codes lie in another order on a device");
+  }
   const LocalExpert& first_expert = mlp.experts.front();
   const WeightId up_id = first_expert.id(WeightMatrix::kUp);
   const WeightId down_id = first_expert.id(WeightMatrix::kDown);

@@ -3,6 +3,7 @@
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "cuda/check.h"
+#include "experts/cuda/common/arrange_codes.h"
 #include "layer/cuda/column_orders.h"
 
 #include "conclave/error.h"
@@ -202,6 +203,10 @@ void WeightUpload::copy_floats(const std::vector<float>& values, float* destinat
 }
 void WeightUpload::copy_ints(const std::vector<int32_t>& values, int32_t* destination) {
   copy_bytes(std::as_bytes(std::span(values)), destination);
+}
+
+void WeightUpload::arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes) {
+  experts::arrange_codes(codes, rows, row_bytes, stream_);
 }
 
 void WeightUpload::finish() {

@@ -20,6 +20,9 @@ struct CudaMatrixMemory {
   DeviceMemory scale;
   DeviceMemory offset;
   DeviceMemory factor_scale;
+  // FactorForm::kExact has these.
+  DeviceMemory sum_factor;
+  DeviceMemory byte_form;
   DeviceMemory factor_zero;
   DeviceMemory factor_offset;
 };

@@ -74,12 +74,14 @@ class CountingAllocator final : public DeviceAllocator {
   explicit CountingAllocator(DeviceAllocator& inner) : inner_(inner) {}
   void* allocate(size_t bytes, size_t alignment, Stream stream) override {
     ++calls;
+    all_bytes += static_cast<int64_t>(bytes);
     return inner_.allocate(bytes, alignment, stream);
   }
   void deallocate(void* data, size_t bytes, Stream stream) noexcept override {
     inner_.deallocate(data, bytes, stream);
   }
   int64_t calls = 0;
+  int64_t all_bytes = 0;
 
  private:
   DeviceAllocator& inner_;

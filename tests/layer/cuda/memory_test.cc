@@ -95,6 +95,28 @@ class FailingAllocator final : public DeviceAllocator {
   int64_t failing_call_;
 };
 
+// Weights that bf16 holds take what their file does: half a byte a code, and a byte a scale.
+TEST_F(CudaMemory, CodesWithScalesOfAByte_TakeTheMemoryOfTheirFile) {
+  for (const auto& [columns, values] :
+       {std::pair{32, ScaleValues::kPowerOfTwo}, std::pair{16, ScaleValues::kFloat8}}) {
+    MoeSpec spec = make_spec(8, 2, 2048, 1024, DType::kF4);
+    spec.has_gate = false;
+    spec.quant = {.weights = WeightScale::kBlock,
+                  .block_rows = 1,
+                  .block_cols = columns,
+                  .scale_values = values,
+                  .has_global_scale = values == ScaleValues::kFloat8};
+    const auto source = make_synthetic_source(spec, 3);
+    const Context device({.device = "cuda:0", .num_threads = 1});
+    testing::CountingAllocator counter(*device.device_allocator());
+    const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &counter});
+    const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
+    const int64_t weights = int64_t{3} * 8 * 2048 * 1024;
+    const int64_t stored = weights / 2 + weights / columns;
+    EXPECT_LE(counter.all_bytes, stored + stored / 50);
+  }
+}
+
 TEST_F(CudaMemory, EachAllocationThatFails_IsATypedErrorAndLeaksNothing) {
   const Context plain({.device = "cuda:0", .num_threads = 1});
   MoeSpec spec = make_spec(8, 2, 256, 128, DType::kF8E4M3);

@@ -4,6 +4,8 @@
 #include "cuda/check.h"
 #include "cuda/launch.h"
 #include "experts/cuda/common/round_rows.h"
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/lane_codes.h"
 #include "experts/cuda/reference/reference.h"
 #include "quant/activation_rows.h"
 #include "quant/code_quotient.h"
@@ -26,6 +28,7 @@ struct Matrix {
   int64_t stride = 0;  // elements
   DType dtype = DType::kBF16;
   int64_t bits = 16;
+  bool has_codes_of_lanes = false;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
   const float* offsets = nullptr;  // what is taken from products, like the scales; or null
@@ -38,6 +41,17 @@ struct Matrix {
 template <class Visit, class... Formats>
 __device__ void visit_format(DType element, quant::FormatList<Formats...>, const Visit& visit) {
   ((element == Formats::kElement ? visit(Formats{}) : void()), ...);
+}
+
+__device__ uint8_t load_code(const Matrix& matrix, int64_t row, int64_t col, int64_t bits) {
+  const int64_t index = row * matrix.stride + col;
+  if (!matrix.has_codes_of_lanes) {
+    return code_at(static_cast<const std::byte*>(matrix.data), index, bits);
+  }
+  const LanePlace place = lane_place(static_cast<int32_t>(col % kLaneColumns));
+  const auto* const words = static_cast<const uint32_t*>(matrix.data) + (index - col) / 8 +
+                            col / kLaneColumns * (kLaneColumns / 8);
+  return static_cast<uint8_t>(lane_code(place, words[place.word]));
 }
 
 __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
@@ -54,8 +68,7 @@ __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
   }
   float value = 0;
   visit_format(matrix.dtype, quant::CodedFormats{}, [&](auto format) {
-    const auto* codes = static_cast<const std::byte*>(matrix.data);
-    value = format.decode(code_at(codes, index, format.kBits));
+    value = format.decode(load_code(matrix, row, col, format.kBits));
   });
   return value;
 }
@@ -262,11 +275,13 @@ __global__ void __launch_bounds__(kThreads)
 // A matrix [rows, cols] per expert, with scales of the form that the weights have.
 Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float* scales,
                      const ExpertsProblem& problem) {
-  Matrix matrix{.data = data,
-                .stride = stride,
-                .dtype = problem.weight_dtype,
-                .bits = bit_size(problem.weight_dtype),
-                .scales = scales};
+  Matrix matrix{
+      .data = data,
+      .stride = stride,
+      .dtype = problem.weight_dtype,
+      .bits = bit_size(problem.weight_dtype),
+      .has_codes_of_lanes = !is_plain(problem.weight_dtype) && has_codes_of_lanes(problem),
+      .scales = scales};
   if (scales == nullptr) return matrix;
   if (problem.quant.weights == WeightScale::kBlock) {
     matrix.scale_rows = problem.quant.block_rows;

@@ -1,7 +1,10 @@
 #include "experts/cuda/sm90/tensor_maps.h"
 
+#include "core/checked.h"
 #include "core/weight_types.h"
 #include "cuda/tensor_map.h"
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/lane_codes.h"
 
 #include <array>
 #include <span>
@@ -18,6 +21,10 @@ MapDimension columns(int64_t size, DType dtype) {
   const int64_t bytes = is_plain(dtype) ? byte_size(dtype) : 1;
   return {.size = static_cast<uint64_t>(packed_bytes(dtype, size) / bytes),
           .box = kBoxBytes / static_cast<uint32_t>(bytes)};
+}
+
+MapDimension weight_columns(const ExpertsProblem& sizes, int64_t count) {
+  return columns(stored_columns(sizes, count), sizes.weight_dtype);
 }
 
 uint64_t pitch(int64_t stride, DType dtype) {
@@ -49,7 +56,8 @@ CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& 
   const uint64_t row = pitch(weights.gate_up.stride, dtype);
   const auto rows = static_cast<uint64_t>(sizes.intermediate_size);
   const std::array dimensions = {
-      columns(sizes.input_columns(), dtype), MapDimension{.size = 8, .stride_bytes = row, .box = 8},
+      weight_columns(sizes, sizes.input_columns()),
+      MapDimension{.size = 8, .stride_bytes = row, .box = 8},
       MapDimension{.size = 2, .stride_bytes = rows * row, .box = 2},
       MapDimension{.size = (rows + 7) / 8,
                    .stride_bytes = 8 * row,
@@ -64,7 +72,7 @@ CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix,
   const uint64_t row = pitch(matrix.stride, dtype);
   const auto rows = static_cast<uint64_t>(matrix.rows);
   const std::array dimensions = {
-      columns(matrix.depth, dtype),
+      weight_columns(sizes, matrix.depth),
       MapDimension{.size = rows, .stride_bytes = row, .box = static_cast<uint32_t>(box_rows)},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = rows * row}};
@@ -95,6 +103,22 @@ CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                    .stride_bytes = groups * parts * part}};
   return cuda::make_tensor_map({.data = numbers.data,
                                 .type = map_type(numbers.dtype),
+                                .dimensions = dimensions,
+                                .swizzle = cuda::Swizzle::kNone});
+}
+
+CUtensorMap map_exact_scales(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                             int32_t box_rows, int32_t box_groups) {
+  const auto stride = static_cast<uint64_t>(planes.byte_stride);
+  const auto groups = static_cast<uint64_t>(planes.groups);
+  const std::array dimensions = {
+      MapDimension{.size = stride, .box = static_cast<uint32_t>(box_rows)},
+      MapDimension{
+          .size = groups, .stride_bytes = stride, .box = static_cast<uint32_t>(box_groups)},
+      MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
+                   .stride_bytes = groups * stride}};
+  return cuda::make_tensor_map({.data = planes.bytes,
+                                .type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
                                 .dimensions = dimensions,
                                 .swizzle = cuda::Swizzle::kNone});
 }

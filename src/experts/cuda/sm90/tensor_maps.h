@@ -47,4 +47,8 @@ struct FactorNumbers {
 CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                         const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups);
 
+// {rows of kernels, groups of columns, E} of FactorForm::kExact, likewise.
+CUtensorMap map_exact_scales(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                             int32_t box_rows, int32_t box_groups);
+
 }  // namespace conclave::inline v0::experts

@@ -29,6 +29,8 @@ struct CodesOf {
   bool offsets = false;   // w = value scale - offset
   int terms = 1;          // values of bf16 that add up to a code's
   bool in_order = false;  // code c stands for c + DecodeParams::least
+  bool exact = false;     // codes lie in the order of lanes, and bf16 holds the weights
+  bool powers = false;    // with `exact`: scales are powers of two; if not, they are of e4m3
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
@@ -40,6 +42,10 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .offsets = true};
     case DecodeElement::kCodes4Terms:
       return {.bits = 4, .terms = 2};
+    case DecodeElement::kCodes4Powers:
+      return {.bits = 4, .exact = true, .powers = true};
+    case DecodeElement::kCodes4Floats:
+      return {.bits = 4, .exact = true};
     case DecodeElement::kCodes8:
       return {.bits = 8};
     case DecodeElement::kCodes8Offsets:
@@ -55,6 +61,7 @@ struct Config {
       kElement == DecodeElement::kE4M3Block || kElement == DecodeElement::kE4M3Row;
   static constexpr CodesOf kCodes = codes_of(kElement);
   static constexpr bool kIsCoded = kCodes.bits != 0;
+  static constexpr bool kTakesTable = kIsCoded && !kCodes.in_order && !kCodes.exact;
   static constexpr bool kIsBF16 = kElement == DecodeElement::kBF16 || kIsCoded;
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;

@@ -3,8 +3,10 @@
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
+#include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/decode/codes.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
+#include "experts/cuda/sm90/lane_codes.cuh"
 
 #include <cstdint>
 
@@ -14,7 +16,8 @@ namespace conclave::inline v0::experts::decode {
 // two chains, so that products overlap.
 template <class Config, int kProducts>
 struct Sums {
-  static constexpr int kChains = Config::kIsE4M3 || Config::kIsCoded ? 1 : 2;
+  static constexpr int kChains =
+      Config::kIsE4M3 || (Config::kIsCoded && !Config::kCodes.exact) ? 1 : 2;
   float chain[kProducts][kChains][4] = {};
 
   __device__ __forceinline__ float get(int product, int i) const {
@@ -41,8 +44,19 @@ struct Operand {
   // For codes.
   DecodeFactors factors;
   int box_rows;
+  int scale_rows;   // a box of scales that are bytes has
+  int scale_first;  // row of that box
   bool has_zeros;
+  bool has_near_scales;  // ByteForm::kNear
+  // Sums of the first and the second eight rows of 16 are multiplied by these.
+  float sum_factors[2] = {1.0F, 1.0F};
 };
+
+template <class Config>
+__device__ __forceinline__ bool has_near_scales(const FactorPlanes& factors) {
+  if constexpr (!Config::kCodes.exact) return false;
+  return *factors.byte_form == static_cast<int32_t>(ByteForm::kNear);
+}
 
 template <class Config>
 __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[2],
@@ -68,6 +82,58 @@ __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[
   }
 }
 
+// Multiplies a box of codes of lanes, 64 columns a turn. Scales are those of the box's groups.
+template <class Config, int kProducts, bool kNear>
+__device__ __forceinline__ void multiply_exact(const Operand& operand, const unsigned char* codes,
+                                               const unsigned char* x, const unsigned char* scales,
+                                               const Thread& me, Sums<Config, kProducts>& sums) {
+  using Lane = LaneCodes<Config::kCodes.powers, kNear>;
+  constexpr int kTurns = 4;
+  constexpr int kSteps = 4;  // a turn has, each of 16 columns
+  constexpr int kScalesOfTurn = kSteps / Lane::kStepsOfScale;
+#pragma unroll 2
+  for (int turn = 0; turn < kTurns; ++turn) {
+    uint32_t b[kSteps][2] = {};
+    if (x != nullptr) {
+      const unsigned char* const columns = x + turn * 128 + 4 * me.quad;
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        b[i / 2][i % 2] = *reinterpret_cast<const uint32_t*>(columns + 16 * i);
+      }
+    }
+    const int chunk = ((2 * turn + me.quad / 2) ^ me.row) * 16 + me.quad % 2 * 8;
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      if (p > 0 && p >= operand.products) break;
+      const unsigned char* const of_product = codes + p * static_cast<int>(kProductBytes) + chunk;
+      const unsigned char* const of_rows =
+          scales + turn * kScalesOfTurn * operand.scale_rows + p * 16 + me.row;
+      uint32_t a[kSteps][4];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const uint2 words = *reinterpret_cast<const uint2*>(of_product + row * 1024);
+#pragma unroll
+        for (int word = 0; word < 2; ++word) {
+          const unsigned char* const own =
+              of_rows + 8 * row + word * (kScalesOfTurn / 2) * operand.scale_rows;
+          const uint32_t first = Lane::scale_of(own[0]);
+          const uint32_t second =
+              Config::kCodes.powers ? first : Lane::scale_of(own[operand.scale_rows]);
+          uint32_t weights[4];
+          Lane::weights_of(word == 0 ? words.x : words.y, first, second, weights);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[2 * word + i / 2][i % 2 * 2 + row] = weights[i];
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        Config::multiply(sums.chain[p][step % Sums<Config, kProducts>::kChains], a[step][0],
+                         a[step][1], a[step][2], a[step][3], b[step][0], b[step][1]);
+      }
+    }
+  }
+}
+
 // Multiplies the warp's box of codes of the stage in `slot`.
 template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_codes(const Operand& operand, const DecodePlan& plan,
@@ -84,6 +150,15 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   const unsigned char* const seconds = factors + plan.second_factor;
   const int group = group_of_box(plan, operand.factors, box) -
                     group_of_box(plan, operand.factors, box - in_stage);
+  if constexpr (Config::kCodes.exact) {
+    const unsigned char* const scales = factors + group * operand.scale_rows + operand.scale_first;
+    if (operand.has_near_scales) {
+      multiply_exact<Config, kProducts, true>(operand, codes, x, scales, me, sums);
+    } else {
+      multiply_exact<Config, kProducts, false>(operand, codes, x, scales, me, sums);
+    }
+    return;
+  }
   const CodeBox<Config> of_warp(shared, me, least);
 #pragma unroll
   for (int p = 0; p < kProducts; ++p) {

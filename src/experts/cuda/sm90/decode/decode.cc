@@ -20,7 +20,12 @@ namespace conclave::inline v0::experts {
 namespace {
 
 DecodeElement element_of_codes(const ExpertsProblem& problem) {
-  const bool offsets = factor_form(problem) == FactorForm::kOffsets;
+  const FactorForm form = factor_form(problem);
+  if (form == FactorForm::kExact) {
+    const bool of_powers = problem.quant.scale_values == ScaleValues::kPowerOfTwo;
+    return of_powers ? DecodeElement::kCodes4Powers : DecodeElement::kCodes4Floats;
+  }
+  const bool offsets = form == FactorForm::kOffsets;
   if (bit_size(problem.weight_dtype) == 8) {
     return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
   }
@@ -116,7 +121,7 @@ class DecodeSm90 final : public OneLaunchKernel {
         .dtype = problem.weight_dtype,
         .matrices = problem.num_local_experts * (gated ? 2 : 1),
         .rows = problem.intermediate_size,
-        .width = problem.hidden_size,
+        .width = stored_columns(problem, problem.hidden_size),
         .stride_bytes = packed_bytes(problem.weight_dtype, weights.gate_up.stride),
         .copy_boxes = plan.up_copy_boxes};
     params_.up_map = gated ? map_gated_boxes(gate_up) : map_boxes(gate_up, 16);
@@ -125,7 +130,7 @@ class DecodeSm90 final : public OneLaunchKernel {
                    .dtype = problem.weight_dtype,
                    .matrices = problem.num_local_experts,
                    .rows = problem.hidden_size,
-                   .width = problem.intermediate_size,
+                   .width = stored_columns(problem, problem.intermediate_size),
                    .stride_bytes = packed_bytes(problem.weight_dtype, weights.down.stride),
                    .copy_boxes = plan.down_copy_boxes},
                   plan.pass_rows);
@@ -154,6 +159,12 @@ class DecodeSm90 final : public OneLaunchKernel {
     const DecodePlan& plan = params_.plan;
     const FactorPlanes& up = weights.gate_up.factors;
     const FactorPlanes& down = weights.down.factors;
+    if (up.bytes != nullptr) {
+      params_.up_scales = map_exact_scales(problem, up, 16, plan.up_factors.stage_groups);
+      params_.down_scales =
+          map_exact_scales(problem, down, plan.down_scale_rows, plan.down_factors.stage_groups);
+      return;
+    }
     if (up.scales == nullptr) {
       throw Error(ErrorCode::kState, {.what = "cuda.decode_sm90 needs FactorPlanes of codes"});
     }

@@ -22,6 +22,10 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4Offsets>;
     case DecodeElement::kCodes4Terms:
       return decode::decode_experts<DecodeElement::kCodes4Terms>;
+    case DecodeElement::kCodes4Powers:
+      return decode::decode_experts<DecodeElement::kCodes4Powers>;
+    case DecodeElement::kCodes4Floats:
+      return decode::decode_experts<DecodeElement::kCodes4Floats>;
     case DecodeElement::kCodes8:
       return decode::decode_experts<DecodeElement::kCodes8>;
     case DecodeElement::kCodes8Offsets:

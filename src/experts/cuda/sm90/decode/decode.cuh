@@ -65,7 +65,7 @@ __device__ __forceinline__ void consume(const DecodeParams& params, const Shared
   if constexpr (Config::kIsE4M3) {
     quantize_rows<Config>(params, shared, tokens);
   } else {
-    if constexpr (Config::kIsCoded && !Config::kCodes.in_order) fill_values<Config>(params, shared);
+    if constexpr (Config::kTakesTable) fill_values<Config>(params, shared);
     convert_rows<Config>(params, shared, tokens);
   }
   consumer_sync();

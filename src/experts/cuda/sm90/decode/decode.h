@@ -43,6 +43,8 @@ enum class DecodeElement : uint8_t {
   kCodes4InOrder,  // they stand for whole numbers in their order
   kCodes4Offsets,
   kCodes4Terms,
+  kCodes4Powers,  // FactorForm::kExact, with scales that are powers of two
+  kCodes4Floats,  // the same beside scales of e4m3
   kCodes8,
   kCodes8Offsets,
 };

@@ -201,7 +201,9 @@ __device__ __forceinline__ void add_part(const DecodeParams& params, const Share
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float value = sums.get(p, i + 2 * half);
-        const float factor = Config::kRowScales ? rows.scale[p][half] * step : 1.0F;
+        const float factor = Config::kRowScales     ? rows.scale[p][half] * step
+                             : Config::kCodes.exact ? operand.sum_factors[0]
+                                                    : 1.0F;
         float& sum = output.sum[p][i + 2 * half];
         sum = fmaf(weight, fmaf(value, factor, rows.bias[p][half]), sum);
       }
@@ -240,13 +242,19 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                      .second = 0,
                      .factors = plan.down_factors,
                      .box_rows = plan.pass_rows,
-                     .has_zeros = params.weights.down.factors.zeros != nullptr};
+                     .scale_rows = plan.down_scale_rows,
+                     .scale_first = first_row % 16,
+                     .has_zeros = params.weights.down.factors.zeros != nullptr,
+                     .has_near_scales = has_near_scales<Config>(params.weights.down.factors)};
   if constexpr (Config::kBlockScales) {
 #pragma unroll
     for (int i = 0; i < 2 * kProducts; ++i) {
       const bool second = (first_row + i * 8 + me.row) / kScaleGroup != first_row / kScaleGroup;
       operand.second |= second ? 1U << i : 0U;
     }
+  }
+  if constexpr (Config::kCodes.exact) {
+    operand.sum_factors[0] = params.weights.down.factors.sum_factors[expert];
   }
   const DownRows<kProducts> rows =
       read_down_rows<Config, kProducts>(params, me, expert, first_row, adds_bias);

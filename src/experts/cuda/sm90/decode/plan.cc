@@ -75,9 +75,19 @@ DecodeFactors factors_of(const DecodePlan& plan, int64_t columns, int64_t stage_
 void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.up_factors = factors_of(plan, gate_up_factor_columns(problem), kDecodeUpStageBoxes);
   plan.down_factors = factors_of(plan, down_factor_columns(problem), plan.down_stage_boxes);
+  const FactorForm form = factor_form(problem);
+  if (form == FactorForm::kExact) {
+    // A pass begins at a multiple of eight rows, so that its box, from a multiple of 16 on, has
+    // room for all of them.
+    plan.down_scale_rows = narrow(round_up(plan.pass_rows, 16));
+    plan.factor_bytes =
+        narrow(round_up(std::max(16 * plan.up_factors.stage_groups,
+                                 plan.down_scale_rows * plan.down_factors.stage_groups),
+                        128));
+    return;
+  }
   const int32_t numbers =
       std::max(16 * plan.up_factors.stage_groups, plan.pass_rows * plan.down_factors.stage_groups);
-  const FactorForm form = factor_form(problem);
   // TMA writes to multiples of 128 bytes.
   const auto bytes_of = [&](size_t number) {
     return narrow(round_up(int64_t{numbers} * static_cast<int64_t>(number), 128));

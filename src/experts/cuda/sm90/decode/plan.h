@@ -62,9 +62,10 @@ struct DecodePlan {
   // Weights that are codes have these.
   DecodeFactors up_factors;
   DecodeFactors down_factors;
-  int32_t factor_bytes = 0;   // a stage has: scales, then zero points or offsets
-  int32_t second_factor = 0;  // byte at which these begin
-  int32_t value_bytes = 0;    // the table of values has
+  int32_t down_scale_rows = 0;  // a box of scales that are bytes has; a multiple of 16
+  int32_t factor_bytes = 0;     // a stage has: scales, then zero points or offsets
+  int32_t second_factor = 0;    // byte at which these begin
+  int32_t value_bytes = 0;      // the table of values has
 };
 
 // Layout of a block's shared memory, in bytes; the ring is at 0. Fewer tokens leave more room for

@@ -20,10 +20,11 @@ struct Source {
   int box_bytes;
   int copy_boxes;
   int stage_boxes;
-  // Factors of codes: their first row, and the expert.
+  // Factors of codes: rows of a box, their first row, and the expert.
   const CUtensorMap* scales;
   const CUtensorMap* seconds;
   const DecodeFactors& factors;
+  int factor_rows;
   int factor_row;
   int expert;
 };
@@ -40,11 +41,12 @@ struct Producer {
   }
 
   static __device__ __forceinline__ int factors_of_stage(const Source& source) {
-    return source.box_rows * source.factors.stage_groups;
+    return source.factor_rows * source.factors.stage_groups;
   }
   // Bytes that come to a stage beside its boxes.
   __device__ __forceinline__ uint32_t factor_bytes(const Source& source) const {
     if constexpr (!Config::kIsCoded) return 0;
+    if constexpr (Config::kCodes.exact) return static_cast<uint32_t>(factors_of_stage(source));
     return static_cast<uint32_t>(factors_of_stage(source) * (4 + params.second_bytes));
   }
   // Coordinates: row, part, group, expert.
@@ -53,6 +55,11 @@ struct Producer {
     uint64_t* full = shared.full + ring.slot;
     unsigned char* target = shared.factors + ring.slot * params.plan.factor_bytes;
     const int group = group_of_box(params.plan, source.factors, box);
+    if constexpr (Config::kCodes.exact) {
+      ptx::tma_load_3d(source.scales, full, target, source.factor_row, group, source.expert,
+                       ptx::CacheHint::kEvictFirst);
+      return;
+    }
     ptx::tma_load_4d(source.scales, full, target, source.factor_row, 0, group, source.expert,
                      ptx::CacheHint::kEvictFirst);
     if (params.second_bytes == 0) return;
@@ -111,7 +118,8 @@ struct Producer {
              .scales = &params.up_scales,
              .seconds = &params.up_seconds,
              .factors = plan.up_factors,
-             .factor_row = up.tile * plan.tile_features,
+             .factor_rows = 16,
+             .factor_row = up.tile * (Config::kCodes.exact ? 16 : plan.tile_features),
              .expert = expert},
             0, plan.up_boxes);
       tile = next;
@@ -129,7 +137,9 @@ struct Producer {
              .scales = &params.down_scales,
              .seconds = &params.down_seconds,
              .factors = plan.down_factors,
-             .factor_row = row,
+             .factor_rows = Config::kCodes.exact ? plan.down_scale_rows : plan.pass_rows,
+             // Bytes come from multiples of 16.
+             .factor_row = Config::kCodes.exact ? row / 16 * 16 : row,
              .expert = tables.unit_expert[part.unit]},
             part.begin, part.end);
     });

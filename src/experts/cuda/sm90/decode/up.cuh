@@ -11,6 +11,16 @@
 
 namespace conclave::inline v0::experts::decode {
 
+// Finds what sums of a tile's rows are multiplied by: eight rows of gate and eight of up, or 16.
+__device__ __forceinline__ void set_sum_factors(const DecodeParams& params, int tile,
+                                                const Shared& shared, Operand& operand) {
+  const int expert = shared.tables->unit_expert[up_item(params.plan, tile).unit];
+  const float* const factors = params.weights.gate_up.factors.sum_factors;
+  const bool gated = params.plan.tile_features == 8;
+  operand.sum_factors[0] = factors[gated ? 2 * expert : expert];
+  operand.sum_factors[1] = gated ? factors[2 * expert + 1] : operand.sum_factors[0];
+}
+
 template <class Config>
 __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const Shared& shared,
                                                const Thread& me, Ring& ring) {
@@ -27,7 +37,10 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                      .second = 2,
                      .factors = plan.up_factors,
                      .box_rows = 16,
-                     .has_zeros = params.weights.gate_up.factors.zeros != nullptr};
+                     .scale_rows = 16,
+                     .scale_first = 0,
+                     .has_zeros = params.weights.gate_up.factors.zeros != nullptr,
+                     .has_near_scales = has_near_scales<Config>(params.weights.gate_up.factors)};
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
     const int tile = await_item(*shared.tables, index);
@@ -42,11 +55,15 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
       operand.steps[k] =
           shared.row_scales + ((tokens >> token & 1U) != 0 ? token : 0) * plan.up_boxes;
     }
+    if constexpr (Config::kCodes.exact) set_sum_factors(params, tile, shared, operand);
     const Sums<Config, 1> sums = run_boxes<Config, 1>(operand, params, shared, me, ring);
     ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.phase ^ 1U);
     float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) target[k * 32] = sums.get(0, k);
+    for (int k = 0; k < 4; ++k) {
+      const float factor = Config::kCodes.exact ? operand.sum_factors[k / 2] : 1.0F;
+      target[k * 32] = sums.get(0, k) * factor;
+    }
     ptx::mbarrier_arrive(shared.tile_full + buffer.slot);
     __syncwarp();
     buffer.advance();

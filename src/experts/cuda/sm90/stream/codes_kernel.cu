@@ -80,6 +80,7 @@ class CodesKernel final : public DeviceExpertsKernel {
 
   void set_codes(CodedParams& params, const FactorPlanes& planes,
                  const stream::KernelOf<CodedParams>& kernel) const {
+    if (planes.bytes != nullptr) return set_exact(params, planes, kernel);
     if (planes.scales == nullptr) {
       throw Error(ErrorCode::kState, {.what = std::string(names_.row) + " needs FactorPlanes"});
     }
@@ -103,6 +104,15 @@ class CodesKernel final : public DeviceExpertsKernel {
       set_shifts(params, map(planes.offsets, DType::kF32), DType::kF32);
     fill_bf16_values(problem_.weight_dtype, params.values);
     params.least = quant::format_of(problem_.weight_dtype).codes->whole.least;
+  }
+
+  void set_exact(CodedParams& params, const FactorPlanes& planes,
+                 const stream::KernelOf<CodedParams>& kernel) const {
+    params.group = static_cast<int32_t>(planes.columns);
+    params.groups_of_stage = kernel.depth / params.group;
+    params.scales = map_exact_scales(problem_, planes, kernel.weight_rows, params.groups_of_stage);
+    params.byte_form = planes.byte_form;
+    params.sum_factors = planes.sum_factors;
   }
 
   static void set_shifts(CodedParams& params, const CUtensorMap& map, DType dtype) {

@@ -21,7 +21,8 @@ CodesKernelPair pair_of_tile() {
                                  .fine = kCodes.steps_of_sum == 1,
                                  .offsets = kCodes.offsets,
                                  .in_order = kCodes.in_order,
-                                 .long_sums = kCodes.steps_of_sum == 8};
+                                 .long_sums = kCodes.steps_of_sum == 8,
+                                 .exact = kCodes.exact != ExactScales::kNone};
   constexpr Shape kShape{.max_tokens = kTokens,
                          .weight_rows = kWeightRows,
                          .atoms = kCodes.bits == 4 ? 4 : 2,
@@ -52,5 +53,8 @@ CodesKernelPair find_in_all(const DeviceTile& tile) {
 // and of 128 or more.
 CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
+// Those of weights that bf16 holds, with scales that are powers of two, and of e4m3.
+CodesKernelPair find_kernels_of_powers(const DeviceTile& tile);
+CodesKernelPair find_kernels_of_floats(const DeviceTile& tile);
 
 }  // namespace conclave::inline v0::experts::stream

@@ -60,6 +60,9 @@ struct Shape {
   int token_stages = 0;
 };
 
+// Scales of weights that bf16 holds exactly.
+enum class ExactScales : uint8_t { kNone, kPowers, kFloats };
+
 // Weights that are codes ask this of a kernel.
 struct Codes {
   int bits = 0;  // 0: weights are elements
@@ -76,6 +79,8 @@ struct Codes {
   // With `rounded`: a scale is that of a whole row, so that sums are multiplied by it, and nothing
   // is rounded.
   bool whole_rows = false;
+  // Codes of lanes, whose products with these scales need no rounding: sums need no scales.
+  ExactScales exact = ExactScales::kNone;
 };
 
 // One block per multiprocessor: warpgroups multiply 64 or 128 weight rows each, and one more fills
@@ -92,6 +97,7 @@ struct Config {
   static constexpr int kCodeBits = kCodes.bits;
   static constexpr bool kIsCoded = kCodeBits != 0;
   static constexpr bool kRounds = kCodes.rounded;
+  static constexpr bool kIsExact = kCodes.exact != ExactScales::kNone;
   using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
   static constexpr int kMaxTokens = kShape.max_tokens;
   static constexpr Widths kWidths = widths(kMaxTokens);
@@ -204,6 +210,12 @@ struct CodeStorage {
 };
 template <int kStages, int kDepth, int kRows>
 struct CodeStorage<Codes{}, kStages, kDepth, kRows> {};
+template <Codes kCodes, int kStages, int kDepth, int kRows>
+  requires(kCodes.exact != ExactScales::kNone)
+struct CodeStorage<kCodes, kStages, kDepth, kRows> {
+  static constexpr int kGroups = kDepth / 16 / kCodes.steps_of_sum;
+  alignas(128) uint8_t factors[kStages][kGroups * kRows];  // scales
+};
 
 template <class Config>
 struct SharedStorage {
@@ -298,7 +310,8 @@ struct Params {
 // offset.
 struct CodedParams : Params {
   // {rows, gate and up, groups of columns, E}, with boxes of a stage's groups: float32 scales, and
-  // bf16 zero points or, for kernels of them, float32 offsets.
+  // bf16 zero points or, for kernels of them, float32 offsets. {rows, groups, E} of
+  // FactorForm::kExact: bytes.
   CUtensorMap scales;
   CUtensorMap shifts;
   int32_t shift_bytes = 0;      // each zero point or offset has these; 0: none
@@ -306,6 +319,9 @@ struct CodedParams : Params {
   int32_t groups_of_stage = 1;  // also where a group has more columns than a stage
   int32_t steps_shift = 0;      // a group has 16 << steps_shift columns of a stage
   int32_t features_of_tile = 0;
+  // FactorForm::kExact: a ByteForm, and [E, gate and up].
+  const int32_t* byte_form = nullptr;
+  const float* sum_factors = nullptr;
   // Sums of a row are multiplied by these, for row r (up: of the input; down: sorted) at
   // row_factors[r * row_factor_stride]; null: nothing.
   const float* row_factors = nullptr;

@@ -5,6 +5,7 @@
 #include "cuda/device/wgmma.cuh"
 #include "experts/cuda/sm90/stream/code_operand.cuh"
 #include "experts/cuda/sm90/stream/epilogue.cuh"
+#include "experts/cuda/sm90/stream/exact_operand.cuh"
 #include "experts/cuda/sm90/stream/rounded_operand.cuh"
 
 namespace conclave::inline v0::experts::stream {
@@ -23,6 +24,19 @@ struct Consumer : Epilogue<Config> {
   using Element = typename Config::Element;
 
   RingPosition<Config::kTokenStages> tokens = {};  // moves where a kernel has a ring of them
+  const bool near = has_near_scales(params);       // for weights that bf16 holds
+
+  static __device__ __forceinline__ bool has_near_scales(const Params& params) {
+    if constexpr (!Config::kIsExact) return false;
+    return *static_cast<const CodedParams&>(params).byte_form ==
+           static_cast<int32_t>(ByteForm::kNear);
+  }
+
+  // The descriptor of an atom of tokens: these count in units of 16 bytes.
+  __device__ __forceinline__ uint64_t tokens_of(int32_t slot, int atom) const {
+    return ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens)) +
+           (slot * Config::kTokenAtoms + atom) * (Config::kTokenBytes / 16);
+  }
 
   template <int N>
   __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {
@@ -44,8 +58,15 @@ struct Consumer : Epilogue<Config> {
   // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
-    if constexpr (Config::kRounds) {
-      multiply_rounded<N, kProduct>(d);
+    if constexpr (Config::kIsExact) {
+      // Uniform over the grid.
+      if (near) {
+        multiply_exact<N, kProduct, true>(d);
+      } else {
+        multiply_exact<N, kProduct, false>(d);
+      }
+    } else if constexpr (Config::kRounds) {
+      multiply_rounded<N, kProduct, RoundedOperand<Config>>(d);
     } else if constexpr (Config::kIsCoded) {
       multiply_codes<N, kProduct>(d);
     } else {
@@ -178,7 +199,7 @@ struct Consumer : Epilogue<Config> {
     // Leaves the last sums unfinished. `begins` is false for the second atom of a long sum.
     const auto multiply = [&](int32_t slot, int atom, const typename Operand::Fragments& codes,
                               bool begins) {
-      const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
+      const uint64_t b = tokens_of(slot, atom);
 #pragma unroll
       for (int sum = 0; sum < kMostSets; ++sum) {
         const int set = sum % kSets;
@@ -247,14 +268,85 @@ struct Consumer : Epilogue<Config> {
     }
   }
 
+  template <int N, Product kProduct, bool kNear>
+  __device__ __forceinline__ void multiply_exact(float (&d)[kSlices][N / 2]) {
+    if constexpr (Config::kRounds) {
+      multiply_rounded<N, kProduct, ExactOperand<Config, kNear>>(d);
+    } else {
+      multiply_in_stages<N, kProduct, ExactOperand<Config, kNear>>(d[0]);
+    }
+  }
+
+  // The same with weights that bf16 holds: sums stay in wgmma's accumulators over all of K.
+  template <int N, Product kProduct, class Operand>
+  __device__ __forceinline__ void multiply_in_stages(float (&d)[N / 2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
+    const Operand operand(params, shared, warp, lane, false);
+    RoundedFragments even;
+    RoundedFragments odd;
+    const auto begin_stage = [&] {
+      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
+    };
+    begin_stage();
+    operand.decode(ring.slot, 0, even);
+    for (int32_t left = params.depth_stages; left > 0; --left) {
+      const int32_t slot = ring.slot;
+#pragma unroll
+      for (int atom = 0; atom < Config::kAtoms; atom += 2) {
+        multiply_fragments<N>(d, even, slot, atom);
+        operand.decode(slot, atom + 1, odd);
+        multiply_fragments<N>(d, odd, slot, atom + 1);
+        const bool is_last = atom + 2 == Config::kAtoms;
+        if (is_last) ring.advance();
+        if (is_last && left > 1) begin_stage();
+        ptx::wgmma_wait_group<1>();
+        // Behind the last stage this decodes what is never used, since a condition would have sums
+        // moved.
+        operand.decode(ring.slot, is_last ? 0 : atom + 2, even);
+        // No product may be unfinished where a loop begins anew.
+        ptx::wgmma_wait_group<0>();
+      }
+      release(slot);
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) ptx::wgmma_fence_operand(d[i]);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void multiply_fragments(float (&d)[N / 2], const RoundedFragments& a,
+                                                     int32_t slot, int atom) {
+    const uint64_t b = tokens_of(slot, atom);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < RoundedFragments::kSteps; ++step) {
+      ptx::WgmmaOfRegisters<N>::mma(d, a.step[step], b + 2 * step, true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Multiplies sums by what weights that bf16 holds lack.
+  template <int N, Product kProduct>
+  __device__ __forceinline__ void complete_exact(float (&d)[N / 2], int32_t expert) const {
+    if constexpr (Config::kIsExact) {
+      const float* const factors = static_cast<const CodedParams&>(params).sum_factors;
+      const bool gated = kProduct == Product::kUp && params.activation.gated;
+      const float first = factors[gated ? 2 * expert : expert];
+      const float second = gated ? factors[2 * expert + 1] : first;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) d[i] *= i % 4 < 2 ? first : second;
+    }
+  }
+
   // The same with codes that become weights of bf16: sums stay in wgmma's accumulators over all of
   // K. An atom is decoded while the one before it is multiplied.
-  template <int N, Product kProduct>
+  template <int N, Product kProduct, class Operand>
   __device__ __forceinline__ void multiply_rounded(float (&d)[kSlices][N / 2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) d[0][i] = 0.0F;
-    RoundedOperand<Config> operand(params, shared, warp, lane,
-                                   kProduct == Product::kUp && params.activation.gated);
+    Operand operand(params, shared, warp, lane,
+                    kProduct == Product::kUp && params.activation.gated);
     RoundedFragments even;
     RoundedFragments odd;
     const int32_t atoms = even_atoms(params, Config::kAtomDepth);
@@ -280,22 +372,16 @@ struct Consumer : Epilogue<Config> {
 
   template <int N>
   __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2], const RoundedFragments& a) {
-    const int32_t slot = tokens.slot;
-    ptx::mbarrier_wait(&shared.tokens_full[slot], tokens.phase);
-    const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][0]));
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < RoundedFragments::kSteps; ++step) {
-      ptx::WgmmaOfRegisters<N>::mma(d, a.step[step], b + 2 * step, true);
-    }
-    ptx::wgmma_commit_group();
+    ptx::mbarrier_wait(&shared.tokens_full[tokens.slot], tokens.phase);
+    multiply_fragments<N>(d, a, tokens.slot, 0);
   }
 
   // Decodes an atom while the one before it is multiplied, and settles that. No product may be
   // unfinished where a loop begins anew: its registers would be no other width's. Behind the last
   // atom this decodes what is never used, since a condition would have sums moved.
-  __device__ __forceinline__ void decode_next(RoundedOperand<Config>& operand, RoundedFragments& a,
-                                              int32_t atom, int32_t atoms) {
+  template <class Operand>
+  __device__ __forceinline__ void decode_next(Operand& operand, RoundedFragments& a, int32_t atom,
+                                              int32_t atoms) {
     const int32_t of_stage = atom % Config::kAtoms;
     if (of_stage == 0 && atom < atoms) {
       ring.advance();
@@ -321,6 +407,7 @@ struct Consumer : Epilogue<Config> {
     }
     float d[kSlices][N / 2];
     multiply<N, Product::kUp>(d);
+    complete_exact<N, Product::kUp>(d[0], tile.expert);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_rows<N, Product::kUp>(d[slice], tile);
@@ -356,6 +443,7 @@ struct Consumer : Epilogue<Config> {
     Base::template find_slots<N, kProduct>(tile, slots);
     float d[kSlices][N / 2];
     multiply<N, kProduct>(d);
+    complete_exact<N, kProduct>(d[0], tile.expert);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_rows<N, kProduct>(d[slice], tile);

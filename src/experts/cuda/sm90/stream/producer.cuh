@@ -23,6 +23,12 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   const int32_t feature = feature_tile * params.features_of_tile;
   const int32_t group = stage * Config::kDepth / params.group;
   uint8_t* factors = shared.codes.factors[slot];
+  if constexpr (Config::kIsExact) {
+    ptx::tma_load_3d(&params.scales, &shared.full[slot], factors,
+                     feature_tile * Config::kWeightRows, group, expert,
+                     ptx::CacheHint::kEvictFirst);
+    return;
+  }
   ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, group, expert,
                    ptx::CacheHint::kEvictFirst);
   if (params.shift_bytes == 0) return;
@@ -63,7 +69,7 @@ __device__ __forceinline__ void expect_stage(const Params& params, SharedStorage
                                              int32_t slot, int32_t count) {
   uint32_t bytes = Config::kWeightAtoms * Config::kWeightBytes;
   if constexpr (Config::kIsCoded) {
-    const uint32_t each = sizeof(float) + coded(params).shift_bytes;
+    const uint32_t each = Config::kIsExact ? 1 : sizeof(float) + coded(params).shift_bytes;
     bytes += coded(params).groups_of_stage * Config::kWeightRows * each;
   }
   if constexpr (kRowsInOrder<Config, kProduct> && !Config::kHasTokenRing) {

@@ -85,7 +85,8 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
   CodeKernelForm form{.bits = bit_size(problem.weight_dtype),
                       .fine = !all_have([](int64_t columns) { return columns != kColumnsOfStep; }),
                       .offsets = factor_form(problem) == FactorForm::kOffsets,
-                      .two_terms = !codes.exact_in_bf16};
+                      .two_terms = !codes.exact_in_bf16,
+                      .exact = factor_form(problem) == FactorForm::kExact};
   form.in_order = form.bits == 4 && codes.whole.in_order && !form.fine && !form.offsets;
   form.long_sums = form.in_order &&
                    all_have([](int64_t columns) { return columns == 0 || columns >= kLongSum; });
@@ -94,6 +95,10 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
 
 std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
   const CodeKernelForm form = code_kernel_form(problem);
+  if (form.exact) {
+    if (form.fine) return kAllTiles<CodeKernelForm{.bits = 4, .fine = true, .exact = true}>;
+    return kAllTiles<CodeKernelForm{.bits = 4, .exact = true}>;
+  }
   if (form.in_order) {
     if (form.long_sums)
       return kAllTiles<CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}>;

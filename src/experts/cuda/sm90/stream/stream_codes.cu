@@ -31,6 +31,9 @@ KernelPair find_kernels(const CodeKernelForm& form, const DeviceTile& tile) {
 
 KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const CodeKernelForm form = code_kernel_form(problem);
+  if (form.exact) {
+    return form.fine ? stream::find_kernels_of_floats(tile) : stream::find_kernels_of_powers(tile);
+  }
   if (form.two_terms) {
     return form.fine ? find_in_few<Codes{4, 1, false, 2}>(tile)
                      : find_in_few<Codes{4, 2, false, 2}>(tile);

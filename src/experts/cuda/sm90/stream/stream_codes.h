@@ -37,6 +37,7 @@ struct CodeKernelForm {
   // Codes stand for whole numbers in their order, so that they take no table.
   bool in_order = false;
   bool long_sums = false;  // with `in_order`: factors are those of 128 columns or more
+  bool exact = false;      // FactorForm::kExact; `fine` ones have scales of e4m3
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
@@ -44,10 +45,13 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
 // Stages that shared memory has room for beside the values of codes, with tiles of 16 to 96 tokens
 // and 128 weight rows, or of up to 32 tokens and 256.
 constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_t weight_rows) {
+  constexpr int32_t kRoom = 217 << 10;
+  if (form.exact) {
+    return kRoom / (weight_rows * 128 + tokens * 512 + weight_rows * (form.fine ? 16 : 8));
+  }
   if (form.in_order) {
     // A stage has 256 columns: two or eight groups with a scale and a zero point for each row.
     const int32_t factor_bytes = weight_rows * 6 * (form.long_sums ? 2 : 8);
-    constexpr int32_t kRoom = 217 << 10;
     return kRoom / (weight_rows * 128 + tokens * 512 + factor_bytes);
   }
   if (weight_rows == 256) return form.bits == 4 ? 3 : 4;

@@ -12,6 +12,9 @@ using KernelPair = stream::KernelPairOf<stream::CodedParams>;
 KernelPair find_kernels_of_4_bits(const DeviceTile& tile);
 // The same of whole numbers in their order.
 KernelPair find_kernels_in_order(const DeviceTile& tile);
+// Weights that bf16 holds, with scales that are powers of two, and of e4m3.
+KernelPair find_kernels_of_powers(const DeviceTile& tile);
+KernelPair find_kernels_of_floats(const DeviceTile& tile);
 // With offsets or zero points.
 KernelPair find_shifted_kernels_of_4_bits(const DeviceTile& tile);
 // Codes of 4 bits whose values take two numbers of bf16.

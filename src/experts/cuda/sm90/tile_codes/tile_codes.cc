@@ -55,6 +55,7 @@ bool has_whole_rows(const ExpertsProblem& problem) {
 }
 
 Support supports_scales(const ExpertsProblem& problem) {
+  if (factor_form(problem) == FactorForm::kExact) return Support::yes();
   if (!has_whole_rows(problem)) {
     const Support up = averages_out(problem.input_columns(), gate_up_factor_columns(problem));
     return up ? averages_out(problem.intermediate_size, down_factor_columns(problem)) : up;
@@ -80,9 +81,11 @@ Support tile_codes_supports(const ExpertsProblem& problem) {
 }
 
 TileCodesForm tile_codes_form(const ExpertsProblem& problem) {
+  const FactorForm form = factor_form(problem);
   return {.bits = bit_size(problem.weight_dtype),
-          .shifts = factor_form(problem) != FactorForm::kScales,
-          .whole_rows = has_whole_rows(problem)};
+          .shifts = form == FactorForm::kZeros || form == FactorForm::kOffsets,
+          .whole_rows = has_whole_rows(problem),
+          .exact = form == FactorForm::kExact};
 }
 
 std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem) {

@@ -24,6 +24,7 @@ struct TileCodesForm {
   int64_t bits = 0;
   bool shifts = false;      // zero points or offsets
   bool whole_rows = false;  // have one scale each
+  bool exact = false;       // FactorForm::kExact
 };
 TileCodesForm tile_codes_form(const ExpertsProblem& problem);
 

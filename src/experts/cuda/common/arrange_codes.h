@@ -1,0 +1,13 @@
+// Puts codes that were copied as they are stored into the order of lanes.
+#pragma once
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace conclave::inline v0::experts {
+
+// `codes` are rows of 4-bit codes in device memory, `row_bytes` each, a multiple of 32. Enqueues.
+void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CUstream_st* stream);
+
+}  // namespace conclave::inline v0::experts

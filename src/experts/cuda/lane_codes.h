@@ -1,0 +1,43 @@
+// The order in which a GPU holds codes of e2m1 for tensor cores: a thread finds its codes of 64
+// columns side by side, and four pairs of them in a word lie so that few instructions move them to
+// where bf16 has its bits.
+#pragma once
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts {
+
+// Lane 4 r + p of a warp has columns 2 p, 2 p + 1, 2 p + 8 and 2 p + 9 of each 16 in its A operand.
+// So the 32 bytes of 64 columns are two words for each p, and each word has those of 32 columns:
+// the lower half the even ones, the upper half the odd ones.
+inline constexpr int64_t kLaneColumns = 64;
+
+struct LanePlace {
+  int32_t word = 0;  // one of the eight that 64 columns have
+  int32_t half = 0;
+  int32_t pair = 0;  // one of the four that a word has
+};
+constexpr LanePlace lane_place(int32_t column) {
+  const int32_t step = column / 16;
+  return {.word = column % 8 / 2 * 2 + step / 2,
+          .half = column % 2,
+          .pair = step % 2 * 2 + column % 16 / 8};
+}
+
+// A code is a sign, two bits of exponent and one of mantissa. Pair i of a half has its sign at bit
+// 15, 12, 14 or 13, and the others from bit 6, 3, 9 or 0 on; bf16 numbers have them at 15 and 6.
+constexpr int32_t lane_sign_bit(const LanePlace& place) {
+  return 16 * place.half + (0xdecf >> (4 * place.pair) & 0xf);
+}
+constexpr int32_t lane_low_bit(const LanePlace& place) {
+  return 16 * place.half + (0x0936 >> (4 * place.pair) & 0xf);
+}
+// The bits of a code at its place in a word, and the code at a place.
+constexpr uint32_t lane_bits(const LanePlace& place, uint32_t code) {
+  return (code >> 3) << lane_sign_bit(place) | (code & 7U) << lane_low_bit(place);
+}
+constexpr uint32_t lane_code(const LanePlace& place, uint32_t word) {
+  return (word >> lane_sign_bit(place) & 1U) << 3 | (word >> lane_low_bit(place) & 7U);
+}
+
+}  // namespace conclave::inline v0::experts

@@ -1,0 +1,79 @@
+// The order of codes that kernels for tensor cores read, and the bits that they make of it.
+#include "experts/cuda/lane_codes.h"
+
+#include "quant/weight_format.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <set>
+
+namespace conclave {
+namespace {
+
+using experts::lane_bits;
+using experts::lane_code;
+using experts::lane_place;
+using experts::LanePlace;
+
+TEST(LaneCodes, EveryColumn_HasBitsOfItsOwn) {
+  std::array<uint32_t, 8> taken = {};
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    const uint32_t bits = lane_bits(place, 0xf);
+    EXPECT_EQ(std::popcount(bits), 4) << column;
+    EXPECT_EQ(taken.at(static_cast<size_t>(place.word)) & bits, 0U) << column;
+    taken.at(static_cast<size_t>(place.word)) |= bits;
+  }
+  for (const uint32_t word : taken) EXPECT_EQ(word, 0xffffffffU);
+}
+
+TEST(LaneCodes, Codes_ComeBack) {
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    for (uint32_t code = 0; code < 16; ++code) {
+      EXPECT_EQ(lane_code(place, lane_bits(place, code)), code);
+      EXPECT_EQ(lane_code(place, ~lane_bits(place, 15)), 0U);
+    }
+  }
+}
+
+// The A operand of a product of 16 columns: lane p of four has columns 2 p, 2 p + 1 and these
+// plus 8.
+TEST(LaneCodes, LanesOfAProduct_HaveTheirColumnsInTwoWords) {
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    EXPECT_EQ(place.word / 2, column % 8 / 2) << column;
+    EXPECT_EQ(place.word % 2, column / 32) << column;
+    EXPECT_EQ(place.pair, column / 16 % 2 * 2 + column / 8 % 2) << column;
+    EXPECT_EQ(place.half, column % 2) << column;
+  }
+}
+
+// Kernels move a word's four pairs so; the value is that of bf16 bits times 2^126.
+TEST(LaneCodes, MovedBits_AreBf16NumbersOfTheirValues) {
+  const quant::CodeBook& codes = *quant::format_of(DType::kF4).codes;
+  constexpr uint32_t kSigns = 0x80008000U;
+  constexpr uint32_t kOthers = 0x01c001c0U;
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    for (uint32_t code = 0; code < 16; ++code) {
+      // The other pairs have all bits.
+      const uint32_t word = lane_bits(place, code) | ~lane_bits(place, 15);
+      const std::array<uint32_t, 4> pairs = {word & (kSigns | kOthers),
+                                             word << 3 & (kSigns | kOthers),
+                                             (word << 1 & kSigns) | (word >> 3 & kOthers),
+                                             (word << 2 & kSigns) | (word << 6 & kOthers)};
+      const uint32_t pair = pairs.at(static_cast<size_t>(place.pair));
+      const uint32_t number = pair >> (16 * place.half) & 0xffffU;
+      EXPECT_EQ(std::bit_cast<float>(number << 16) * 0x1p126F,
+                codes.decode(static_cast<uint8_t>(code)))
+          << column << " " << code;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace conclave

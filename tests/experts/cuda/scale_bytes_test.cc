@@ -1,0 +1,106 @@
+// Weights that kernels make of bytes and codes, by the arithmetic of bf16.
+#include "experts/cuda/scale_bytes.h"
+
+#include "core/float8.h"
+#include "core/float_convert.h"
+#include "quant/weight_format.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using experts::ByteForm;
+using experts::ScaleBytes;
+
+float multiply(float a, float b) { return bf16_to_float(float_to_bf16(a * b)); }
+
+// What LaneCodes makes of a byte and a code's bits in their place.
+float weight_of(ScaleValues values, ByteForm form, uint8_t byte, float value) {
+  const float bits = std::ldexp(value, -126);
+  const auto number = [](int32_t pattern) { return bf16_to_float(static_cast<uint16_t>(pattern)); };
+  if (values == ScaleValues::kPowerOfTwo) {
+    if (form == ByteForm::kNear) return multiply(bits, number(byte * 0x80));
+    return multiply(multiply(bits, 0x1p124F), number(byte == 0 ? 0x40 : byte * 0x80));
+  }
+  if (form == ByteForm::kNear) return multiply(bits, number(byte * 0x10 + 0x7600));
+  return multiply(bits, multiply(multiply(number(byte * 0x10), 0x1p119F), 0x1p119F));
+}
+
+void expect_exact(ScaleValues values, ByteForm form, const std::vector<float>& scales) {
+  const ScaleBytes bytes(values, form, scales);
+  ASSERT_TRUE(bytes.fit());
+  const quant::CodeBook& codes = *quant::format_of(DType::kF4).codes;
+  for (const float scale : scales) {
+    for (int code = 0; code < 16; ++code) {
+      const float value = codes.decode(static_cast<uint8_t>(code));
+      const double weight = weight_of(values, form, bytes.of(scale), value);
+      EXPECT_EQ(weight * bytes.sum_factor(), double{value} * scale) << scale << " " << value;
+    }
+  }
+}
+
+std::vector<float> powers(int32_t first, int32_t last) {
+  std::vector<float> scales;
+  for (int32_t byte = first; byte <= last; ++byte) {
+    scales.push_back(e8m0_to_float(static_cast<uint8_t>(byte)));
+  }
+  return scales;
+}
+std::vector<float> numbers_of_e4m3(int32_t first) {
+  std::vector<float> scales;
+  for (int32_t byte = first; byte < 127; ++byte) {
+    scales.push_back(quant::format_of(DType::kF8E4M3).codes->decode(static_cast<uint8_t>(byte)));
+  }
+  return scales;
+}
+
+TEST(ScaleBytes, EveryPower_GivesExactWeights) {
+  expect_exact(ScaleValues::kPowerOfTwo, ByteForm::kAsStored, powers(0, 254));
+}
+TEST(ScaleBytes, NearPowers_GiveExactWeightsWhereverTheyLie) {
+  for (const int32_t last : {0, 1, 100, 127, 132, 200, 254}) {
+    expect_exact(ScaleValues::kPowerOfTwo, ByteForm::kNear, powers(std::max(last - 132, 0), last));
+  }
+}
+TEST(ScaleBytes, PowersTooFarApart_DoNotFit) {
+  const auto fit = [](float least, float most) {
+    return ScaleBytes(ScaleValues::kPowerOfTwo, ByteForm::kNear, std::vector{least, most}).fit();
+  };
+  EXPECT_TRUE(fit(0x1p-66F, 0x1p66F));
+  EXPECT_FALSE(fit(0x1p-67F, 0x1p66F));
+  EXPECT_TRUE(fit(0x1p-127F, 0x1p5F));
+  EXPECT_FALSE(fit(0x1p-127F, 0x1p127F));
+}
+TEST(ScaleBytes, EveryNumberOfE4M3_GivesExactWeights) {
+  expect_exact(ScaleValues::kFloat8, ByteForm::kAsStored, numbers_of_e4m3(0));
+  expect_exact(ScaleValues::kFloat8, ByteForm::kNear, numbers_of_e4m3(1));
+}
+TEST(ScaleBytes, ZeroOfE4M3_HasItsBytesAsStoredAlone) {
+  for (const float zero : {0.0F, -0.0F}) {
+    EXPECT_FALSE(ScaleBytes(ScaleValues::kFloat8, ByteForm::kNear, std::vector{1.0F, zero}).fit());
+    const ScaleBytes bytes(ScaleValues::kFloat8, ByteForm::kAsStored, std::vector{1.0F, zero});
+    EXPECT_TRUE(bytes.fit());
+    EXPECT_EQ(bytes.of(zero), 0);
+  }
+}
+TEST(ScaleBytes, OtherNumbers_AreNoScales) {
+  using experts::has_scale;
+  for (const float power : powers(0, 254)) EXPECT_TRUE(has_scale(ScaleValues::kPowerOfTwo, power));
+  for (const float number : numbers_of_e4m3(0)) {
+    EXPECT_TRUE(has_scale(ScaleValues::kFloat8, number));
+  }
+  for (const float other : {1.0F / 3, 1.5F, 0.0F, -1.0F, 0x1p-128F, INFINITY, NAN}) {
+    EXPECT_FALSE(has_scale(ScaleValues::kPowerOfTwo, other)) << other;
+  }
+  for (const float other : {1.0F / 3, 0x1p-10F, 449.0F, INFINITY, NAN}) {
+    EXPECT_FALSE(has_scale(ScaleValues::kFloat8, other)) << other;
+  }
+}
+
+}  // namespace
+}  // namespace conclave
