@@ -61,6 +61,7 @@ void check_kind(const Workspace& workspace, const Context& context) {
 
 Layer::Layer(const EngineRequest& request, const WeightSource& source)
     : context_(request.context),
+      spec_(request.spec),
       engine_(make_engine(request, source)),
       shared_(std::make_shared<Shared>()) {
   check_weights(*engine_, source);
@@ -71,6 +72,7 @@ Layer::Layer(const EngineRequest& request, const WeightSource& source)
 
 Layer::Layer(const Layer& other, int64_t max_tokens)
     : context_(other.context_),
+      spec_(other.spec_),
       engine_(other.engine_->with_max_tokens(max_tokens)),
       shared_(other.shared_) {
   const OnDevice scope(*engine_);

@@ -30,6 +30,8 @@ class Layer {
   void forward(const ForwardArgs& args);
   void reload(const WeightSource& source, ReloadMode mode);
   LayerStatus status() const;
+  // The spec as given; the plan's own says more of its scales where the source does.
+  const MoeSpec& spec() const noexcept { return spec_; }
   const PlanBase& basis() const noexcept { return engine_->plan(); }
   const Plan& plan() const noexcept { return basis().summary; }
   size_t workspace_bytes(int64_t tokens) const { return runner_->workspace_bytes(tokens); }
@@ -53,6 +55,7 @@ class Layer {
   void reload_staged(const WeightSource& source);
 
   const Context& context_;
+  MoeSpec spec_;
   std::unique_ptr<Engine> engine_;
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<LayerRunner> runner_;

@@ -33,7 +33,7 @@ void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   impl_->layer.reload(source, mode);
 }
 
-const MoeSpec& MoeLayer::spec() const noexcept { return impl_->layer.basis().spec; }
+const MoeSpec& MoeLayer::spec() const noexcept { return impl_->layer.spec(); }
 
 const ParallelSpec& MoeLayer::parallel() const noexcept { return impl_->layer.basis().parallel; }
 

@@ -52,11 +52,17 @@ TEST(KnownScales, OneMatrixOfAnotherType_MakesThemFloats) {
   EXPECT_EQ(with_known_scales(spec, mixed).quant.scale_values, ScaleValues::kFloat);
 }
 
-TEST(KnownScales, ALayer_PlansForThem) {
+TEST(KnownScales, ALayer_PlansForThemAndKeepsItsSpec) {
   const MoeSpec spec = spec_of(32, false);
+  MoeSpec known = spec;
+  known.quant.scale_values = ScaleValues::kPowerOfTwo;
   const Context context({.device = "cpu", .num_threads = 1});
-  const MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
-  EXPECT_EQ(layer.spec().quant.scale_values, ScaleValues::kPowerOfTwo);
+  const auto source = make_synthetic_source(spec, 3);
+  const MoeLayer layer = MoeLayer::create(context, spec, *source);
+  EXPECT_EQ(layer.spec().quant, spec.quant);
+  EXPECT_EQ(layer.with_max_tokens(7).spec().quant, spec.quant);
+  const MoeLayer promised = MoeLayer::create(context, known, *source);
+  EXPECT_EQ(layer.plan().packed_bytes, promised.plan().packed_bytes);
 }
 
 }  // namespace
