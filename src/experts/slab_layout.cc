@@ -120,10 +120,11 @@ size_t order_bytes(const gemm::PanelLayout& panel) {
   std::string expected(kind(layout.scale_values));
   if (layout.has_offsets) expected += fmt::format(", and zeros: {}", kind(layout.offset_values));
   throw Error(ErrorCode::kTensorValue,
-              {.what = "a scale or zero is none that the layer's QuantSpec allows",
+              {.what = "a scale or zero is none that the layer holds",
                .expected = std::move(expected),
                .found = fmt::format("{}", unfit.value),
-               .hint = "ScaleValues::kFloat allows any"});
+               .hint = "a layer holds any if it is made with ScaleValues::kFloat of a source of "
+                       "float32 scales"});
 }
 
 // Writes an order or factors. A slab that gets no table may be absent.

@@ -1,4 +1,4 @@
-// What a source's scales are for sure, by the types that it has them in.
+// Says what a source's scales are for sure, by the types that it has them in.
 #pragma once
 
 #include "conclave/spec.h"

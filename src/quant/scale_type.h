@@ -17,7 +17,7 @@ Support is_scale_type(DType dtype);
 // as packages have them that do not know e8m0. Beside a number of the whole matrix they may be
 // floats as well, and are no scales.
 DType scale_type_of(DType codes, const QuantSpec& quant, DType stored);
-// What scales of the type are for sure, and the type of such scales.
+// Says what scales of the type are for sure; and the type of such scales.
 ScaleValues values_of_scales(DType dtype);
 DType type_of_scales(ScaleValues values);
 // The largest scale of the type.

@@ -1,6 +1,7 @@
-// What a layer takes its source's scales for.
+// A layer takes its source's scales for what their type says.
 #include "layer/known_scales.h"
 
+#include "layer/float_scales.h"
 #include "support/layer_fixture.h"
 #include "support/role_sources.h"
 
@@ -9,12 +10,15 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace conclave {
 namespace {
 
 using testing::make_spec;
+using testing::random_tensor;
+using testing::run_layer;
 
 MoeSpec spec_of(int64_t columns, bool has_global) {
   MoeSpec spec = make_spec(4, 2, 64, 64, DType::kF4);
@@ -63,6 +67,39 @@ TEST(KnownScales, ALayer_PlansForThemAndKeepsItsSpec) {
   EXPECT_EQ(layer.with_max_tokens(7).spec().quant, spec.quant);
   const MoeLayer promised = MoeLayer::create(context, known, *source);
   EXPECT_EQ(layer.plan().packed_bytes, promised.plan().packed_bytes);
+}
+
+// A layer goes on with float32 scales that are such numbers.
+TEST(KnownScales, AReload_BringsTheSameNumbersInAnotherType) {
+  const MoeSpec spec = spec_of(32, false);
+  const Context context({.device = "cpu", .num_threads = 1});
+  MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
+  const Tensor hidden = random_tensor(DType::kBF16, 3, spec.hidden_size, 4);
+  const Tensor first = run_layer(layer, hidden.view(), DType::kF32).out;
+  const testing::FloatScales floats(make_synthetic_source(spec, 3));
+  for (const ReloadMode mode : {ReloadMode::kStaged, ReloadMode::kInPlace}) {
+    layer.reload(floats, mode);
+    EXPECT_TRUE(testing::same_bits(run_layer(layer, hidden.view(), DType::kF32).out, first));
+  }
+}
+
+TEST(KnownScales, AReload_OfOtherNumbersIsRefusedWithTheWayOut) {
+  const MoeSpec spec = spec_of(32, false);
+  const Context context({.device = "cpu", .num_threads = 1});
+  MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
+  const Tensor hidden = random_tensor(DType::kBF16, 3, spec.hidden_size, 4);
+  const Tensor first = run_layer(layer, hidden.view(), DType::kF32).out;
+  const testing::FloatScales floats(make_synthetic_source(spec, 3));
+  const testing::FilledSource thirds(floats, weights::kDown.with(WeightPlane::kScale), 1, 1.0F / 3);
+  try {
+    layer.reload(thirds, ReloadMode::kStaged);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTensorValue);
+    EXPECT_NE(error.detail().hint.find("float32 scales"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(testing::same_bits(run_layer(layer, hidden.view(), DType::kF32).out, first));
+  static_cast<void>(MoeLayer::create(context, spec, thirds));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Layers whose scales take fewer bytes than float32: every bit is as if they did not.
-#include "core/float8.h"
+#include "layer/float_scales.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/gguf.h"
@@ -60,33 +60,6 @@ QuantSpec with_floats(QuantSpec quant) {
 constexpr int64_t kExperts = 2;
 constexpr int64_t kHidden = 300;
 
-// Scales that a source has in bytes, as float32 numbers, which promise nothing.
-class FloatScales final : public WeightSource {
- public:
-  explicit FloatScales(std::unique_ptr<WeightSource> inner) : inner_(std::move(inner)) {}
-
-  WeightInfo describe(WeightId id) const override {
-    WeightInfo info = inner_->describe(id);
-    if (is_widened(id)) info.dtype = DType::kF32;
-    return info;
-  }
-  void read(WeightId id, int64_t expert, const WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    if (!is_widened(id)) return inner_->read(id, expert, block, destination);
-    std::vector<std::byte> bytes(destination.size() / sizeof(float));
-    inner_->read(id, expert, block, bytes);
-    for (size_t i = 0; i < bytes.size(); ++i) {
-      const float scale = e8m0_to_float(static_cast<uint8_t>(bytes[i]));
-      std::memcpy(destination.data() + i * sizeof(float), &scale, sizeof(float));
-    }
-  }
-
- private:
-  bool is_widened(WeightId id) const { return inner_->describe(id).dtype == DType::kF8E8M0; }
-
-  std::unique_ptr<WeightSource> inner_;
-};
-
 class NarrowScales : public ::testing::TestWithParam<Case> {
  protected:
   static MoeSpec spec(const QuantSpec& quant) {
@@ -99,7 +72,7 @@ class NarrowScales : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(NarrowScales, EveryArithmetic_HasTheBitsOfFloat32) {
-  const auto source = std::make_unique<FloatScales>(make_synthetic_source(narrow(), 5));
+  const auto source = std::make_unique<testing::FloatScales>(make_synthetic_source(narrow(), 5));
   const std::vector<std::string> isas = testing::usable_isas();
   for (const std::string& isa : isas) {
     const Context context({.num_threads = 2, .isa = isa});
@@ -123,7 +96,7 @@ TEST_P(NarrowScales, EveryArithmetic_HasTheBitsOfFloat32) {
 
 // Slices begin within the columns that share a unit, within a group, and on a boundary of both.
 TEST_P(NarrowScales, SlicesAnywhere_HaveTheBitsOfFloat32) {
-  const auto source = std::make_unique<FloatScales>(make_synthetic_source(narrow(), 7));
+  const auto source = std::make_unique<testing::FloatScales>(make_synthetic_source(narrow(), 7));
   const Context context({.num_threads = 2});
   const Tensor hidden = random_tensor(DType::kBF16, 5, kHidden, 8);
   for (const int32_t ranks : {2, 3}) {

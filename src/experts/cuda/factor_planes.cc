@@ -44,6 +44,8 @@ bool has_exact_weights(const ExpertsProblem& problem) {
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
   if (codes == nullptr || !is_small_float(*codes)) return false;
   if (quant.weights != WeightScale::kBlock || quant.signed_scales) return false;
+  // An order of columns puts scales, and codes, elsewhere.
+  if (quant.has_column_order) return false;
   int64_t least = 0;  // columns of a scale
   if (quant.scale_values == ScaleValues::kPowerOfTwo) least = 32;
   if (quant.scale_values == ScaleValues::kFloat8) least = 16;

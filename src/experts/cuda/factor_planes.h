@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/checked.h"
-#include "core/weight_types.h"
 #include "experts/cuda/lane_codes.h"
 #include "experts/problem.h"
 
@@ -23,6 +22,11 @@ enum class FactorForm : uint8_t {
 };
 FactorForm factor_form(const ExpertsProblem& problem);
 
+// For FactorForm::kExact: whether scales are powers of two; they are floats of a byte if not.
+inline bool has_scales_of_powers(const ExpertsProblem& problem) {
+  return problem.quant.scale_values == ScaleValues::kPowerOfTwo;
+}
+
 // Whether codes lie in the order of lanes on a device; as they are stored if not.
 inline bool has_codes_of_lanes(const ExpertsProblem& problem) {
   return factor_form(problem) == FactorForm::kExact;
@@ -31,17 +35,16 @@ inline bool has_codes_of_lanes(const ExpertsProblem& problem) {
 // Columns of a row of weights as it lies on a device, without padding: codes of lanes lie in whole
 // blocks.
 inline int64_t stored_columns(const ExpertsProblem& problem, int64_t count) {
-  if (is_plain(problem.weight_dtype) || !has_codes_of_lanes(problem)) return count;
-  return round_up(count, kLaneColumns);
+  return has_codes_of_lanes(problem) ? round_up(count, kLaneColumns) : count;
 }
 
-// Where a row of gate (`part` 0) or up has its scales among `parts` matrices' rows: kernels have
-// eight rows of gate, then those of up.
+// The place of a row's scales among those of `parts` matrices, of which gate is number 0: kernels
+// have eight rows of gate, then those of up.
 constexpr int64_t exact_row(int64_t row, int64_t part, int64_t parts) {
   return parts == 1 ? row : row / 8 * 16 + part * 8 + row % 8;
 }
 constexpr int64_t exact_rows(int64_t rows, int64_t parts) {
-  return parts == 1 ? rows : (rows + 7) / 8 * 16;
+  return parts == 1 ? rows : 2 * round_up(rows, 8);
 }
 
 // The columns that share factors in planes for a device, as many as divide both a group and a

@@ -22,7 +22,7 @@ class ScaleBytes {
   // False if a scale has no byte of this form.
   bool fit() const { return fit_; }
   uint8_t of(float scale) const;
-  // What sums of products are multiplied by.
+  // Sums of products are multiplied by this.
   float sum_factor() const { return sum_factor_; }
 
  private:

@@ -5,17 +5,13 @@
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
-#include "experts/cuda/lane_codes.h"
-#include "experts/cuda/scale_bytes.h"
+#include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
-#include "quant/scale_type.h"
 
 #include "conclave/error.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -69,16 +65,13 @@ experts::FactorPlanes factors_of(const MatrixSizes& sizes) {
 int64_t numbers_of(const experts::FactorPlanes& factors) {
   return factors.groups * factors.parts * factors.row_stride;
 }
-int64_t bytes_of(const experts::FactorPlanes& factors) {
-  return factors.groups * factors.byte_stride;
-}
 
 // Memory for factors of FactorForm::kExact.
 void allocate_exact(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
   factors.byte_stride = round_up(experts::exact_rows(sizes.rows, sizes.parts), kRowAlignmentBytes);
   memory.factor_scale =
-      arrays.make(mlp.count() * bytes_of(factors), (sizes.name + "_scale").c_str());
+      arrays.make(mlp.count() * exact_bytes(factors), (sizes.name + "_scale").c_str());
   memory.sum_factor = arrays.floats(mlp.count() * sizes.parts, (sizes.name + "_factor").c_str());
   memory.byte_form = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_form").c_str());
   factors.bytes = memory.factor_scale.as();
@@ -195,7 +188,7 @@ void fill_matrices(const MlpSource& mlp, const Places& places, WeightUpload& upl
     copy(WeightMatrix::kDown, weights.down.data.as() + local * hidden * down_pitch, down_pitch);
     context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
   }
-  if (is_plain(dtype) || !experts::has_codes_of_lanes(problem)) return;
+  if (!experts::has_codes_of_lanes(problem)) return;
   upload.arrange_codes(weights.gate_up.data.as(), count * mlp.gate_up_rows(), gate_up_pitch);
   upload.arrange_codes(weights.down.data.as(), count * hidden, down_pitch);
 }
@@ -324,103 +317,11 @@ class FactorBuffer {
   std::vector<float> offsets_;
 };
 
-// Factors of FactorForm::kExact, likewise.
-class ExactBuffer {
- public:
-  ExactBuffer(const experts::ExpertsProblem& problem, experts::ByteForm form,
-              const experts::FactorPlanes& planes, int64_t skipped)
-      : quant_(problem.quant),
-        local_(problem.quant),
-        form_(form),
-        planes_(planes),
-        skipped_(skipped),
-        bytes_(static_cast<size_t>(bytes_of(planes))),
-        sum_factors_(static_cast<size_t>(planes.parts)) {
-    local_.has_global_scale = false;
-  }
-
-  // Returns whether the scales have bytes of the form.
-  bool set_part(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
-                const WeightBlock& block) {
-    const CodeMeaning meaning = load_meaning(local_, source, id, expert, block);
-    check(meaning.scales, source, id.with(WeightPlane::kScale), expert);
-    const experts::ScaleBytes scale_bytes(quant_.scale_values, form_, meaning.scales);
-    if (!scale_bytes.fit()) return false;
-    for (int64_t row = 0; row < planes_.rows; ++row) {
-      const int64_t to = experts::exact_row(row, part, planes_.parts);
-      for (int64_t group = 0; group < planes_.groups; ++group) {
-        const int64_t stored = (skipped_ + group * planes_.columns) / quant_.block_cols;
-        bytes_[static_cast<size_t>(group * planes_.byte_stride + to)] = static_cast<std::byte>(
-            scale_bytes.of(meaning.scales[static_cast<size_t>(row * meaning.groups + stored)]));
-      }
-    }
-    float factor = scale_bytes.sum_factor();
-    if (quant_.has_global_scale) {
-      const WeightId global = id.with(WeightPlane::kGlobalScale);
-      factor *= load_scales(quant_, source, global, expert, {0, 1, 0, 1}).front();
-    }
-    sum_factors_[static_cast<size_t>(part)] = factor;
-    return true;
-  }
-  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) const {
-    upload.copy_bytes(bytes_, memory.factor_scale.as() + expert * bytes_of(planes_));
-    upload.copy_floats(sum_factors_, memory.sum_factor.as<float>() + expert * planes_.parts);
-    upload.copy_ints({static_cast<int32_t>(form_)}, memory.byte_form.as<int32_t>());
-  }
-
- private:
-  void check(const std::vector<float>& scales, const WeightSource& source, WeightId id,
-             int64_t expert) const {
-    for (const float scale : scales) {
-      if (experts::has_scale(quant_.scale_values, scale)) continue;
-      const DType type = quant::type_of_scales(quant_.scale_values);
-      throw Error(ErrorCode::kTensorValue,
-                  {.what = "a scale is none that the layer's QuantSpec allows",
-                   .tensor = source.locate(id, expert),
-                   .expected = fmt::format("a number that {} has", conclave::to_string(type)),
-                   .found = fmt::format("{}", scale),
-                   .hint = "ScaleValues::kFloat allows any"});
-    }
-  }
-
-  const QuantSpec& quant_;
-  QuantSpec local_;  // says what scales are without those of whole matrices
-  experts::ByteForm form_;
-  experts::FactorPlanes planes_;
-  int64_t skipped_;
-  std::vector<std::byte> bytes_;
-  std::vector<float> sum_factors_;
-};
-
-// Returns false, midway, if some scales have no bytes of the form.
-bool fill_exact(const MlpSource& mlp, experts::ByteForm form, WeightUpload& upload,
-                CudaMlpWeights& weights) {
-  const experts::ExpertsProblem& problem = mlp.problem;
-  ExactBuffer gate_up(problem, form, weights.view.gate_up.factors, 0);
-  ExactBuffer down(problem, form, weights.view.down.factors, problem.skipped_columns);
-  for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const LocalExpert& expert = mlp.experts[i];
-    const auto set = [&](ExactBuffer& buffer, int64_t part, WeightMatrix matrix) {
-      return buffer.set_part(part, upload.on_host(), expert.id(matrix), expert.expert,
-                             expert.block_of(matrix, problem.hidden_size));
-    };
-    if (problem.activation.gated && !set(gate_up, 0, WeightMatrix::kGate)) return false;
-    if (!set(gate_up, mlp.halves() - 1, WeightMatrix::kUp)) return false;
-    if (!set(down, 0, WeightMatrix::kDown)) return false;
-    gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
-    down.copy_to(static_cast<int64_t>(i), upload, weights.down);
-  }
-  return true;
-}
-
 void fill_factors(const MlpSource& mlp, const Places& places, WeightUpload& upload,
                   CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (experts::factor_form(problem) == experts::FactorForm::kExact) {
-    // One form serves all experts, so that kernels ask for it once.
-    if (fill_exact(mlp, experts::ByteForm::kNear, upload, weights)) return;
-    fill_exact(mlp, experts::ByteForm::kAsStored, upload, weights);
-    return;
+    return fill_exact_factors(mlp, upload, weights);
   }
   const int64_t stored = problem.quant.block_cols;
   FactorBuffer gate_up(weights.view.gate_up.factors, stored, 0);

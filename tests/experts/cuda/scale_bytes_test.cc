@@ -3,6 +3,7 @@
 
 #include "core/float8.h"
 #include "core/float_convert.h"
+#include "experts/cuda/factor_planes.h"
 #include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ using experts::ScaleBytes;
 
 float multiply(float a, float b) { return bf16_to_float(float_to_bf16(a * b)); }
 
-// What LaneCodes makes of a byte and a code's bits in their place.
+// Computes as LaneCodes does, of a byte and a code's bits in their place.
 float weight_of(ScaleValues values, ByteForm form, uint8_t byte, float value) {
   const float bits = std::ldexp(value, -126);
   const auto number = [](int32_t pattern) { return bf16_to_float(static_cast<uint16_t>(pattern)); };
@@ -57,6 +58,42 @@ std::vector<float> numbers_of_e4m3(int32_t first) {
     scales.push_back(quant::format_of(DType::kF8E4M3).codes->decode(static_cast<uint8_t>(byte)));
   }
   return scales;
+}
+
+// Scales of a byte go with columns in the order of their file.
+TEST(FactorForms, WeightsThatBf16Holds_HaveScalesOfAByteInOrder) {
+  experts::ExpertsProblem problem;
+  problem.hidden_size = 512;
+  problem.intermediate_size = 256;
+  problem.weight_dtype = DType::kF4;
+  problem.quant = {.weights = WeightScale::kBlock,
+                   .block_rows = 1,
+                   .block_cols = 32,
+                   .scale_values = ScaleValues::kPowerOfTwo};
+  using experts::FactorForm;
+  EXPECT_EQ(factor_form(problem), FactorForm::kExact);
+  EXPECT_EQ(stored_columns(problem, 65), 128);
+  const auto form_of = [&](const auto& change) {
+    experts::ExpertsProblem other = problem;
+    change(other);
+    return factor_form(other);
+  };
+  const auto floats = [](auto& other) { other.quant.scale_values = ScaleValues::kFloat; };
+  const auto ordered = [](auto& other) { other.quant.has_column_order = true; };
+  const auto with_signs = [](auto& other) { other.quant.signed_scales = true; };
+  const auto in_a_group = [](auto& other) { other.skipped_columns = 16; };
+  const auto other_codes = [](auto& other) { other.weight_dtype = DType::kI4; };
+  const auto plain = [](auto& other) { other.weight_dtype = DType::kBF16; };
+  for (const auto form : {form_of(floats), form_of(ordered), form_of(with_signs),
+                          form_of(in_a_group), form_of(other_codes), form_of(plain)}) {
+    EXPECT_EQ(form, FactorForm::kScales);
+  }
+  const auto nvfp4 = [](auto& other) {
+    other.quant.block_cols = 16;
+    other.quant.scale_values = ScaleValues::kFloat8;
+    other.quant.has_global_scale = true;
+  };
+  EXPECT_EQ(form_of(nvfp4), FactorForm::kExact);
 }
 
 TEST(ScaleBytes, EveryPower_GivesExactWeights) {

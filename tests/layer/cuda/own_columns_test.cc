@@ -89,6 +89,7 @@ std::vector<Form> ordered_forms() {
           ordered("int4, 128 columns", DType::kI4, groups(128)),
           ordered("int4, 16 columns, zero points", DType::kI4, groups(16, WeightZero::kPoint)),
           ordered("int4, 48 columns, offsets", DType::kI4, groups(48, WeightZero::kOffset)),
+          ordered("e2m1, 32 columns", DType::kF4, groups(32)),
           ordered("nf4, 64 columns", DType::kNF4, groups(64)),
           ordered("int8, 32 columns, zero points", DType::kI8, groups(32, WeightZero::kPoint)),
           ordered("int8, 64 columns, offsets", DType::kI8, groups(64, WeightZero::kOffset)),

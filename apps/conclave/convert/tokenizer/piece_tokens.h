@@ -1,4 +1,4 @@
-// What all vocabularies of pieces have alike, wherever their pieces come from.
+// Everything that vocabularies of pieces have alike, wherever their pieces come from.
 #pragma once
 
 #include "convert/tokenizer/token_table.h"
@@ -14,7 +14,7 @@ namespace conclave::tool {
 // A space as pieces have it.
 inline constexpr std::string_view kPieceSpace = "▁";
 
-// What pieces have in front of a text.
+// The start of a text, as pieces have it.
 enum class TextPrefix : uint8_t { kNone, kSpace };
 
 // The text of a token that is never split: llama.cpp looks for it before spaces are as in pieces.

@@ -26,7 +26,7 @@ constexpr std::array kRoles = {Role{"bos", "tokenizer.ggml.bos_token_id"},
                                Role{"pad", "tokenizer.ggml.padding_token_id"},
                                Role{"mask", "tokenizer.ggml.mask_token_id"}};
 
-// What the model's files call the token of a role: a text, or an object with one.
+// The name that the model's files have for the token of a role: a text, or an object with one.
 std::optional<std::string> text_of_role(const TokenizerFiles& files, std::string_view role) {
   const auto found = files.config.find(fmt::format("{}_token", role));
   if (found == files.config.end()) return std::nullopt;

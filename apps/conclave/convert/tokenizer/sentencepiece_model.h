@@ -18,7 +18,7 @@ struct SentencePiece {
 
 struct SentencePieceModel {
   std::vector<SentencePiece> pieces;  // by their ids
-  // What the pieces of these roles are called.
+  // The pieces of these roles are called so.
   std::string unknown = "<unk>";
   std::string begin = "<s>";
   std::string end = "</s>";

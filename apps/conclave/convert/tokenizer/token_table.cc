@@ -13,7 +13,7 @@ namespace {
 constexpr float kUnusedScore = -10000;
 constexpr float kAddedScore = -1000;
 
-// What is written like a mark is one, though files may not call it special.
+// A token that is written like a mark is one, though files may not call it special.
 bool looks_special(std::string_view text) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMarks = {
       {{"<|", "|>"}, {"<｜", "｜>"}, {"<unused", ">"}}};

@@ -31,7 +31,7 @@ const VocabularyKind& kind_of(const TokenizerFiles& files) {
                       : "there is neither tokenizer.json nor tokenizer.model");
 }
 
-// What tokenizer files say counts more than config.json, from which keys may be there.
+// Tokenizer files count more than config.json, from which keys may be there.
 void put_key(GgufKey key, std::vector<GgufKey>& keys) {
   const auto same = std::ranges::find(keys, key.name, &GgufKey::name);
   if (same == keys.end()) {

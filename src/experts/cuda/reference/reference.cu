@@ -275,13 +275,12 @@ __global__ void __launch_bounds__(kThreads)
 // A matrix [rows, cols] per expert, with scales of the form that the weights have.
 Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float* scales,
                      const ExpertsProblem& problem) {
-  Matrix matrix{
-      .data = data,
-      .stride = stride,
-      .dtype = problem.weight_dtype,
-      .bits = bit_size(problem.weight_dtype),
-      .has_codes_of_lanes = !is_plain(problem.weight_dtype) && has_codes_of_lanes(problem),
-      .scales = scales};
+  Matrix matrix{.data = data,
+                .stride = stride,
+                .dtype = problem.weight_dtype,
+                .bits = bit_size(problem.weight_dtype),
+                .has_codes_of_lanes = has_codes_of_lanes(problem),
+                .scales = scales};
   if (scales == nullptr) return matrix;
   if (problem.quant.weights == WeightScale::kBlock) {
     matrix.scale_rows = problem.quant.block_rows;

@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::experts {
 
-// What bf16 has of a weight lacks a factor, which multiplies sums in the end. `kPowers`: scales are
+// A weight as bf16 has it lacks a factor, which multiplies sums in the end. `kPowers`: scales are
 // powers of two, else of e4m3; `kNear`: bytes are ByteForm::kNear.
 template <bool kPowers, bool kNear>
 class LaneCodes {

@@ -22,8 +22,8 @@ namespace {
 DecodeElement element_of_codes(const ExpertsProblem& problem) {
   const FactorForm form = factor_form(problem);
   if (form == FactorForm::kExact) {
-    const bool of_powers = problem.quant.scale_values == ScaleValues::kPowerOfTwo;
-    return of_powers ? DecodeElement::kCodes4Powers : DecodeElement::kCodes4Floats;
+    return has_scales_of_powers(problem) ? DecodeElement::kCodes4Powers
+                                         : DecodeElement::kCodes4Floats;
   }
   const bool offsets = form == FactorForm::kOffsets;
   if (bit_size(problem.weight_dtype) == 8) {

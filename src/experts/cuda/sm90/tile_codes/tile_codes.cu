@@ -14,9 +14,8 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
                           : tile_codes::find_kernels_of_8_bit_rows(tile);
   }
   if (form.exact) {
-    const bool of_powers = problem.quant.scale_values == ScaleValues::kPowerOfTwo;
-    return of_powers ? tile_codes::find_kernels_of_powers(tile)
-                     : tile_codes::find_kernels_of_floats(tile);
+    return has_scales_of_powers(problem) ? tile_codes::find_kernels_of_powers(tile)
+                                         : tile_codes::find_kernels_of_floats(tile);
   }
   const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
   if (!codes.exact_in_bf16) return tile_codes::find_kernels_of_two_terms(tile);

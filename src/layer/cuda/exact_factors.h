@@ -1,0 +1,21 @@
+// Factors of FactorForm::kExact as kernels read them.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+#include "layer/cuda/mlp_source.h"
+#include "layer/cuda/weight_upload.h"
+#include "layer/cuda/weights.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+// An expert's scales take these.
+inline int64_t exact_bytes(const experts::FactorPlanes& planes) {
+  return planes.groups * planes.byte_stride;
+}
+
+// Throws Error(kTensorValue) naming the tensor for a scale that no byte stands for.
+void fill_exact_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights);
+
+}  // namespace conclave::inline v0
