@@ -18,13 +18,14 @@ import time
 
 import torch
 import transformers
-from generate_cpu import IMPLEMENTATIONS, OURS, RELEASED, build, select
+from generate_cpu import IMPLEMENTATIONS, OURS, RELEASED, build, cpu_name, select
 
 LABELS = {"patch": "conclave, `patch(release=True)`"}
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def common_parser(description: str, names: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Options of a comparison of the implementations `names`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=0, help="0: cut as the layers are")
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
@@ -34,40 +35,55 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--context", type=int, default=128, help="tokens before a decode")
     parser.add_argument("--new", type=int, default=32, help="tokens decoded")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=list(IMPLEMENTATIONS))
+    parser.add_argument("--only", nargs="*", default=list(names))
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--markdown", type=pathlib.Path)
+    return parser
+
+
+def cut_vocabulary(layers: int, released: dict[str, int]) -> int:
+    """A vocabulary by which the head keeps the share that it has in the whole model."""
+    return -(-released["vocab"] * layers // released["layers"] // 64) * 64
+
+
+def arguments() -> argparse.Namespace:
+    parser = common_parser(__doc__.partition("\n")[0], IMPLEMENTATIONS)
+    parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
-    if not options.vocab:
-        options.vocab = -(-RELEASED["vocab"] * options.layers // RELEASED["layers"] // 64) * 64
+    options.vocab = options.vocab or cut_vocabulary(options.layers, RELEASED)
     return options
 
 
-def random_ids(options: argparse.Namespace, batch: int, tokens: int) -> torch.Tensor:
+def random_ids(model, options: argparse.Namespace, batch: int, tokens: int) -> torch.Tensor:
     numbers = torch.Generator().manual_seed(3)
-    return torch.randint(0, options.vocab, (batch, tokens), generator=numbers).cuda()
+    return torch.randint(0, options.vocab, (batch, tokens), generator=numbers).to(model.device)
+
+
+def wait(model) -> None:
+    """Until the GPU has done what it was given."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def prefill(model, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
     """Seconds, and the logits of the last token."""
-    torch.cuda.synchronize()
+    wait(model)
     start = time.perf_counter()
     out = model(ids, use_cache=True, logits_to_keep=1)
-    torch.cuda.synchronize()
+    wait(model)
     return time.perf_counter() - start, out.logits[:, -1].float()
 
 
 def decode(model, ids: torch.Tensor, steps: int) -> float:
     """Seconds of a greedy step, whose token stays on the GPU."""
     out = model(ids, use_cache=True, logits_to_keep=1)
-    torch.cuda.synchronize()
+    wait(model)
     start = time.perf_counter()
     for _ in range(steps):
         token = out.logits[:, -1:].argmax(-1)
         out = model(token, past_key_values=out.past_key_values, use_cache=True)
-    torch.cuda.synchronize()
+    wait(model)
     return (time.perf_counter() - start) / steps
 
 
@@ -75,12 +91,18 @@ def block_seconds(model, tokens: int, captured: bool) -> float:
     """Seconds of one MoE block, all of them in turn, without the time that Python takes to launch
     them where they can be captured into a graph."""
     blocks = [layer.mlp for layer in model.model.layers]
-    hidden = torch.randn(1, tokens, 2048, device="cuda", dtype=model.dtype)
+    shape = (1, tokens, model.config.hidden_size)
+    hidden = torch.randn(shape, device=model.device, dtype=model.dtype)
 
     def work() -> None:
         for block in blocks:
             block(hidden)
 
+    if not hidden.is_cuda:
+        work()
+        start = time.perf_counter()
+        work()
+        return (time.perf_counter() - start) / len(blocks)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -131,9 +153,8 @@ class Measured:
 
 
 def measure(model, name: str, options: argparse.Namespace, found: Measured) -> None:
-    torch.cuda.reset_peak_memory_stats()
     for i, tokens in enumerate(options.prompts):
-        ids = random_ids(options, 1, tokens)
+        ids = random_ids(model, options, 1, tokens)
         try:
             best, logits = min((prefill(model, ids) for _ in range(3)), key=lambda pair: pair[0])
         except torch.OutOfMemoryError:
@@ -144,7 +165,7 @@ def measure(model, name: str, options: argparse.Namespace, found: Measured) -> N
         if i == 0:
             found.compare(name, logits)
     for batch in options.batches:
-        ids = random_ids(options, batch, options.context)
+        ids = random_ids(model, options, batch, options.context)
         if name == "batched_mm":  # a prefill that fits, one decode behind it
             ids = ids[:, :1]
         try:
@@ -153,8 +174,13 @@ def measure(model, name: str, options: argparse.Namespace, found: Measured) -> N
         except torch.OutOfMemoryError:
             found.add(name, f"decode {batch}", 0.0)
             torch.cuda.empty_cache()
-    found.peaks[name] = torch.cuda.max_memory_allocated() / 2**30
     print(f"{name:12} {found.rates[name]}", file=sys.stderr, flush=True)
+
+
+def measure_with_peak(model, name: str, options: argparse.Namespace, found: Measured) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    measure(model, name, options, found)
+    found.peaks[name] = torch.cuda.max_memory_allocated() / 2**30
 
 
 def fits(name: str, tokens: int) -> bool:
@@ -184,7 +210,7 @@ def run(options: argparse.Namespace) -> Measured:
         for _ in range(options.rounds):
             for name in names:
                 select(model, name)
-                measure(model, name, options, found)
+                measure_with_peak(model, name, options, found)
                 torch.cuda.empty_cache()
         for name in names:
             select(model, name)
@@ -193,25 +219,37 @@ def run(options: argparse.Namespace) -> Measured:
             model.set_experts_implementation("eager")
             select(model, "patch")
             for _ in range(options.rounds):
-                measure(model, "patch", options, found)
+                measure_with_peak(model, "patch", options, found)
             measure_blocks(model, "patch", options, found)
     return found
 
 
-def report(options: argparse.Namespace, found: Measured) -> str:
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+
+
+def report(
+    model: str,
+    options: argparse.Namespace,
+    found: Measured,
+    labels: dict[str, str] = LABELS,
+    memory: str = "peak of torch, GiB",
+) -> str:
+    """Two tables, behind what `model` says of the model."""
     others = [n for n in found.rates if n not in OURS]
     workloads = [f"prefill {t}" for t in options.prompts] + [f"decode {b}" for b in options.batches]
     best = {w: max((found.rates[n].get(w, 0.0) for n in others), default=0.0) for w in workloads}
     heads = [f"prefill, {t} tokens" for t in options.prompts]
     heads += [f"decode, {b} at once" for b in options.batches]
     lines = [
-        f"Qwen3-MoE, {options.layers} layers of E=128, k=8, H=2048, I=768, {options.dtype}, vocabulary "
-        f"{options.vocab}, {torch.cuda.get_device_name()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__}. Tokens per second, the best of {options.rounds} rounds; in "
-        f"brackets the factor over the best of {', '.join(others)}. Decode: {options.new} greedy "
-        f"tokens behind {options.context} (batched_mm: behind 1). Distance: relative, of the last token's logits, from the first row.",
+        f"{model}, vocabulary {options.vocab}, {device_name()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}. Tokens per second, the best of {options.rounds} "
+        f"rounds; in brackets the factor over the best of {', '.join(others)}. Decode: "
+        f"{options.new} greedy tokens behind {options.context}"
+        f"{' (batched_mm: behind 1)' if 'batched_mm' in others else ''}. Distance: relative, of "
+        "the last token's logits, from the first row.",
         "",
-        f"| experts | {' | '.join(heads)} | peak of torch, GiB | distance of logits |",
+        f"| experts | {' | '.join(heads)} | {memory} | distance of logits |",
         "|---|" + "---:|" * (len(heads) + 2),
     ]
     for name, rates in found.rates.items():
@@ -221,13 +259,15 @@ def report(options: argparse.Namespace, found: Measured) -> str:
             factor = f" ({rate / best[workload]:.2f}x)" if best[workload] else ""
             cells.append(f"{rate:.0f}{factor}" if rate else "out of memory")
         lines.append(
-            f"| {LABELS.get(name, name)} | {' | '.join(cells)} | {found.peaks[name]:.2f} | "
+            f"| {labels.get(name, name)} | {' | '.join(cells)} | {found.peaks[name]:.2f} | "
             f"{found.distances.get(name, float('nan')):.1e} |"
         )
-    return "\n".join([*lines, "", *report_blocks(options, found)]) + "\n"
+    return "\n".join([*lines, "", *report_blocks(options, found, labels)]) + "\n"
 
 
-def report_blocks(options: argparse.Namespace, found: Measured) -> list[str]:
+def report_blocks(
+    options: argparse.Namespace, found: Measured, labels: dict[str, str]
+) -> list[str]:
     others = [n for n in found.blocks if n not in OURS]
     best = {t: min(found.blocks[n][t] for n in others) for t in options.tokens} if others else {}
     heads = " | ".join(f"{t} tokens" for t in options.tokens)
@@ -244,19 +284,23 @@ def report_blocks(options: argparse.Namespace, found: Measured) -> list[str]:
             seconds = blocks[tokens]
             factor = f" ({best[tokens] / seconds:.2f}x)" if best else ""
             cells.append(f"{seconds * 1e6:.0f}{factor}" if seconds < 1e6 else "out of memory")
-        lines.append(f"| {LABELS.get(name, name)} | {' | '.join(cells)} |")
+        lines.append(f"| {labels.get(name, name)} | {' | '.join(cells)} |")
     return lines
 
 
-def main() -> None:
-    options = arguments()
-    found = run(options)
-    text = report(options, found)
+def publish(text: str, options: argparse.Namespace, found: Measured) -> None:
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
     if options.json:
         options.json.write_text(json.dumps(vars(found) | {"_logits": None}, indent=1) + "\n")
+
+
+def main() -> None:
+    options = arguments()
+    found = run(options)
+    model = f"Qwen3-MoE, {options.layers} layers of E=128, k=8, H=2048, I=768, {options.dtype}"
+    publish(report(model, options, found), options, found)
 
 
 if __name__ == "__main__":
