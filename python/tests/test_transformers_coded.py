@@ -253,6 +253,8 @@ def test_the_backend_does_not_reach_packed_gpt_oss() -> None:
 
 def test_blocks_of_gguf_files_say_why_not() -> None:
     utils = pytest.importorskip("transformers.integrations.gguf.utils")
+    if not hasattr(utils, "GgufExperts"):
+        pytest.skip("this version has no experts of GGUF blocks")
     model = gpt_oss()
     q8_0 = 8
     for layer in model.model.layers:
