@@ -27,14 +27,17 @@ def experts_of(model: torch.nn.Module) -> list[Candidate]:
     return [c for c in find_candidates(model) if not c.is_attention]
 
 
-def _is_replaced(candidate: Candidate) -> bool:
-    parts = [candidate.block, candidate.experts]
-    return any("forward" in module.__dict__ for module in parts)
+def is_replaced(module: torch.nn.Module) -> bool:
+    """Whether `patch` exchanged this module's forward. transformers does so too, for packed
+    experts, and so do packages that spread models over devices."""
+    owner = getattr(module.__dict__.get("forward"), "__module__", None) or ""
+    return owner.startswith(f"{__package__}.")
 
 
 def _without_effect(model: torch.nn.Module) -> tuple[list[Candidate], bool]:
     """Blocks whose experts no backend reaches, and whether there are others."""
-    found = [c for c in experts_of(model) if not _is_replaced(c)]
+    every = experts_of(model)
+    found = [c for c in every if not (is_replaced(c.block) or is_replaced(c.experts))]
     silent = [c for c in found if not dispatches(c.experts)]
     return silent, len(silent) < len(found)
 

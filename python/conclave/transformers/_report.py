@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conclave.transformers._dispatch import IMPLEMENTATION, dispatches, experts_of
+from conclave.transformers._dispatch import IMPLEMENTATION, dispatches, experts_of, is_replaced
 from conclave.transformers._find import Candidate
 from conclave.transformers._tally import Tally, tally_of
 
@@ -84,9 +84,9 @@ def _calls(path: str, module: torch.nn.Module, selected: str, why_not: str) -> E
 
 def _of_candidate(candidate: Candidate, path: str) -> ExpertsCalls:
     block, experts = candidate.block, candidate.experts
-    if "forward" in block.__dict__:
+    if is_replaced(block):
         return _calls(candidate.path, block, "block", "")
-    if "forward" in experts.__dict__:
+    if is_replaced(experts):
         return _calls(path, experts, "block", "")
     if not dispatches(experts):
         return _calls(
