@@ -19,6 +19,7 @@ storage = pytest.importorskip("safetensors.torch")
 
 import conclave.transformers as library  # noqa: E402
 from conclave.errors import ConclaveUnsupportedError  # noqa: E402
+from conclave.transformers import _probe, _traits  # noqa: E402
 from support import triton_kernels  # noqa: E402
 from support.coded import Coder  # noqa: E402
 
@@ -136,6 +137,52 @@ def load(kernels: Kernels, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
 def logits(model: Any, **kwargs: Any) -> Any:
     with torch.no_grad():
         return model(input_ids=torch.arange(1, 12)[None].to(model.device), **kwargs)
+
+
+class Router(torch.nn.Module):
+    """Weights of float32 say which type the rows have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(E, H))
+
+
+class Block(torch.nn.Module):
+    """Calls what it has as experts in one of the ways that blocks do."""
+
+    def __init__(self, experts: Any, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.router, self.experts, self.call = Router(), experts, call
+
+    def forward(self, hidden_states: Any) -> Any:
+        flat = hidden_states.reshape(-1, H)
+        return self.call(self.experts, flat, torch.zeros(len(flat), 2).long(), flat[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda e, rows, ids, weights: e(rows, ids, weights), ""),
+        (lambda e, rows, ids, weights: e(rows, top_k_index=ids, top_k_weights=weights), ""),
+        (lambda e, rows, ids, weights: e.forward_routed(rows, ids, weights), "the forward of"),
+        (lambda e, rows, ids, weights: e(rows, {}, ids, scatter_idx=ids), "with ids and weights"),
+        (lambda e, rows, ids, weights: e(rows, {}, ids, ids), "with ids and weights"),
+        (lambda e, rows, ids, weights: e(rows, weights, ids), "with ids and weights"),
+        (lambda e, rows, ids, weights: e(rows, ids[:1], weights[:1]), "with ids and weights"),
+        (lambda e, rows, ids, weights: e.missing(rows), "does not run by itself"),
+    ],
+)
+def test_experts_alone_must_be_called_with_choices(call: Callable[..., Any], reason: str) -> None:
+    experts = mxfp4.Mxfp4GptOssExperts(config(torch.float32))
+    experts.forward_routed = lambda rows, *_: rows
+    block = Block(experts, call)
+    hidden = _probe.probe_hidden(block, H)
+    if reason:
+        with pytest.raises(_traits.NotOurs, match=reason):
+            _probe.require_called(block, experts, hidden)
+    else:
+        _probe.require_called(block, experts, hidden)
+    assert "forward" not in experts.__dict__
 
 
 def test_blocks_that_transformers_exchanged_are_not_ours(load: Load) -> None:

@@ -12,6 +12,7 @@ import torch
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._coded_traits import is_coded
+from conclave.transformers._dispatch import dispatches
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
@@ -23,6 +24,7 @@ from conclave.transformers._packed import (
     require_countable,
 )
 from conclave.transformers._pair import PatchedPair
+from conclave.transformers._probe import probe_hidden, require_called
 from conclave.transformers._release import (
     freed_of,
     guard_released,
@@ -81,10 +83,13 @@ class PatchReport:
 class _PatchedExperts:
     """An experts module whose forward is the backend's, whatever the configuration says."""
 
-    def __init__(self, module: torch.nn.Module, hidden_size: int, is_tied: bool) -> None:
-        if not hasattr(type(module).forward, "__wrapped__") and not is_coded(module):
+    def __init__(self, candidate: Candidate, hidden_size: int, is_tied: bool) -> None:
+        module = candidate.experts
+        if not dispatches(module) and not is_coded(module):
             raise NotOurs(f"{type(module).__name__} has no exchangeable forward")
         require_countable(packed_experts(module, hidden_size).traits.tensors(module))
+        if not dispatches(module):
+            require_called(candidate.block, module, probe_hidden(candidate.block, hidden_size))
         self._module: Any = weakref.ref(module)
         self._is_tied = is_tied
 
@@ -156,7 +161,7 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
             block = _replace_list(model, candidate)
             return block, PatchedModule(candidate.path, name, "experts", reason)
         is_tied = candidate.experts in modules_with_tied_weights(model)
-        experts = _PatchedExperts(candidate.experts, _hidden_size(model), is_tied)
+        experts = _PatchedExperts(candidate, _hidden_size(model), is_tied)
         return experts, PatchedModule(candidate.path, name, "experts", reason)
     except (NotOurs, Error) as error:
         both = f"{reason}; experts alone: {error}"

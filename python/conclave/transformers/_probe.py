@@ -37,6 +37,45 @@ def call_original(function: Callable, *args: Any, **kwargs: Any) -> Any:
         raise NotOurs(f"the block does not run by itself: {error}") from error
 
 
+def require_called(block: torch.nn.Module, experts: torch.nn.Module, hidden: torch.Tensor) -> None:
+    """Raises NotOurs unless a block calls its experts' forward with rows, ids and weights: some
+    hand them what their own kernels alone read, or call another method."""
+    calls = []
+
+    def listen(
+        hidden_states: torch.Tensor,
+        top_k_index: Any = None,
+        top_k_weights: Any = None,
+        *args: Any,
+        **_: Any,
+    ) -> torch.Tensor:
+        calls.append(not args and _are_choices(top_k_index, top_k_weights, len(hidden_states)))
+        return torch.zeros_like(hidden_states)
+
+    former = experts.__dict__.get("forward")
+    experts.forward = listen
+    try:
+        with torch.no_grad():
+            call_original(block.forward, hidden)
+    finally:
+        if former is None:
+            del experts.forward
+        else:
+            experts.forward = former
+    reason = f"{type(block).__name__} does not call the forward of {type(experts).__name__}"
+    if not calls:
+        raise NotOurs(reason)
+    if not all(calls):
+        raise NotOurs(f"{reason} with ids and weights")
+
+
+def _are_choices(ids: Any, weights: Any, tokens: int) -> bool:
+    """Whether these are ids and weights as `experts_forward` takes them."""
+    if not all(isinstance(t, torch.Tensor) and len(t) == tokens for t in (ids, weights)):
+        return False
+    return not ids.is_floating_point() and weights.is_floating_point()
+
+
 def differ_by(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The relative distance of the worst token that counts; infinite for another shape."""
     if actual.numel() != expected.numel():
