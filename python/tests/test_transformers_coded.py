@@ -96,7 +96,8 @@ def test_fp4_experts_with_static_rows_are_not_ours() -> None:
         _traits._quant_of(module, torch.ones(1), is_fp4=True)
 
 
-# gpt-oss in mxfp4, in the order of Triton's kernels.
+# Experts of gpt-oss in mxfp4, in the order of Triton's kernels, in a block that calls them with ids
+# and weights. test_transformers_mxfp4.py has the blocks that transformers puts around them.
 
 
 class Layout:

@@ -5,6 +5,7 @@ The kernels are stood in for in torch; everything else is transformers' own.
 
 from __future__ import annotations
 
+import copy
 import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from conclave.errors import ConclaveUnsupportedError  # noqa: E402
 from conclave.transformers import _probe, _traits  # noqa: E402
 from support import triton_kernels  # noqa: E402
 from support.coded import Coder  # noqa: E402
+from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 
 E, H, INNER, LAYERS = 4, 64, 96, 2
 PARTS = ("gate_up_proj", "down_proj")
@@ -134,9 +136,143 @@ def load(kernels: Kernels, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
     return make
 
 
+def blocks(model: Any) -> list[Any]:
+    return [layer.mlp for layer in model.model.layers]
+
+
+def rows(seed: int = 1, count: int = 11) -> Any:
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.randn(1, count, H, generator=numbers)
+
+
+def check_blocks(packed: Any, exact: Any) -> None:
+    """Every block of codes against the block of their values in float64."""
+    for block, values in zip(blocks(packed), blocks(exact), strict=True):
+        wide = copy.deepcopy(values).double()
+        wide.experts.config._experts_implementation = "eager"  # grouped products have no float64
+        with torch.no_grad():
+            actual, logits = block(rows())
+            expected, _ = wide(rows().double())
+            expected_logits = wide.router(rows().double()[0])[0]
+        assert worst_error(actual[0], expected[0]) <= FLOAT32_BAR
+        assert worst_error(logits, expected_logits) <= FLOAT32_BAR
+
+
 def logits(model: Any, **kwargs: Any) -> Any:
     with torch.no_grad():
         return model(input_ids=torch.arange(1, 12)[None].to(model.device), **kwargs)
+
+
+def replaced(report: Any) -> list[str]:
+    return [module.replaced for module in report.modules]
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_loaded_blocks_are_ours(load: Load, kernels: Kernels) -> None:
+    packed, exact = load()
+    assert isinstance(blocks(packed)[0].experts, mxfp4.Mxfp4GptOssExperts)
+    check_blocks(packed, exact)  # by the kernels
+    before = logits(packed).logits
+    assert kernels.calls == 2 * 2 * LAYERS
+
+    report = library.patch(packed)
+    assert replaced(report) == ["block"] * LAYERS, str(report)
+    kernels.calls = 0
+    check_blocks(packed, exact)
+    assert worst_error(logits(packed).logits[0], logits(exact).logits[0]) <= 1e-4
+    calls = library.backend_report(packed)
+    assert len(calls.ours) == LAYERS and not calls.fell_back, str(calls)
+    assert kernels.calls == 0
+
+    library.unpatch(packed)
+    assert torch.equal(logits(packed).logits, before)
+    assert kernels.calls == 2 * LAYERS
+
+
+def test_loaded_blocks_of_a_half_type_are_ours(load: Load, kernels: Kernels) -> None:
+    """As released models are, with the arithmetic that a layer of codes has by itself."""
+    packed, _ = load(torch.bfloat16)
+    hidden = rows(count=32).bfloat16()
+    with torch.no_grad():
+        before = [block(hidden)[0][0].double() for block in blocks(packed)]
+        report = library.patch(packed)
+        assert replaced(report) == ["block"] * LAYERS, str(report)
+        kernels.calls = 0
+        after = [block(hidden)[0][0].double() for block in blocks(packed)]
+    assert kernels.calls == 0
+    for expected, actual in zip(before, after, strict=True):
+        errors = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+        assert errors.median() <= 2e-2  # scores in bf16 that tie choose other experts
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_weights_that_change_are_packed_again(load: Load, kernels: Kernels) -> None:
+    packed, exact = load()
+    library.patch(packed)
+    first, second = blocks(packed)
+    values, others = blocks(exact)
+    kernels.calls = 0
+    with torch.no_grad():
+        for router in (first.router, values.router):
+            router.bias.add_(torch.arange(E))
+        for experts in (second.experts, others.experts):
+            experts.down_proj_bias.add_(1)
+        check_blocks(packed, exact)
+        # Codes are no parameters: what lies there, and what else is put there.
+        first.experts.down_proj.storage.data.zero_()
+        values.experts.down_proj.zero_()
+        check_blocks(packed, exact)
+        second.experts.gate_up_proj = copy.deepcopy(first.experts.gate_up_proj)
+        second.experts.gate_up_proj_precision_config = first.experts.gate_up_proj_precision_config
+        others.experts.gate_up_proj.copy_(values.experts.gate_up_proj)
+        check_blocks(packed, exact)
+        second.experts.gate_up_proj_precision_config.weight_scale.storage.data.sub_(1)
+        for experts in (values.experts, others.experts):
+            experts.gate_up_proj.mul_(0.5)
+        check_blocks(packed, exact)
+    state = {name: tensor + 0.5 for name, tensor in packed.state_dict().items() if "mlp" in name}
+    assert len(state) == 4 * LAYERS
+    for model in (packed, exact):
+        model.load_state_dict(state, strict=False)
+    check_blocks(packed, exact)
+    assert kernels.calls == 0 and len(library.backend_report(packed).ours) == LAYERS
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_codes_stay_with_release(load: Load) -> None:
+    packed, exact = load()
+    before = logits(packed).logits
+    report = library.patch(packed, release=True)
+    assert replaced(report) == ["block"] * LAYERS, str(report)
+    check_blocks(packed, exact)
+    experts = blocks(packed)[0].experts
+    assert experts.gate_up_proj.storage.data.numel() == E * (2 * INNER + 4) * H // 2
+    assert experts.gate_up_proj_bias.shape == (E, 2 * INNER)
+    state = {name: -tensor for name, tensor in packed.state_dict().items()}
+    for model in (packed, exact):
+        model.load_state_dict(state, strict=False)
+    check_blocks(packed, exact)
+    library.unpatch(packed)
+    packed.load_state_dict({name: -tensor for name, tensor in state.items()})
+    assert torch.equal(logits(packed).logits, before)
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_experts_that_no_block_calls_are_not_replaced(load: Load, kernels: Kernels) -> None:
+    """Where the block's formula is another than the library reads."""
+    packed, _ = load()
+    before = logits(packed).logits
+    packed.config.swiglu_limit = 0.5
+    report = library.patch(packed)
+    assert replaced(report) == ["", ""], str(report)
+    for module in report.modules:
+        assert "another formula" in module.reason
+        assert "does not call the forward of Mxfp4GptOssExperts" in module.reason
+    assert "forward" not in blocks(packed)[0].experts.__dict__
+    kernels.calls = 0
+    assert torch.equal(logits(packed).logits, before)
+    assert kernels.calls == 2 * LAYERS
+    assert not library.backend_report(packed).ours
 
 
 class Router(torch.nn.Module):
@@ -185,6 +321,15 @@ def test_experts_alone_must_be_called_with_choices(call: Callable[..., Any], rea
     assert "forward" not in experts.__dict__
 
 
+@pytest.mark.usefixtures("float32_products")
+def test_codes_that_are_not_loaded_say_so(load: Load) -> None:
+    packed, _ = load()
+    blocks(packed)[1].experts.down_proj_precision_config = None
+    report = library.patch(packed)
+    assert replaced(report) == ["block", ""], str(report)
+    assert "down_proj_precision_config is not loaded" in report.not_replaced[0].reason
+
+
 def test_blocks_that_transformers_exchanged_are_not_ours(load: Load) -> None:
     packed, _ = load()
     logits(packed)
@@ -192,3 +337,58 @@ def test_blocks_that_transformers_exchanged_are_not_ours(load: Load) -> None:
     assert len(report.not_reached) == LAYERS and "patch" in str(report), str(report)
     with pytest.raises(ConclaveUnsupportedError, match=r"Mxfp4GptOssExperts.*patch"):
         library.set_implementation(packed)
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_router_logits_are_recorded(load: Load) -> None:
+    packed, exact = load()
+    library.patch(packed)
+    found = logits(packed, output_router_logits=True).router_logits
+    expected = logits(exact, output_router_logits=True).router_logits
+    assert len(found) == len(expected) == LAYERS
+    for actual, reference in zip(found, expected, strict=True):
+        assert worst_error(actual, reference) <= 1e-4
+
+
+@pytest.mark.usefixtures("float32_products")
+def test_gradients_and_graphs(load: Load, kernels: Kernels) -> None:
+    packed, _ = load()
+    library.patch(packed)
+    block = blocks(packed)[0]
+    with torch.no_grad():
+        expected = block(rows())
+        compiled = torch.compile(block, backend="eager", fullgraph=True)(rows())
+    for actual, reference in zip(compiled, expected, strict=True):
+        assert torch.equal(actual, reference)
+    assert kernels.calls == 2 * LAYERS  # to compare, when they were patched
+    block(rows())
+    assert kernels.calls == 2 * LAYERS + 2
+    calls = library.backend_report(packed).modules[0]
+    assert (calls.calls, calls.eager_calls) == (2, 1) and "gradients" in calls.reasons[0]
+
+
+@pytest.mark.cuda
+def test_loaded_blocks_are_ours_on_a_gpu(load: Load, kernels: Kernels) -> None:
+    packed, _ = load(torch.bfloat16)
+    for block in blocks(packed):
+        for part in PARTS:
+            scale = getattr(block.experts, f"{part}_precision_config").weight_scale
+            for tensor in (getattr(block.experts, part), scale):
+                tensor.storage.data = tensor.storage.data.cuda()
+    torch.nn.Module.cuda(packed)
+    hidden = rows(count=32).bfloat16().cuda()
+    with torch.no_grad():
+        before = [block(hidden)[0][0].double() for block in blocks(packed)]
+        report = library.patch(packed)
+        assert replaced(report) == ["block"] * LAYERS, str(report)
+        kernels.calls = 0
+        after = [block(hidden)[0][0].double() for block in blocks(packed)]
+        assert kernels.calls == 0
+        for expected, actual in zip(before, after, strict=True):
+            errors = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+            assert errors.median() <= 2e-2
+        for block in blocks(packed):
+            block.experts.down_proj.storage.data.zero_()
+            block.experts.down_proj_bias.zero_()
+            assert not block(hidden)[0].any()
+    assert kernels.calls == 0

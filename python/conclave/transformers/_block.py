@@ -14,6 +14,7 @@ from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.errors import ConclaveRuntimeError
 from conclave.layer import Layer
+from conclave.transformers._coded_traits import codes_of
 from conclave.transformers._experts import logger, why_gradients
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
@@ -180,7 +181,7 @@ class PatchedBlock:
 
     def _required(self) -> list[torch.Tensor]:
         """The weights that gradients may be required of."""
-        return self._slots.tensors()
+        return self._slots.values()
 
     def _why_gradients(self, given: dict[str, Any]) -> str:
         if not torch.is_grad_enabled():
@@ -260,8 +261,10 @@ class PatchedBlock:
 
     def release(self) -> int:
         """Frees the model's copy of what was packed, except what others hold too and what the
-        framework goes on calling: a router that may be listened to, a norm behind the block."""
+        framework goes on calling: a router that may be listened to, a norm behind the block.
+        Modules with codes stay whole: load_state_dict brings these no new ones."""
         kept = modules_with_tied_weights(self._model())
+        kept |= {m for m in self._modules() if codes_of(m)}
         kept |= {
             m for part in (self._router, self._norm) if part is not None for m in part.modules()
         }

@@ -37,26 +37,37 @@ class SwizzledTraits(ExpertsTraits):
 
     def tensors(self, module: torch.nn.Module) -> list[torch.Tensor]:
         """What the layer is made of, wherever it lies."""
-        found = []
-        for part in _PARTS:
-            found.append(_stored(getattr(module, part), part).data)
-            found.append(_stored(_scale_of(module, part), f"{part}_precision_config").data)
-            found.append(getattr(module, f"{part}_bias"))
-        return found
+        return [*_swizzled(module), *(getattr(module, f"{part}_bias") for part in _PARTS)]
 
     def arrays(self, module: torch.nn.Module, tensors: list[torch.Tensor]) -> dict[str, Any]:
         del tensors
         found = {}
         for part, name in zip(_PARTS, ("gate_up", "down"), strict=True):
-            found[name] = _by_rows(_stored(getattr(module, part), part))
-            scale = _stored(_scale_of(module, part), f"{part}_precision_config")
-            found[f"{name}_scale"] = _by_rows(scale)
+            codes, scales = _storages(module, part)
+            found[name] = _by_rows(codes)
+            found[f"{name}_scale"] = _by_rows(scales)
             found[f"{name}_bias"] = getattr(module, f"{part}_bias").detach()
         return found
 
 
-def _scale_of(module: torch.nn.Module, part: str) -> Any:
-    return getattr(getattr(module, f"{part}_precision_config", None), "weight_scale", None)
+def _storages(module: torch.nn.Module, part: str) -> tuple[Any, Any]:
+    """Of a matrix's codes and exponents. Raises NotOurs."""
+    config = getattr(module, f"{part}_precision_config", None)
+    scale = getattr(config, "weight_scale", None)
+    return _stored(getattr(module, part), part), _stored(scale, f"{part}_precision_config")
+
+
+def _swizzled(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [storage.data for part in _PARTS for storage in _storages(module, part)]
+
+
+def _unswizzled(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found = {}
+    for part in _PARTS:
+        codes, scales = map(_by_rows, _storages(module, part))
+        found[f"{part}_blocks"] = codes.view(*scales.shape, -1)
+        found[f"{part}_scales"] = scales
+    return found
 
 
 def _read_swizzled(module: torch.nn.Module) -> ExpertsTraits:
@@ -84,23 +95,53 @@ def _refused(reason: str) -> Callable[[torch.nn.Module], ExpertsTraits]:
     return refuse
 
 
-# Classes that no shapes and attributes describe.
-_READERS: dict[str, Callable[[torch.nn.Module], ExpertsTraits]] = {
-    "Mxfp4GptOssExperts": _read_swizzled,
-    "GgufExperts": _refused(
-        "holds blocks of a GGUF file; conclave.Layer.from_checkpoint reads the file itself"
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How a class that no shapes and attributes describe is read. What it holds of its weights
+    beside parameters and buffers: as it lies, and by the names and in the shapes of checkpoints."""
+
+    read: Callable[[torch.nn.Module], ExpertsTraits]
+    codes: Callable[[torch.nn.Module], list[torch.Tensor]] = lambda module: []
+    published: Callable[[torch.nn.Module], dict[str, torch.Tensor]] = lambda module: {}
+
+
+_FORMS: dict[str, _Form] = {
+    "Mxfp4GptOssExperts": _Form(_read_swizzled, _swizzled, _unswizzled),
+    "GgufExperts": _Form(
+        _refused(
+            "holds blocks of a GGUF file; conclave.Layer.from_checkpoint reads the file itself"
+        )
     ),
-    "FbgemmFp8Llama4TextExperts": _refused(
-        "runs every expert on rows that are sorted for it, and quantises these with a bound"
+    "FbgemmFp8Llama4TextExperts": _Form(
+        _refused(
+            "runs every expert on rows that are sorted for it, and quantises these with a bound"
+        )
     ),
 }
 
 
+def _form_of(module: torch.nn.Module) -> _Form | None:
+    return _FORMS.get(type(module).__name__)
+
+
 def is_coded(module: torch.nn.Module) -> bool:
     """Whether a module's class is one of these."""
-    return type(module).__name__ in _READERS
+    return _form_of(module) is not None
 
 
 def read_coded(module: torch.nn.Module) -> ExpertsTraits:
     """Raises NotOurs, with the reason."""
-    return _READERS[type(module).__name__](module)
+    return _FORMS[type(module).__name__].read(module)
+
+
+def codes_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Weights beside a module's parameters and buffers, as they lie. Raises NotOurs."""
+    form = _form_of(module)
+    return [] if form is None else form.codes(module)
+
+
+def published_codes(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The same by their names below the module in checkpoints, and in shapes of these. Raises
+    NotOurs."""
+    form = _form_of(module)
+    return {} if form is None else form.published(module)

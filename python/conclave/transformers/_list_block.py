@@ -203,7 +203,7 @@ class PatchedList(PatchedBlock):
         return self.released_bytes
 
     def _required(self) -> list[torch.Tensor]:
-        return self._all.tensors()
+        return self._all.values()
 
     # Running
 

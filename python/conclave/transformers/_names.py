@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from conclave.transformers._coded_traits import published_codes
+
 
 def config_text(model: Any) -> str:
     """config.json of a model, with the fields that it would leave out."""
@@ -21,9 +23,12 @@ def layer_number(path: str) -> int | None:
 
 
 def tensors_below(model: torch.nn.Module, path: str) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a module by their full names."""
+    """Parameters, buffers and codes of a module by their full names. Raises NotOurs."""
     module = model.get_submodule(path)
-    return {f"{path}.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    found = {f"{path}.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    for below, part in module.named_modules(prefix=path):
+        found |= {f"{below}.{name}": tensor for name, tensor in published_codes(part).items()}
+    return found
 
 
 def published(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -32,7 +37,10 @@ def published(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # a version that keeps the published names in memory
         return dict(tensors)
-    return revert_weight_conversion(model, dict(tensors))
+    try:
+        return revert_weight_conversion(model, dict(tensors))
+    except NotImplementedError:  # a step of loading that this version cannot take back
+        return dict(tensors)
 
 
 def in_memory(model: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

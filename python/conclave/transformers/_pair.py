@@ -96,7 +96,7 @@ class PatchedPair:
             return False
         if not torch.is_grad_enabled():
             return True
-        weights = {f"weights[{i}]": t for i, t in enumerate(self._slots.tensors())}
+        weights = {f"weights[{i}]": t for i, t in enumerate(self._slots.values())}
         reason = why_gradients({"hidden_states": hidden} | weights)
         if reason and not self._warned:
             self._warned = True

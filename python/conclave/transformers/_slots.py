@@ -6,15 +6,24 @@ from collections.abc import Iterable
 
 import torch
 
+from conclave.transformers._coded_traits import codes_of, is_coded
+
 
 class Slots:
-    """Parameters and buffers of modules by their places: another parameter at a place is seen."""
+    """Parameters, buffers and codes of modules by their places: another tensor at a place is
+    seen."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        holders = [h for m in dict.fromkeys(modules) for h in (m._parameters, m._buffers)]
+        once = list(dict.fromkeys(modules))
+        holders = [h for m in once for h in (m._parameters, m._buffers)]
         self._slots = [(h, name) for h in holders for name, t in h.items() if t is not None]
+        self._coded = [m for m in once if is_coded(m)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the same order at every call."""
+        """In the same order at every call. Raises NotOurs for codes that are not there."""
+        return self.values() + [codes for m in self._coded for codes in codes_of(m)]
+
+    def values(self) -> list[torch.Tensor]:
+        """Without codes, of which nobody requires gradients."""
         found = (holder.get(name) for holder, name in self._slots)
         return [tensor for tensor in found if tensor is not None]
