@@ -7,7 +7,7 @@ in turn, several rounds, and the best of each counts:
 
   mxfp4                what transformers takes: experts in mxfp4, on Triton's matmul_ogs
   grouped_mm, eager    the experts in bf16, dequantised while they are read
-  patch                experts in mxfp4 too, replaced by conclave.transformers.patch
+  patch                experts in mxfp4 too, their blocks replaced by conclave.transformers.patch
 
 transformers fetches matmul_ogs from a hub. Here it comes from a folder, of the version that
 transformers asks for: torch-ext/gpt_oss_triton_kernels below gpt-oss-triton-kernels in
@@ -34,7 +34,6 @@ import generate_cuda as common
 import torch
 from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM, Mxfp4Config
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 
 SUBJECTS = ("mxfp4", "grouped_mm", "eager", "patch")
 LABELS = {
@@ -146,21 +145,11 @@ def use_triton_kernels(folder: pathlib.Path) -> None:
 
 
 def replace(model: GptOssForCausalLM) -> str:
-    """By our blocks, or by our experts alone; what was replaced.
-
-    transformers' block gives packed experts a routing that its own kernels alone read, and from
-    5.23 on through a method of their own. With our experts in it, it becomes the block of plain
-    ones, which routes in torch and gives them ids and weights.
-    """
+    """By our blocks; what was replaced."""
     from conclave.transformers import patch
 
     report = patch(model, release=True)
     print(report, file=sys.stderr, flush=True)
-    for module in report.modules:
-        if module.replaced == "experts":
-            block = model.get_submodule(module.path)
-            block.__dict__.pop("forward", None)
-            block.__class__ = GptOssMLP
     return ", ".join(sorted({module.replaced or "nothing" for module in report.modules}))
 
 
@@ -169,7 +158,7 @@ def require_ours(model: GptOssForCausalLM) -> None:
 
     report = backend_report(model)
     if len(report.ours) != model.config.num_hidden_layers:
-        raise SystemExit(f"not all experts are ours:\n{report}")
+        raise SystemExit(f"not all blocks are ours:\n{report}")
 
 
 def select(model: GptOssForCausalLM, name: str) -> None:
