@@ -123,7 +123,7 @@ constexpr std::array kDeviceRows = {
                               .memory_share = share_of_memory(3),
                               .row_step = 16,
                               .decode_share = share_of_cache(2),
-                              .wide_share = 0.9},
+                              .wide_share = 0.85},
                      .reads_factors = true,
                      .reads_values = true}},
     DeviceKernelRow{{.name = kTileCodesSm90, .supports = tile_codes_supports},

@@ -193,7 +193,9 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
   EXPECT_EQ(form(DType::kI4, 32, WeightZero::kPoint), form(DType::kI4, 64));
   EXPECT_EQ(form(DType::kI4, 16), (CodeKernelForm{.bits = 4, .fine = true}));
   EXPECT_EQ(form(DType::kI4, 128, WeightZero::kOffset),
-            (CodeKernelForm{.bits = 4, .offsets = true}));
+            (CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}));
+  EXPECT_EQ(form(DType::kU4, 16, WeightZero::kOffset),
+            (CodeKernelForm{.bits = 4, .fine = true, .offsets = true}));
   EXPECT_EQ(form(DType::kF4, 128), CodeKernelForm{.bits = 4});
   EXPECT_EQ(form(DType::kI8, 128), CodeKernelForm{.bits = 8});
   // Slices of a rank may cut what a group shares.

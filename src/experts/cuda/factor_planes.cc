@@ -69,6 +69,17 @@ FactorForm factor_form(const ExpertsProblem& problem) {
                                                                  : FactorForm::kOffsets;
 }
 
+CodeOrder code_order(const ExpertsProblem& problem) {
+  if (factor_form(problem) == FactorForm::kExact) return CodeOrder::kLanesOfFloats;
+  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
+  if (codes == nullptr || bit_size(problem.weight_dtype) != 4) return CodeOrder::kStored;
+  if (!codes->whole.in_order) return CodeOrder::kStored;
+  // A word has codes of 32 columns.
+  const bool fits = gate_up_factor_columns(problem) % kWordColumns == 0 &&
+                    down_factor_columns(problem) % kWordColumns == 0;
+  return fits ? CodeOrder::kLanesOfNumbers : CodeOrder::kStored;
+}
+
 int64_t gate_up_factor_columns(const ExpertsProblem& problem) {
   return factor_columns(
       problem, {.columns = problem.input_columns(), .group = gate_up_group(problem), .skipped = 0});

@@ -27,15 +27,13 @@ inline bool has_scales_of_powers(const ExpertsProblem& problem) {
   return problem.quant.scale_values == ScaleValues::kPowerOfTwo;
 }
 
-// Whether codes lie in the order of lanes on a device; as they are stored if not.
-inline bool has_codes_of_lanes(const ExpertsProblem& problem) {
-  return factor_form(problem) == FactorForm::kExact;
-}
+// How codes lie on a device.
+CodeOrder code_order(const ExpertsProblem& problem);
 
 // Columns of a row of weights as it lies on a device, without padding: codes of lanes lie in whole
 // blocks.
 inline int64_t stored_columns(const ExpertsProblem& problem, int64_t count) {
-  return has_codes_of_lanes(problem) ? round_up(count, kLaneColumns) : count;
+  return code_order(problem) == CodeOrder::kStored ? count : round_up(count, kLaneColumns);
 }
 
 // The place of a row's scales among those of `parts` matrices, of which gate is number 0: kernels

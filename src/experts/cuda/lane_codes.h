@@ -1,4 +1,4 @@
-// The order in which a GPU holds codes of e2m1 for tensor cores: a thread finds its codes of 64
+// The order in which a GPU holds codes of 4 bits for tensor cores: a thread finds its codes of 64
 // columns side by side, and four pairs of them in a word lie so that few instructions move them to
 // where bf16 has its bits.
 #pragma once
@@ -7,10 +7,15 @@
 
 namespace conclave::inline v0::experts {
 
+// kLanesOfFloats: codes of e2m1; kLanesOfNumbers: codes that stand for whole numbers in their
+// order.
+enum class CodeOrder : uint8_t { kStored, kLanesOfFloats, kLanesOfNumbers };
+
 // Lane 4 r + p of a warp has columns 2 p, 2 p + 1, 2 p + 8 and 2 p + 9 of each 16 in its A operand.
 // So the 32 bytes of 64 columns are two words for each p, and each word has those of 32 columns:
 // the lower half the even ones, the upper half the odd ones.
 inline constexpr int64_t kLaneColumns = 64;
+inline constexpr int64_t kWordColumns = 32;
 
 struct LanePlace {
   int32_t word = 0;  // one of the eight that 64 columns have
@@ -24,19 +29,31 @@ constexpr LanePlace lane_place(int32_t column) {
           .pair = step % 2 * 2 + column % 16 / 8};
 }
 
-// A code is a sign, two bits of exponent and one of mantissa. Pair i of a half has its sign at bit
-// 15, 12, 14 or 13, and the others from bit 6, 3, 9 or 0 on; bf16 numbers have them at 15 and 6.
+// A code of e2m1 is a sign, two bits of exponent and one of mantissa. Pair i of a half has its sign
+// at bit 15, 12, 14 or 13, and the others from bit 6, 3, 9 or 0 on; bf16 numbers have them at 15
+// and 6.
 constexpr int32_t lane_sign_bit(const LanePlace& place) {
   return 16 * place.half + (0xdecf >> (4 * place.pair) & 0xf);
 }
 constexpr int32_t lane_low_bit(const LanePlace& place) {
   return 16 * place.half + (0x0936 >> (4 * place.pair) & 0xf);
 }
+// A number's bits stay together; the words' lower bytes are numbers of bf16 with 2^-133 as unit.
+constexpr int32_t lane_number_bit(const LanePlace& place) {
+  return 16 * place.half + 4 * place.pair;
+}
+
 // The bits of a code at its place in a word, and the code at a place.
+template <CodeOrder kOrder>
 constexpr uint32_t lane_bits(const LanePlace& place, uint32_t code) {
+  static_assert(kOrder != CodeOrder::kStored);
+  if constexpr (kOrder == CodeOrder::kLanesOfNumbers) return code << lane_number_bit(place);
   return (code >> 3) << lane_sign_bit(place) | (code & 7U) << lane_low_bit(place);
 }
+template <CodeOrder kOrder>
 constexpr uint32_t lane_code(const LanePlace& place, uint32_t word) {
+  static_assert(kOrder != CodeOrder::kStored);
+  if constexpr (kOrder == CodeOrder::kLanesOfNumbers) return word >> lane_number_bit(place) & 0xfU;
   return (word >> lane_sign_bit(place) & 1U) << 3 | (word >> lane_low_bit(place) & 7U);
 }
 

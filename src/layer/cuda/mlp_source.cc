@@ -88,7 +88,7 @@ Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLay
   if (mlp.experts.empty()) return Support::no("there are no experts");
   const experts::ExpertsProblem& problem = mlp.problem;
   if (problem.ordered.gate_up != 0) return Support::no("columns have an order");
-  if (experts::has_codes_of_lanes(problem)) {
+  if (experts::code_order(problem) != experts::CodeOrder::kStored) {
     return Support::no("codes lie in another order on a device");
   }
   const LocalExpert& first_expert = mlp.experts.front();

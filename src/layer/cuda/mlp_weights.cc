@@ -5,11 +5,13 @@
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/short_scales.h"
 #include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -102,6 +104,10 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     const int64_t count = mlp.count() * numbers_of(view.factors);
     memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.factors.scales = memory.factor_scale.as<float>();
+    if (experts::code_order(problem) == experts::CodeOrder::kLanesOfNumbers) {
+      memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
+      view.factors.short_scales = memory.short_scales.as<int32_t>();
+    }
     if (form == experts::FactorForm::kZeros) {
       memory.factor_zero =
           arrays.make(count * byte_size(DType::kBF16), (sizes.name + "_zero").c_str());
@@ -188,9 +194,9 @@ void fill_matrices(const MlpSource& mlp, const Places& places, WeightUpload& upl
     copy(WeightMatrix::kDown, weights.down.data.as() + local * hidden * down_pitch, down_pitch);
     context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
   }
-  if (!experts::has_codes_of_lanes(problem)) return;
-  upload.arrange_codes(weights.gate_up.data.as(), count * mlp.gate_up_rows(), gate_up_pitch);
-  upload.arrange_codes(weights.down.data.as(), count * hidden, down_pitch);
+  const experts::CodeOrder order = experts::code_order(problem);
+  upload.arrange_codes(weights.gate_up.data.as(), count * mlp.gate_up_rows(), gate_up_pitch, order);
+  upload.arrange_codes(weights.down.data.as(), count * hidden, down_pitch, order);
 }
 
 // Numbers of stored rows [rows, columns] as they lie on the device.
@@ -255,10 +261,12 @@ CodeMeaning read_meaning(const QuantSpec& quant, const WeightSource& source,
 // Factors of the codes of one expert's gate and up, or of its down, as a kernel reads them.
 class FactorBuffer {
  public:
-  // A scale has `stored` columns; other ranks hold `skipped` columns that share the first one.
-  FactorBuffer(const experts::FactorPlanes& planes, int64_t stored, int64_t skipped)
+  // Other ranks hold `skipped` columns that share the first scale.
+  FactorBuffer(const experts::ExpertsProblem& problem, const experts::FactorPlanes& planes,
+               int64_t skipped)
       : planes_(planes),
-        stored_(stored),
+        stored_(problem.quant.block_cols),
+        least_(quant::format_of(problem.weight_dtype).codes->whole.least),
         skipped_(skipped),
         scales_(static_cast<size_t>(numbers_of(planes))),
         zeros_(planes.zeros == nullptr ? 0 : scales_.size()),
@@ -286,7 +294,10 @@ class FactorBuffer {
       }
     }
   }
-  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) const {
+  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) {
+    are_short_ = are_short_ && std::ranges::all_of(scales_, [&](float scale) {
+                   return experts::is_short_scale(scale, least_);
+                 });
     const int64_t first = expert * numbers_of(planes_);
     upload.copy_floats(scales_, memory.factor_scale.as<float>() + first);
     if (!offsets_.empty()) {
@@ -294,6 +305,11 @@ class FactorBuffer {
     }
     if (zeros_.empty()) return;
     upload.copy_bytes(std::as_bytes(std::span(zeros_)), memory.factor_zero.as<uint16_t>() + first);
+  }
+  // Tells kernels what all that was copied have in common.
+  void finish(WeightUpload& upload, const CudaMatrixMemory& memory) const {
+    if (memory.short_scales.empty()) return;
+    upload.copy_ints({are_short_ ? 1 : 0}, memory.short_scales.as<int32_t>());
   }
 
  private:
@@ -310,8 +326,10 @@ class FactorBuffer {
   }
 
   experts::FactorPlanes planes_;
-  int64_t stored_;
+  int64_t stored_;  // columns of a scale
+  int32_t least_;   // the value of code 0, of numbers in their order
   int64_t skipped_;
+  bool are_short_ = true;
   std::vector<float> scales_;
   std::vector<uint16_t> zeros_;  // bf16
   std::vector<float> offsets_;
@@ -323,9 +341,8 @@ void fill_factors(const MlpSource& mlp, const Places& places, WeightUpload& uplo
   if (experts::factor_form(problem) == experts::FactorForm::kExact) {
     return fill_exact_factors(mlp, upload, weights);
   }
-  const int64_t stored = problem.quant.block_cols;
-  FactorBuffer gate_up(weights.view.gate_up.factors, stored, 0);
-  FactorBuffer down(weights.view.down.factors, stored, problem.skipped_columns);
+  FactorBuffer gate_up(problem, weights.view.gate_up.factors, 0);
+  FactorBuffer down(problem, weights.view.down.factors, problem.skipped_columns);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
     const auto read = [&](WeightMatrix matrix) {
@@ -340,6 +357,8 @@ void fill_factors(const MlpSource& mlp, const Places& places, WeightUpload& uplo
     gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
     down.copy_to(static_cast<int64_t>(i), upload, weights.down);
   }
+  gate_up.finish(upload, weights.gate_up);
+  down.finish(upload, weights.down);
 }
 
 // Places for what is copied next.

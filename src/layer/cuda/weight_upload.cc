@@ -205,8 +205,9 @@ void WeightUpload::copy_ints(const std::vector<int32_t>& values, int32_t* destin
   copy_bytes(std::as_bytes(std::span(values)), destination);
 }
 
-void WeightUpload::arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes) {
-  experts::arrange_codes(codes, rows, row_bytes, stream_);
+void WeightUpload::arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes,
+                                 experts::CodeOrder order) {
+  experts::arrange_codes(codes, rows, row_bytes, order, stream_);
 }
 
 void WeightUpload::finish() {

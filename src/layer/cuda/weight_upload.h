@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/stream.h"
+#include "experts/cuda/lane_codes.h"
 #include "quant/weight_block.h"
 
 #include "conclave/context.h"
@@ -66,8 +67,8 @@ class WeightUpload {
   // Copies codes of the block to other places, by way of the host.
   void copy_placed(const BlockRequest& request, const PlacedCodes& places,
                    const DeviceMatrix& destination, Executor& executor);
-  // Puts codes that `copy` brought into the order of lanes.
-  void arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes);
+  // Puts codes that `copy` brought into their order on a device.
+  void arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes, experts::CodeOrder order);
   // Reads the same as float32 values on the host. Waits.
   std::vector<float> read_floats(const BlockRequest& request);
   std::vector<float> read_floats(WeightId id, int64_t expert = 0);

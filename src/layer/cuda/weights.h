@@ -20,6 +20,7 @@ struct CudaMatrixMemory {
   DeviceMemory scale;
   DeviceMemory offset;
   DeviceMemory factor_scale;
+  DeviceMemory short_scales;
   // FactorForm::kExact has these.
   DeviceMemory sum_factor;
   DeviceMemory byte_form;

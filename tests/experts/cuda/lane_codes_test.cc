@@ -1,6 +1,7 @@
 // The order of codes that kernels for tensor cores read, and the bits that they make of it.
 #include "experts/cuda/lane_codes.h"
 
+#include "experts/cuda/short_scales.h"
 #include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
@@ -8,36 +9,48 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <set>
+#include <limits>
 
 namespace conclave {
 namespace {
 
+using experts::CodeOrder;
 using experts::lane_bits;
 using experts::lane_code;
 using experts::lane_place;
 using experts::LanePlace;
 
-TEST(LaneCodes, EveryColumn_HasBitsOfItsOwn) {
+template <CodeOrder kOrder>
+void expect_bits_of_its_own() {
   std::array<uint32_t, 8> taken = {};
   for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
     const LanePlace place = lane_place(column);
-    const uint32_t bits = lane_bits(place, 0xf);
+    const uint32_t bits = lane_bits<kOrder>(place, 0xf);
     EXPECT_EQ(std::popcount(bits), 4) << column;
     EXPECT_EQ(taken.at(static_cast<size_t>(place.word)) & bits, 0U) << column;
     taken.at(static_cast<size_t>(place.word)) |= bits;
   }
   for (const uint32_t word : taken) EXPECT_EQ(word, 0xffffffffU);
 }
+TEST(LaneCodes, EveryColumn_HasBitsOfItsOwn) {
+  expect_bits_of_its_own<CodeOrder::kLanesOfFloats>();
+  expect_bits_of_its_own<CodeOrder::kLanesOfNumbers>();
+}
 
-TEST(LaneCodes, Codes_ComeBack) {
+template <CodeOrder kOrder>
+void expect_codes_back() {
   for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
     const LanePlace place = lane_place(column);
+    const uint32_t all = lane_bits<kOrder>(place, 15);
     for (uint32_t code = 0; code < 16; ++code) {
-      EXPECT_EQ(lane_code(place, lane_bits(place, code)), code);
-      EXPECT_EQ(lane_code(place, ~lane_bits(place, 15)), 0U);
+      EXPECT_EQ(lane_code<kOrder>(place, lane_bits<kOrder>(place, code)), code);
+      EXPECT_EQ(lane_code<kOrder>(place, lane_bits<kOrder>(place, code) | ~all), code);
     }
   }
+}
+TEST(LaneCodes, Codes_ComeBack) {
+  expect_codes_back<CodeOrder::kLanesOfFloats>();
+  expect_codes_back<CodeOrder::kLanesOfNumbers>();
 }
 
 // The A operand of a product of 16 columns: lane p of four has columns 2 p, 2 p + 1 and these
@@ -61,7 +74,8 @@ TEST(LaneCodes, MovedBits_AreBf16NumbersOfTheirValues) {
     const LanePlace place = lane_place(column);
     for (uint32_t code = 0; code < 16; ++code) {
       // The other pairs have all bits.
-      const uint32_t word = lane_bits(place, code) | ~lane_bits(place, 15);
+      constexpr CodeOrder kFloats = CodeOrder::kLanesOfFloats;
+      const uint32_t word = lane_bits<kFloats>(place, code) | ~lane_bits<kFloats>(place, 15);
       const std::array<uint32_t, 4> pairs = {word & (kSigns | kOthers),
                                              word << 3 & (kSigns | kOthers),
                                              (word << 1 & kSigns) | (word >> 3 & kOthers),
@@ -73,6 +87,37 @@ TEST(LaneCodes, MovedBits_AreBf16NumbersOfTheirValues) {
           << column << " " << code;
     }
   }
+}
+
+// Bytes of a word, and of what lies above them, are numbers with 2^-133 as unit.
+TEST(LaneCodes, MovedNumbers_AreBf16NumbersOfTheirCodes) {
+  constexpr CodeOrder kNumbers = CodeOrder::kLanesOfNumbers;
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    for (uint32_t code = 0; code < 16; ++code) {
+      const uint32_t word = lane_bits<kNumbers>(place, code) | ~lane_bits<kNumbers>(place, 15);
+      const std::array<uint32_t, 4> pairs = {word & 0x000f000fU, word & 0x00f000f0U,
+                                             word >> 8 & 0x000f000fU, word >> 8 & 0x00f000f0U};
+      const uint32_t pair = pairs.at(static_cast<size_t>(place.pair));
+      const uint32_t number = pair >> (16 * place.half) & 0xffffU;
+      const float unit = place.pair % 2 == 0 ? 0x1p127F : 0x1p123F;
+      EXPECT_EQ(std::bit_cast<float>(number << 16) * unit * 0x1p6F, static_cast<float>(code))
+          << column << " " << code;
+    }
+  }
+}
+
+TEST(ShortScales, AreThoseThatBf16HoldsWithTheirMultiples) {
+  EXPECT_TRUE(experts::is_short_scale(0.0F, -8));
+  EXPECT_TRUE(experts::is_short_scale(0x1.fep-7F, -8));
+  EXPECT_TRUE(experts::is_short_scale(-0x1.02p3F, -8));
+  EXPECT_TRUE(experts::is_short_scale(0x1p40F, 0));
+  EXPECT_FALSE(experts::is_short_scale(0x1.01p-7F, -8)) << "nine bits";
+  EXPECT_FALSE(experts::is_short_scale(0x1.02p-7F, -7)) << "a multiple of more bits";
+  EXPECT_FALSE(experts::is_short_scale(0x1p-41F, -8));
+  EXPECT_FALSE(experts::is_short_scale(0x1.02p40F, -8));
+  EXPECT_FALSE(experts::is_short_scale(std::numeric_limits<float>::infinity(), -8));
+  EXPECT_FALSE(experts::is_short_scale(std::numeric_limits<float>::quiet_NaN(), -8));
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include "core/code_bits.h"
 #include "core/float_convert.h"
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/lane_codes.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/h200_plan.h"
 #include "layer/cuda/mlp_weights.h"
@@ -19,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -130,12 +133,25 @@ class Loaded {
     double sum = 0;
     for (size_t i = 0; i < row.size(); ++i) {
       const auto column = static_cast<int64_t>(i);
-      const auto code = static_cast<std::byte>(code_at(codes, column, bits));
+      const auto code = static_cast<std::byte>(code_of(codes, column, bits));
       float value = 0;
       quant::format_of(dtype).decode(&code, 0, 1, &value);
       sum += row[i] * weight(matrix, at, column, std::ssize(row), static_cast<double>(value));
     }
     return sum;
+  }
+
+  // The code of a column of a row, as it lies on a device.
+  uint32_t code_of(const std::byte* row, int64_t column, int64_t bits) const {
+    const experts::CodeOrder order = experts::code_order(mlp_.problem);
+    if (order == experts::CodeOrder::kStored) return code_at(row, column, bits);
+    EXPECT_EQ(order, experts::CodeOrder::kLanesOfNumbers);
+    const auto in_block = static_cast<int32_t>(column % experts::kLaneColumns);
+    const experts::LanePlace place = experts::lane_place(in_block);
+    uint32_t word = 0;
+    std::memcpy(&word, row + (column - in_block) / 2 + place.word * int64_t{sizeof(word)},
+                sizeof(word));
+    return experts::lane_code<experts::CodeOrder::kLanesOfNumbers>(place, word);
   }
 
   double weight(const experts::DeviceExpertMatrix& matrix, const Place& at, int64_t column,

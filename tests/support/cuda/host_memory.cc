@@ -1,6 +1,11 @@
-// Gives a test that has no GPU the host's memory for the device's: copies are made at once, and
-// events have always passed. The linker gives a wrapped function's calls to __wrap_.
+// Gives a test that has no GPU the host's memory for the device's: copies are made at once, events
+// have always passed, and codes are arranged here. The linker gives a wrapped function's calls to
+// __wrap_.
 
+#include "experts/cuda/lane_codes.h"
+
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <cuda_runtime_api.h>
@@ -40,5 +45,26 @@ cudaError_t __wrap_cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+// experts::arrange_codes for whole numbers, whose kernel needs a GPU.
+void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstream_st(
+    void* codes, int64_t rows, int64_t row_bytes, conclave::experts::CodeOrder order,
+    CUstream_st*) {
+  using conclave::experts::CodeOrder;
+  if (order == CodeOrder::kStored) return;
+  if (order != CodeOrder::kLanesOfNumbers) std::abort();
+  constexpr int32_t kColumns = conclave::experts::kLaneColumns;
+  for (int64_t at = 0; at < rows * row_bytes; at += kColumns / 2) {
+    std::array<uint8_t, kColumns / 2> stored = {};
+    std::array<uint32_t, kColumns / 8> words = {};
+    std::memcpy(stored.data(), static_cast<char*>(codes) + at, stored.size());
+    for (int32_t column = 0; column < kColumns; ++column) {
+      const auto place = conclave::experts::lane_place(column);
+      const uint32_t code = stored[column / 2] >> (column % 2 * 4) & 0xfU;
+      words[place.word] |= conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>(place, code);
+    }
+    std::memcpy(static_cast<char*>(codes) + at, words.data(), stored.size());
+  }
+}
 
 }  // extern "C"

@@ -1,6 +1,5 @@
 #include "cuda/launch.h"
 #include "experts/cuda/common/arrange_codes.h"
-#include "experts/cuda/lane_codes.h"
 
 #include <algorithm>
 
@@ -12,6 +11,7 @@ constexpr int64_t kMostBlocks = 4096;
 constexpr int kWords = static_cast<int>(kLaneColumns) / 8;
 
 // A thread has the codes of 64 columns at a time.
+template <CodeOrder kOrder>
 __global__ void arrange(uint4* codes, int64_t count) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
@@ -23,7 +23,7 @@ __global__ void arrange(uint4* codes, int64_t count) {
 #pragma unroll
     for (int column = 0; column < kLaneColumns; ++column) {
       const LanePlace place = lane_place(column);
-      words[place.word] |= lane_bits(place, stored[column / 8] >> (column % 8 * 4) & 0xfU);
+      words[place.word] |= lane_bits<kOrder>(place, stored[column / 8] >> (column % 8 * 4) & 0xfU);
     }
     codes[2 * i] = make_uint4(words[0], words[1], words[2], words[3]);
     codes[2 * i + 1] = make_uint4(words[4], words[5], words[6], words[7]);
@@ -32,10 +32,14 @@ __global__ void arrange(uint4* codes, int64_t count) {
 
 }  // namespace
 
-void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CUstream_st* stream) {
+void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order,
+                   CUstream_st* stream) {
+  if (order == CodeOrder::kStored) return;
   const int64_t count = rows * (row_bytes / (kLaneColumns / 2));
   if (count == 0) return;
-  cuda::launch("experts.arrange_codes", arrange,
+  cuda::launch("experts.arrange_codes",
+               order == CodeOrder::kLanesOfFloats ? arrange<CodeOrder::kLanesOfFloats>
+                                                  : arrange<CodeOrder::kLanesOfNumbers>,
                {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, kMostBlocks),
                 .threads = kThreads,
                 .overlap = cuda::Overlap::kNone,

@@ -1,6 +1,8 @@
 // Puts codes that were copied as they are stored into the order of lanes.
 #pragma once
 
+#include "experts/cuda/lane_codes.h"
+
 #include <cstdint>
 
 struct CUstream_st;
@@ -8,6 +10,8 @@ struct CUstream_st;
 namespace conclave::inline v0::experts {
 
 // `codes` are rows of 4-bit codes in device memory, `row_bytes` each, a multiple of 32. Enqueues.
-void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CUstream_st* stream);
+// Nothing happens to CodeOrder::kStored.
+void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order,
+                   CUstream_st* stream);
 
 }  // namespace conclave::inline v0::experts

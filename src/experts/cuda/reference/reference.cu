@@ -28,7 +28,7 @@ struct Matrix {
   int64_t stride = 0;  // elements
   DType dtype = DType::kBF16;
   int64_t bits = 16;
-  bool has_codes_of_lanes = false;
+  CodeOrder order = CodeOrder::kStored;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
   const float* offsets = nullptr;  // what is taken from products, like the scales; or null
@@ -45,13 +45,16 @@ __device__ void visit_format(DType element, quant::FormatList<Formats...>, const
 
 __device__ uint8_t load_code(const Matrix& matrix, int64_t row, int64_t col, int64_t bits) {
   const int64_t index = row * matrix.stride + col;
-  if (!matrix.has_codes_of_lanes) {
+  if (matrix.order == CodeOrder::kStored) {
     return code_at(static_cast<const std::byte*>(matrix.data), index, bits);
   }
   const LanePlace place = lane_place(static_cast<int32_t>(col % kLaneColumns));
   const auto* const words = static_cast<const uint32_t*>(matrix.data) + (index - col) / 8 +
                             col / kLaneColumns * (kLaneColumns / 8);
-  return static_cast<uint8_t>(lane_code(place, words[place.word]));
+  const uint32_t word = words[place.word];
+  return static_cast<uint8_t>(matrix.order == CodeOrder::kLanesOfFloats
+                                  ? lane_code<CodeOrder::kLanesOfFloats>(place, word)
+                                  : lane_code<CodeOrder::kLanesOfNumbers>(place, word));
 }
 
 __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
@@ -279,7 +282,7 @@ Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float
                 .stride = stride,
                 .dtype = problem.weight_dtype,
                 .bits = bit_size(problem.weight_dtype),
-                .has_codes_of_lanes = has_codes_of_lanes(problem),
+                .order = code_order(problem),
                 .scales = scales};
   if (scales == nullptr) return matrix;
   if (problem.quant.weights == WeightScale::kBlock) {

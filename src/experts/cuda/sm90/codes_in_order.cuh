@@ -1,13 +1,31 @@
-// Codes of 4 bits that stand for whole numbers in their order become bf16 without a table.
+// Codes of 4 bits that stand for whole numbers in their order, CodeOrder::kLanesOfNumbers, become
+// bf16 without a table.
 #pragma once
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts {
 
-// A byte n, taken as the bits of a bf16 number, is n 2^-133: a product and a sum make its two codes
-// the numbers that they stand for. Both are exact. The numbers have a unit, by which sums of them
-// are multiplied in the end.
+// A word's four pairs of codes as the bits of bf16 numbers: a byte n is n 2^-133, and codes of odd
+// pairs have four zeros behind them.
+struct LaneCodeBits {
+  uint32_t of[4];
+
+  __device__ __forceinline__ explicit LaneCodeBits(uint32_t word)
+      : of{word & kLower, word & kUpper, word >> 8 & kLower, word >> 8 & kUpper} {}
+
+  static constexpr uint32_t kLower = 0x000f000fU;
+  static constexpr uint32_t kUpper = 0x00f000f0U;
+};
+
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum = 0;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
+// A product and a sum make a code the number that it stands for. Both are exact. The numbers have a
+// unit, by which sums of them are multiplied in the end.
 class CodesInOrder {
  public:
   static constexpr float kUnit = 64;
@@ -21,17 +39,13 @@ class CodesInOrder {
     return in_units(__uint_as_float(uint32_t{zero} << 16));
   }
 
-  // Both numbers of byte `byte` of `codes`, the lower code in the lower half.
-  __device__ __forceinline__ uint32_t of_byte(uint32_t codes, uint32_t byte) const {
-    uint32_t both = 0;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(both) : "r"(codes), "r"(0x4040U + byte * 0x101U));
-    // The upper code has four zeros behind it.
-    constexpr uint32_t kScales = 0x7d007f00U;  // 2^123 and 2^127
-    uint32_t numbers = 0;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-        : "=r"(numbers)
-        : "r"(both & 0x00f0000fU), "r"(kScales), "r"(least_));
-    return numbers;
+  // The numbers of a word's four pairs of codes.
+  __device__ __forceinline__ void of_word(uint32_t word, uint32_t (&numbers)[4]) const {
+    const LaneCodeBits codes(word);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      numbers[i] = multiply_add(codes.of[i], i % 2 == 0 ? 0x7f007f00U : 0x7d007d00U, least_);
+    }
   }
 
  private:
@@ -40,6 +54,37 @@ class CodesInOrder {
     return __byte_perm(__float_as_uint(number / kUnit), 0, 0x3232);
   }
 
+  uint32_t least_;
+};
+
+// The weights of such codes where is_short_scale holds: they need no more than a sum of the bits'
+// product, which is rounded once.
+class ShortWeights {
+ public:
+  // Weights are 2^-64 times as much.
+  static constexpr float kUnit = 0x1p64F;
+
+  ShortWeights() = default;
+  __device__ __forceinline__ ShortWeights(float scale, int32_t least)
+      : lower_(in_both(scale * 0x1p69F)),
+        upper_(in_both(scale * 0x1p65F)),
+        least_(in_both(scale * 0x1p-64F * static_cast<float>(least))) {}
+
+  __device__ __forceinline__ void of_word(uint32_t word, uint32_t (&weights)[4]) const {
+    const LaneCodeBits codes(word);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      weights[i] = multiply_add(codes.of[i], i % 2 == 0 ? lower_ : upper_, least_);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t in_both(float number) {
+    return __byte_perm(__float_as_uint(number), 0, 0x3232);
+  }
+
+  uint32_t lower_;
+  uint32_t upper_;
   uint32_t least_;
 };
 

@@ -1,9 +1,8 @@
-// Boxes of weights that are codes: a table in shared memory makes them bf16, tensor cores multiply
-// columns that share a scale, and scales multiply sums.
+// Boxes of weights that are codes as stored: a table in shared memory makes them bf16, tensor cores
+// multiply columns that share a scale, and scales multiply sums.
 #pragma once
 
 #include "cuda/device/copy.cuh"
-#include "experts/cuda/sm90/codes_in_order.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
 
 #include <cstdint>
@@ -17,7 +16,7 @@ template <class Config>
 __device__ __forceinline__ void fill_values(const DecodeParams& params, const Shared& shared) {
   constexpr bool kPairs = Config::kCodes.bits == 4 && Config::kCodes.terms == 1;
   const int pieces = params.plan.value_bytes / 16;
-  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kDecodeConsumers) {
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += Config::kConsumers) {
     const int entry = i / 8;
     const uint32_t low = params.values[kPairs ? entry & 15 : entry];
     const uint32_t value = low | (kPairs ? params.values[entry >> 4] << 16 : 0);
@@ -33,10 +32,8 @@ class CodeBox {
   static constexpr int kBits = Config::kCodes.bits;
   static constexpr int kTerms = Config::kCodes.terms;
   static constexpr bool kOffsets = Config::kCodes.offsets;
-  static constexpr bool kInOrder = Config::kCodes.in_order;
   static constexpr bool kMayHaveZeros = !kOffsets && kTerms == 1;
   static constexpr int kSteps = 4;  // each has 16 columns
-  static constexpr int kStepsOfLong = 8;
   static constexpr int kTurns = kDecodeBoxBytes * 8 / kBits / (16 * kSteps);
 
   // The lane's first of two rows of the box, the row of its token beside the box, or null, and the
@@ -51,9 +48,8 @@ class CodeBox {
     int steps;              // a group has so many
   };
 
-  __device__ __forceinline__ CodeBox(const Shared& shared, const Thread& me, int least)
-      : numbers_(least),
-        values_(reinterpret_cast<const unsigned char*>(shared.values)),
+  __device__ __forceinline__ CodeBox(const Shared& shared, const Thread& me)
+      : values_(reinterpret_cast<const unsigned char*>(shared.values)),
         lane_(static_cast<uint32_t>(me.lane) * 4),
         row_(static_cast<uint32_t>(me.row)),
         quad_(static_cast<uint32_t>(me.quad)) {}
@@ -85,8 +81,6 @@ class CodeBox {
   __device__ __forceinline__ void multiply_with(const Place& place, float (&sums)[4]) const {
     if (place.steps == 1) {
       multiply_turns<true, kZeros>(place, sums);
-    } else if (kInOrder && place.steps >= kStepsOfLong) {
-      if constexpr (kInOrder) multiply_long<kZeros>(place, sums);
     } else {
       multiply_turns<false, kZeros>(place, sums);
     }
@@ -110,9 +104,7 @@ class CodeBox {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int group = (turn * kSteps + step) >> shift;
-        const int byte = kInOrder && !kFine ? step % 2 * 2 : 0;
-        add_step<kZeros>(now.of[step], byte, rows.of[step], place, group,
-                         chain[step * kChains / kSteps]);
+        add_step<kZeros>(now.of[step], rows.of[step], place, group, chain[step * kChains / kSteps]);
       }
 #pragma unroll
       for (int c = 0; c < kChains; ++c) {
@@ -120,63 +112,6 @@ class CodeBox {
         promote(place, group * place.rows, chain[c], sums);
       }
     }
-  }
-
-  // Codes in order whose factors are those of 128 columns or more: products of so many columns are
-  // added up before they are scaled. Nothing but this loop's length hides the time of a product, so
-  // that it is unrolled.
-  template <bool kZeros>
-  __device__ __forceinline__ void multiply_long(const Place& place, float (&sums)[4]) const {
-    constexpr int kGroups = kTurns * kSteps / kStepsOfLong;
-    constexpr int kWords = kStepsOfLong / 2;  // a row of a group has, of 32 columns over a quad
-    const int shift = __ffs(place.steps) - 1;
-    uint32_t words[kGroups * kWords][2];
-#pragma unroll
-    for (int i = 0; i < kGroups * kWords; ++i) {
-      const uint32_t offset = ((row_ << 4) + (quad_ << 2)) ^ static_cast<uint32_t>(i << 4);
-      words[i][0] = *reinterpret_cast<const uint32_t*>(place.codes + offset);
-      words[i][1] = *reinterpret_cast<const uint32_t*>(place.codes + offset + 1024);
-    }
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const int group = ((g * kStepsOfLong) >> shift) * place.rows;
-      const float2 scales = {place.scales[group], place.scales[group + 8]};
-      uint32_t zero[2] = {};
-      if constexpr (kZeros) {
-        for (int i = 0; i < 2; ++i) zero[i] = numbers_.zero_of(place.zeros[group + i * 8]);
-      }
-      // Two chains, so that products overlap.
-      float chains[2][4] = {};
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        const int word = g * kWords + i;
-        uint4 x = {};
-        if (place.x != nullptr) {
-          x = *reinterpret_cast<const uint4*>(place.x + word * 64 + 16 * quad_);
-        }
-        multiply_numbers<kZeros>(words[word], 0, zero, {x.x, x.y}, chains[0]);
-        multiply_numbers<kZeros>(words[word], 2, zero, {x.z, x.w}, chains[1]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[i] = fmaf(chains[0][i] + chains[1][i], i < 2 ? scales.x : scales.y, sums[i]);
-      }
-    }
-  }
-
-  // Multiplies the codes of a step, which begin at byte `byte`.
-  template <bool kZeros>
-  __device__ __forceinline__ void multiply_numbers(const uint32_t (&codes)[2], int byte,
-                                                   const uint32_t (&zero)[2],
-                                                   const uint32_t (&b)[2],
-                                                   float (&products)[4]) const {
-    uint32_t a[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i] = numbers_.of_byte(codes[i % 2], byte + i / 2);
-      if constexpr (kZeros) a[i] = shifted(a[i], zero[i % 2]);
-    }
-    Config::multiply(products, a[0], a[1], a[2], a[3], b[0], b[1]);
   }
 
   // The 16 bytes of number `chunk` in a row.
@@ -204,7 +139,7 @@ class CodeBox {
           } else {
             const uint32_t word = *reinterpret_cast<const uint32_t*>(chunk + 4 * quad_);
             codes.of[2 * pair][i] = word;
-            codes.of[2 * pair + 1][i] = kInOrder ? word : word >> 16;
+            codes.of[2 * pair + 1][i] = word >> 16;
           }
         }
       }
@@ -253,17 +188,9 @@ class CodeBox {
   }
 
   template <bool kZeros>
-  __device__ __forceinline__ void add_step(const uint32_t (&codes)[2], int byte,
-                                           const uint32_t (&b)[2], const Place& place, int group,
-                                           Chain& chain) const {
-    if constexpr (kInOrder) {
-      uint32_t zero[2] = {};
-      if constexpr (kZeros) {
-        const uint16_t* const zeros = place.zeros + group * place.rows;
-        for (int i = 0; i < 2; ++i) zero[i] = numbers_.zero_of(zeros[i * 8]);
-      }
-      multiply_numbers<kZeros>(codes, byte, zero, b, chain.products);
-    } else if constexpr (kTerms == 2) {
+  __device__ __forceinline__ void add_step(const uint32_t (&codes)[2], const uint32_t (&b)[2],
+                                           const Place& place, int group, Chain& chain) const {
+    if constexpr (kTerms == 2) {
       uint32_t first[4];
       uint32_t second[4];
 #pragma unroll
@@ -305,7 +232,6 @@ class CodeBox {
     }
   }
 
-  CodesInOrder numbers_;
   const unsigned char* values_;
   uint32_t lane_;
   uint32_t row_;

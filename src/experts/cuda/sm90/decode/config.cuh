@@ -19,18 +19,17 @@ inline constexpr int kUpBoxBytes = 16 * kDecodeBoxBytes;
 inline constexpr int kUpStageBoxes = kDecodeUpStageBoxes;
 inline constexpr int kMaxProducts = kDecodeMaxPassRows / 16;
 inline constexpr uint32_t kProductBytes = 16 * kDecodeBoxBytes;
-inline constexpr int kProducerWarp = kDecodeWarps;
-inline constexpr int kFinishWarp = kDecodeWarps + 1;
 inline constexpr int kNextTileWord = 32;  // index of a counter; the grid barrier is word 0
 
 // Weights that are codes ask this of the kernel.
 struct CodesOf {
-  int bits = 0;           // 0: they are elements
-  bool offsets = false;   // w = value scale - offset
-  int terms = 1;          // values of bf16 that add up to a code's
-  bool in_order = false;  // code c stands for c + DecodeParams::least
-  bool exact = false;     // codes lie in the order of lanes, and bf16 holds the weights
-  bool powers = false;    // with `exact`: scales are powers of two; if not, they are of e4m3
+  int bits = 0;          // 0: they are elements
+  bool offsets = false;  // w = value scale - offset
+  int terms = 1;         // values of bf16 that add up to a code's
+  // CodeOrder::kLanesOfNumbers: code c stands for c + DecodeParams::least.
+  bool in_order = false;
+  bool exact = false;   // FactorForm::kExact
+  bool powers = false;  // with `exact`: scales are powers of two; if not, they are of e4m3
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
@@ -38,6 +37,8 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4};
     case DecodeElement::kCodes4InOrder:
       return {.bits = 4, .in_order = true};
+    case DecodeElement::kCodes4InOrderOffsets:
+      return {.bits = 4, .offsets = true, .in_order = true};
     case DecodeElement::kCodes4Offsets:
       return {.bits = 4, .offsets = true};
     case DecodeElement::kCodes4Terms:
@@ -61,7 +62,14 @@ struct Config {
       kElement == DecodeElement::kE4M3Block || kElement == DecodeElement::kE4M3Row;
   static constexpr CodesOf kCodes = codes_of(kElement);
   static constexpr bool kIsCoded = kCodes.bits != 0;
-  static constexpr bool kTakesTable = kIsCoded && !kCodes.in_order && !kCodes.exact;
+  static constexpr bool kHasLanes = kCodes.in_order || kCodes.exact;
+  static constexpr bool kTakesTable = kIsCoded && !kHasLanes;
+  static constexpr int kWarpsOfBox = decode_warps_of_box(kHasLanes);
+  static constexpr int kConsumerWarps = kDecodeWarps * kWarpsOfBox;
+  static constexpr int kConsumers = 32 * kConsumerWarps;  // threads
+  static constexpr int kProducerWarp = kConsumerWarps;
+  static constexpr int kFinishWarp = kConsumerWarps + 1;
+  static constexpr int kThreads = decode_threads(kWarpsOfBox);
   static constexpr bool kIsBF16 = kElement == DecodeElement::kBF16 || kIsCoded;
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;
@@ -120,6 +128,7 @@ struct Shared {
 
 struct Thread {
   int warp;
+  int part;  // two warps share a box: which half is this one's
   int lane;
   int group;  // g: gives the token that it loads and its row of weights
   int quad;   // q
@@ -130,6 +139,7 @@ struct Thread {
 
   __device__ Thread()
       : warp(static_cast<int>(threadIdx.x) / 32),
+        part(warp / kDecodeWarps),
         lane(static_cast<int>(threadIdx.x) % 32),
         group(lane / 4),
         quad(lane % 4),
@@ -140,6 +150,9 @@ struct Thread {
 using Ring = RingPosition<>;  // the number of stages depends on the call
 
 // The barrier of the warps that multiply.
-__device__ __forceinline__ void consumer_sync() { ptx::named_barrier_sync(1, kDecodeConsumers); }
+template <class Config>
+__device__ __forceinline__ void consumer_sync() {
+  ptx::named_barrier_sync(1, Config::kConsumers);
+}
 
 }  // namespace conclave::inline v0::experts::decode

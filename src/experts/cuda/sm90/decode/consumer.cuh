@@ -5,27 +5,13 @@
 #include "cuda/device/copy.cuh"
 #include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/decode/codes.cuh"
+#include "experts/cuda/sm90/decode/lanes.cuh"
+#include "experts/cuda/sm90/decode/sums.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
-#include "experts/cuda/sm90/lane_codes.cuh"
 
 #include <cstdint>
 
 namespace conclave::inline v0::experts::decode {
-
-// float32 sums of products of 16 rows; [i]: row half i / 2, token 2q + i % 2. 16-bit weights have
-// two chains, so that products overlap.
-template <class Config, int kProducts>
-struct Sums {
-  static constexpr int kChains =
-      Config::kIsE4M3 || (Config::kIsCoded && !Config::kCodes.exact) ? 1 : 2;
-  float chain[kProducts][kChains][4] = {};
-
-  __device__ __forceinline__ float get(int product, int i) const {
-    if constexpr (Config::kCodes.in_order) return chain[product][0][i] * CodesInOrder::kUnit;
-    return kChains == 1 ? chain[product][0][i]
-                        : chain[product][0][i] + chain[product][kChains - 1][i];
-  }
-};
 
 // One lane's view of what a row of boxes is multiplied by.
 struct Operand {
@@ -82,63 +68,11 @@ __device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[
   }
 }
 
-// Multiplies a box of codes of lanes, 64 columns a turn. Scales are those of the box's groups.
-template <class Config, int kProducts, bool kNear>
-__device__ __forceinline__ void multiply_exact(const Operand& operand, const unsigned char* codes,
-                                               const unsigned char* x, const unsigned char* scales,
-                                               const Thread& me, Sums<Config, kProducts>& sums) {
-  using Lane = LaneCodes<Config::kCodes.powers, kNear>;
-  constexpr int kTurns = 4;
-  constexpr int kSteps = 4;  // a turn has, each of 16 columns
-  constexpr int kScalesOfTurn = kSteps / Lane::kStepsOfScale;
-#pragma unroll 2
-  for (int turn = 0; turn < kTurns; ++turn) {
-    uint32_t b[kSteps][2] = {};
-    if (x != nullptr) {
-      const unsigned char* const columns = x + turn * 128 + 4 * me.quad;
-#pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {
-        b[i / 2][i % 2] = *reinterpret_cast<const uint32_t*>(columns + 16 * i);
-      }
-    }
-    const int chunk = ((2 * turn + me.quad / 2) ^ me.row) * 16 + me.quad % 2 * 8;
-#pragma unroll
-    for (int p = 0; p < kProducts; ++p) {
-      if (p > 0 && p >= operand.products) break;
-      const unsigned char* const of_product = codes + p * static_cast<int>(kProductBytes) + chunk;
-      const unsigned char* const of_rows =
-          scales + turn * kScalesOfTurn * operand.scale_rows + p * 16 + me.row;
-      uint32_t a[kSteps][4];
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const uint2 words = *reinterpret_cast<const uint2*>(of_product + row * 1024);
-#pragma unroll
-        for (int word = 0; word < 2; ++word) {
-          const unsigned char* const own =
-              of_rows + 8 * row + word * (kScalesOfTurn / 2) * operand.scale_rows;
-          const uint32_t first = Lane::scale_of(own[0]);
-          const uint32_t second =
-              Config::kCodes.powers ? first : Lane::scale_of(own[operand.scale_rows]);
-          uint32_t weights[4];
-          Lane::weights_of(word == 0 ? words.x : words.y, first, second, weights);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[2 * word + i / 2][i % 2 * 2 + row] = weights[i];
-        }
-      }
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        Config::multiply(sums.chain[p][step % Sums<Config, kProducts>::kChains], a[step][0],
-                         a[step][1], a[step][2], a[step][3], b[step][0], b[step][1]);
-      }
-    }
-  }
-}
-
 // Multiplies the warp's box of codes of the stage in `slot`.
 template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_codes(const Operand& operand, const DecodePlan& plan,
-                                               int least, const Shared& shared, const Thread& me,
-                                               int slot, int in_stage, int box,
+                                               const Shared& shared, const Thread& me, int slot,
+                                               int in_stage, int box,
                                                Sums<Config, kProducts>& sums) {
   const unsigned char* const codes = shared.ring + slot * kDecodeStageBytes +
                                      in_stage * static_cast<int>(operand.box_bytes) +
@@ -150,16 +84,7 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   const unsigned char* const seconds = factors + plan.second_factor;
   const int group = group_of_box(plan, operand.factors, box) -
                     group_of_box(plan, operand.factors, box - in_stage);
-  if constexpr (Config::kCodes.exact) {
-    const unsigned char* const scales = factors + group * operand.scale_rows + operand.scale_first;
-    if (operand.has_near_scales) {
-      multiply_exact<Config, kProducts, true>(operand, codes, x, scales, me, sums);
-    } else {
-      multiply_exact<Config, kProducts, false>(operand, codes, x, scales, me, sums);
-    }
-    return;
-  }
-  const CodeBox<Config> of_warp(shared, me, least);
+  const CodeBox<Config> of_warp(shared, me);
 #pragma unroll
   for (int p = 0; p < kProducts; ++p) {
     if (p > 0 && p >= operand.products) break;
@@ -175,6 +100,75 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
         sums.chain[p][0]);
   }
 }
+
+// What a warp's boxes of codes of lanes have in common: a stage has few instructions for each.
+template <class Config, int kProducts>
+class LaneOperand {
+ public:
+  __device__ __forceinline__ LaneOperand(const Operand& operand, const DecodeParams& params,
+                                         const Shared& shared, const Thread& me)
+      : operand_(operand),
+        plan_(params.plan),
+        me_(me),
+        numbers_(params.least),
+        codes_(shared.ring + me.row * kDecodeBoxBytes),
+        // Results of tokens that do not take part are not used: any row will do for them.
+        x_(shared.rows + operand.row + me.part * kTurnsOfWarp * 128 + me.quad * 16),
+        factors_(shared.factors),
+        groups_of_box_(operand.factors.columns == 0 ? 0 : operand.factors.groups) {}
+
+  // Multiplies the warp's box of the stage in `slot`.
+  __device__ __forceinline__ void multiply(int slot, int in_stage, int box,
+                                           Sums<Config, kProducts>& sums) const {
+    const LaneBox of_warp{.codes = codes_ + slot * kDecodeStageBytes +
+                                   in_stage * static_cast<int>(operand_.box_bytes),
+                          .x = x_ + (box - operand_.begin) * kRowBytes,
+                          .products = operand_.products};
+    const unsigned char* const factors = factors_ + slot * plan_.factor_bytes;
+    const int group = group_of(in_stage, box);
+    if constexpr (Config::kCodes.exact) {
+      const unsigned char* const scales =
+          factors + group * operand_.scale_rows + operand_.scale_first + me_.row;
+      // Uniform over the grid.
+      if (operand_.has_near_scales) {
+        multiply_exact<Config, kProducts, true>(of_warp, scales, operand_.scale_rows, me_, sums);
+      } else {
+        multiply_exact<Config, kProducts, false>(of_warp, scales, operand_.scale_rows, me_, sums);
+      }
+    } else {
+      const int first = group * operand_.box_rows + me_.row;
+      const unsigned char* const seconds = factors + plan_.second_factor;
+      multiply_numbers<Config, kProducts>(
+          of_warp,
+          {.scales = reinterpret_cast<const float*>(factors) + first,
+           .offsets = reinterpret_cast<const float*>(seconds) + first,
+           .zeros = reinterpret_cast<const uint16_t*>(seconds) + first,
+           .has_zeros = operand_.has_zeros,
+           .rows = operand_.box_rows,
+           .steps = operand_.factors.steps},
+          numbers_, me_, sums);
+    }
+  }
+
+ private:
+  static constexpr int kRowBytes = 512;  // beside a box, of 256 columns
+
+  // The first group of a box among those of its stage.
+  __device__ __forceinline__ int group_of(int in_stage, int box) const {
+    if (operand_.factors.columns <= plan_.box_columns) return in_stage * groups_of_box_;
+    return group_of_box(plan_, operand_.factors, box) -
+           group_of_box(plan_, operand_.factors, box - in_stage);
+  }
+
+  const Operand& operand_;
+  const DecodePlan& plan_;
+  const Thread& me_;
+  CodesInOrder numbers_;
+  const unsigned char* codes_;
+  const unsigned char* x_;
+  const unsigned char* factors_;
+  int groups_of_box_;
+};
 
 // Multiplies the warp's box of the stage in `slot`.
 template <class Config, int kProducts>
@@ -230,6 +224,22 @@ __device__ __forceinline__ void skip_boxes(const DecodeParams& params, const Sha
   }
 }
 
+// Visits this warp's boxes: visit(slot, in_stage, box).
+template <class Visit>
+__device__ __forceinline__ void for_each_box(const Operand& operand, const DecodeParams& params,
+                                             const Shared& shared, const Thread& me, Ring& ring,
+                                             const Visit& visit) {
+  for (int first = operand.begin; first < operand.end; first += operand.stage_boxes) {
+    const int in_stage = (me.warp - operand.shift - first) & (kDecodeWarps - 1);
+    const int box = first + in_stage;
+    ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
+    if (in_stage < operand.stage_boxes && box < operand.end) visit(ring.slot, in_stage, box);
+    __syncwarp();
+    if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
+    ring.advance(params.shared.stages);
+  }
+}
+
 // Multiplies this warp's boxes.
 template <class Config, int kProducts>
 __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& operand,
@@ -237,21 +247,20 @@ __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& oper
                                                              const Shared& shared, const Thread& me,
                                                              Ring& ring) {
   Sums<Config, kProducts> sums;
-  for (int first = operand.begin; first < operand.end; first += operand.stage_boxes) {
-    const int in_stage = (me.warp - operand.shift - first) & (kDecodeWarps - 1);
-    const int box = first + in_stage;
-    ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
-    if (in_stage < operand.stage_boxes && box < operand.end) {
+  if constexpr (Config::kHasLanes) {
+    const LaneOperand<Config, kProducts> of_warp(operand, params, shared, me);
+    for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
+      of_warp.multiply(slot, in_stage, box, sums);
+    });
+  } else {
+    for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
       if constexpr (Config::kIsCoded) {
-        multiply_codes<Config, kProducts>(operand, params.plan, params.least, shared, me, ring.slot,
-                                          in_stage, box, sums);
+        multiply_codes<Config, kProducts>(operand, params.plan, shared, me, slot, in_stage, box,
+                                          sums);
       } else {
-        multiply_values<Config, kProducts>(operand, shared, me, ring.slot, in_stage, box, sums);
+        multiply_values<Config, kProducts>(operand, shared, me, slot, in_stage, box, sums);
       }
-    }
-    __syncwarp();
-    if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
-    ring.advance(params.shared.stages);
+    });
   }
   return sums;
 }

@@ -29,10 +29,12 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
   if (bit_size(problem.weight_dtype) == 8) {
     return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
   }
+  if (code_order(problem) == CodeOrder::kLanesOfNumbers) {
+    return offsets ? DecodeElement::kCodes4InOrderOffsets : DecodeElement::kCodes4InOrder;
+  }
   if (offsets) return DecodeElement::kCodes4Offsets;
-  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
-  if (codes.whole.in_order) return DecodeElement::kCodes4InOrder;
-  return codes.exact_in_bf16 ? DecodeElement::kCodes4 : DecodeElement::kCodes4Terms;
+  return quant::format_of(problem.weight_dtype).codes->exact_in_bf16 ? DecodeElement::kCodes4
+                                                                     : DecodeElement::kCodes4Terms;
 }
 
 DecodeElement element_of(const ExpertsProblem& problem, const DecodePlan& plan) {

@@ -18,6 +18,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4>;
     case DecodeElement::kCodes4InOrder:
       return decode::decode_experts<DecodeElement::kCodes4InOrder>;
+    case DecodeElement::kCodes4InOrderOffsets:
+      return decode::decode_experts<DecodeElement::kCodes4InOrderOffsets>;
     case DecodeElement::kCodes4Offsets:
       return decode::decode_experts<DecodeElement::kCodes4Offsets>;
     case DecodeElement::kCodes4Terms:
@@ -45,7 +47,7 @@ void prepare_decode(DecodeElement element, size_t shared_bytes) {
 void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream) {
   cuda::launch("experts.decode_sm90", find_kernel(element),
                {.blocks = params.plan.blocks,
-                .threads = kDecodeThreads,
+                .threads = decode_threads(params.plan.warps_of_box),
                 .shared_bytes = params.shared.total,
                 .residency = cuda::Residency::kCooperative,
                 .stream = stream},

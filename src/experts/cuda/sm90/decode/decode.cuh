@@ -46,12 +46,12 @@ template <class Config>
 __device__ __forceinline__ void init_barriers(const DecodeParams& params, const Shared& shared) {
   for (int i = 0; i < params.shared.stages; ++i) {
     ptx::mbarrier_init(shared.full + i, Config::kBlockScales ? 33 : 1);
-    ptx::mbarrier_init(shared.empty + i, kDecodeWarps);
+    ptx::mbarrier_init(shared.empty + i, Config::kConsumerWarps);
   }
   for (int i = 0; i < kDecodeTileBuffers; ++i) {
     // Every lane arrives for what it wrote or read itself, so nothing depends on order within a
     // warp.
-    ptx::mbarrier_init(shared.tile_full + i, kDecodeWarps * 32);
+    ptx::mbarrier_init(shared.tile_full + i, Config::kConsumerWarps * 32);
     ptx::mbarrier_init(shared.tile_empty + i, 32);
   }
   ptx::mbarrier_init(shared.tables_ready, 32);
@@ -68,7 +68,7 @@ __device__ __forceinline__ void consume(const DecodeParams& params, const Shared
     if constexpr (Config::kTakesTable) fill_values<Config>(params, shared);
     convert_rows<Config>(params, shared, tokens);
   }
-  consumer_sync();
+  consumer_sync<Config>();
   ptx::mbarrier_wait(shared.tables_ready, 0);
   const Walk walk(params, shared.tables->units);
   Ring ring;
@@ -106,13 +106,13 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
 }
 
 template <DecodeElement kElement>
-__global__ void __launch_bounds__(kDecodeThreads, 1)
+__global__ void __launch_bounds__(Config<kElement>::kThreads, 1)
     decode_experts(const __grid_constant__ DecodeParams params) {
   using Config = decode::Config<kElement>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const Thread me;
   const Shared shared(memory, params.shared);
-  if (threadIdx.x == kProducerWarp * 32) {
+  if (threadIdx.x == Config::kProducerWarp * 32) {
     ptx::prefetch_tensor_map(&params.up_map);
     ptx::prefetch_tensor_map(&params.down_map);
     init_barriers<Config>(params, shared);
@@ -123,11 +123,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   const int tokens = live_tokens(params);
   if (tokens == 0) return;
   if (tokens * params.plan.top_k > 32) make_tables_in_block(params, *shared.tables, tokens);
-  if (me.warp < kDecodeWarps) {
+  if (me.warp < Config::kConsumerWarps) {
     consume<Config>(params, shared, me, tokens);
-  } else if (me.warp == kProducerWarp) {
+  } else if (me.warp == Config::kProducerWarp) {
     produce<Config>(params, shared, me, tokens);
-  } else if (me.warp == kFinishWarp) {
+  } else if (me.warp == Config::kFinishWarp) {
     finish<Config>(params, shared, me);
   } else if constexpr (Config::kBlockScales) {
     ptx::mbarrier_wait(shared.tables_ready, 0);

@@ -41,6 +41,7 @@ enum class DecodeElement : uint8_t {
   // two terms.
   kCodes4,
   kCodes4InOrder,  // they stand for whole numbers in their order
+  kCodes4InOrderOffsets,
   kCodes4Offsets,
   kCodes4Terms,
   kCodes4Powers,  // FactorForm::kExact, with scales that are powers of two

@@ -39,11 +39,12 @@ __device__ __forceinline__ const char* intermediate_row(const DecodeParams& para
 }
 
 // Finds the scale of each intermediate row; every block does so for itself.
+template <class Config>
 __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, const Shared& shared,
                                                  const Thread& me, int tokens) {
   const DecodePlan& plan = params.plan;
   const int width = (plan.intermediate_size + 7) / 8 * 8;
-  for (int pair = me.warp; pair < tokens * plan.top_k; pair += kDecodeWarps) {
+  for (int pair = me.warp; pair < tokens * plan.top_k; pair += Config::kConsumerWarps) {
     if (shared.tables->pair_expert[pair] < 0) continue;
     float scale = 0;
     if (params.row_scale == RowScale::kStatic) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
     }
     if (me.lane == 0) shared.tables->pair_scale[pair] = scale;
   }
-  consumer_sync();
+  consumer_sync<Config>();
 }
 
 // Makes one box of e4m3 codes from float32 values; returns the step.
@@ -86,7 +87,7 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
   const char* source = intermediate_row(params, pair);
   const int chunks = params.plan.row_box_bytes / 16;  // a box has
   for (int chunk = part.begin * chunks + lane; chunk < part.end * chunks; chunk += 32) {
-    const bool inside = chunk * 8 < params.plan.intermediate_size;
+    const bool inside = chunk * 8 < params.plan.intermediate_columns;
     ptx::cp_async_16(target + static_cast<uint32_t>(chunk - part.begin * chunks) * 16,
                      source + (inside ? chunk : 0) * 16, inside);
   }
@@ -130,7 +131,7 @@ __device__ __forceinline__ void load_round(const DecodeParams& params, const Sha
   const DecodePlan& plan = params.plan;
   const DecodeTables& tables = *shared.tables;
   const int first_row = part_row(plan, tables, begin);
-  for (int index = begin + me.warp; index < end; index += kDecodeWarps) {
+  for (int index = begin + me.warp; index < end; index += Config::kConsumerWarps) {
     const DownItem part = down_item(plan, index);
     int row = part_row(plan, tables, index) - first_row;
     for (uint32_t tokens = tables.unit_tokens[part.unit]; tokens != 0; tokens &= tokens - 1) {
@@ -147,7 +148,7 @@ __device__ __forceinline__ void load_round(const DecodeParams& params, const Sha
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
   }
-  consumer_sync();
+  consumer_sync<Config>();
 }
 
 // Weighted sums over units of this warp's boxes: [product][i] as in Sums.
@@ -276,7 +277,8 @@ __device__ __forceinline__ void write_output(const DecodeParams& params, int64_t
   }
 }
 
-// Adds the eight warps' sums in order of warps and rounds them once.
+// Adds the warps' sums in order of warps and rounds them once.
+template <class Config>
 __device__ __forceinline__ void write_pass(const DecodeParams& params, const Shared& shared,
                                            const Thread& me, int first_row, int tokens,
                                            const Output& output) {
@@ -292,19 +294,19 @@ __device__ __forceinline__ void write_pass(const DecodeParams& params, const Sha
         shared.tiles[(me.warp * tokens + token) * pitch + row] = output.sum[p][i];
     }
   }
-  consumer_sync();
+  consumer_sync<Config>();
   const int rows = min(pitch, plan.hidden_size - first_row);
-  for (int i = static_cast<int>(threadIdx.x); i < tokens * rows; i += kDecodeConsumers) {
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * rows; i += Config::kConsumers) {
     const int token = i / rows;
     const int row = i - token * rows;
     float sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < kDecodeWarps; ++warp)
+    for (int warp = 0; warp < Config::kConsumerWarps; ++warp)
       sum += shared.tiles[(warp * tokens + token) * pitch + row];
     write_output(params, token * params.call.out_stride + first_row + row,
                  sum * params.call.output_scale);
   }
-  consumer_sync();
+  consumer_sync<Config>();
 }
 
 template <class Config, int kProducts>
@@ -325,7 +327,7 @@ __device__ __forceinline__ void multiply_parts(const DecodeParams& params, const
       row += __popc(its_tokens);
       part = next_item(plan, part);
     }
-    consumer_sync();
+    consumer_sync<Config>();
     begin = end;
   }
 }
@@ -335,7 +337,7 @@ __device__ __forceinline__ void run_down(const DecodeParams& params, const Share
                                          const Thread& me, const Walk& walk, int tokens,
                                          Ring& ring) {
   const DecodePlan& plan = params.plan;
-  if constexpr (Config::kRowScales) find_pair_scales(params, shared, me, tokens);
+  if constexpr (Config::kRowScales) find_pair_scales<Config>(params, shared, me, tokens);
   for (int pass = 0; pass < plan.passes; ++pass) {
     const int first_row = walk.first_row + pass * plan.pass_rows;
     if (first_row >= plan.hidden_size) return;
@@ -345,7 +347,7 @@ __device__ __forceinline__ void run_down(const DecodeParams& params, const Share
     } else {
       multiply_parts<Config, kMaxProducts>(params, shared, me, walk, first_row, ring, output);
     }
-    write_pass(params, shared, me, first_row, tokens, output);
+    write_pass<Config>(params, shared, me, first_row, tokens, output);
   }
 }
 

@@ -96,9 +96,8 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.factor_bytes = plan.second_factor;
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
-  // Numbers of 4 bits in order take no table.
+  if (plan.has_lanes) return;  // they take no table
   const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
-  if (plan.weight_bits == 4 && codes.whole.in_order && form != FactorForm::kOffsets) return;
   // Entries of bytes, or of codes of 4 bits whose values have two terms.
   const int32_t entries = codes.exact_in_bf16 ? 256 : 16;
   plan.value_bytes = entries * 32 * narrow(sizeof(uint32_t));
@@ -127,6 +126,8 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan.num_local_experts = narrow(problem.num_local_experts);
   plan.weight_bits = narrow(bit_size(problem.weight_dtype));
   plan.makes_codes = makes_codes(problem);
+  plan.has_lanes = code_order(problem) != CodeOrder::kStored;
+  plan.warps_of_box = decode_warps_of_box(plan.has_lanes);
   const int64_t box = kDecodeBoxBytes * 8 / plan.weight_bits;
   plan.box_columns = narrow(box);
   plan.row_box_bytes = narrow(plan.makes_codes ? box : box * 2);
@@ -139,6 +140,8 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan_down(problem, plan);
   plan.intermediate_bytes = plan.makes_codes ? 4 : 2;
   plan.intermediate_stride = plan.down_boxes * box;
+  plan.intermediate_columns =
+      narrow(round_up(problem.intermediate_size, plan.has_lanes ? kWordColumns : int64_t{1}));
   if (is_coded(problem)) plan_factors(problem, plan);
   for (int32_t tokens = 1; tokens <= kDecodeMaxTokens && tokens * problem.top_k <= kDecodeMaxPairs;
        ++tokens) {
@@ -163,12 +166,13 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   const int64_t scales =
       plan.makes_codes ? 4 * std::max<int64_t>(tokens * plan.up_boxes, rows_in * slice_boxes) : 0;
   constexpr int64_t kTables = sizeof(DecodeTables);
-  constexpr int64_t kTiles = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
-  static_assert(kTiles >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
+  constexpr int64_t kTilesOfWarps = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
+  static_assert(kTilesOfWarps >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
+  const int64_t tiles = kTilesOfWarps * plan.warps_of_box;
   constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
   constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
   const int64_t fixed =
-      kTables + kTiles + scales + rows_bytes + plan.value_bytes + kOtherBarriers * 8 + 8 * 128;
+      kTables + tiles + scales + rows_bytes + plan.value_bytes + kOtherBarriers * 8 + 8 * 128;
   constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - 4;
   const int64_t stages =
       std::min(kMaxStages, (shared_bytes_per_block - fixed) /
@@ -188,7 +192,7 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   shared.factors = take(stages * plan.factor_bytes);
   shared.values = take(plan.value_bytes);
   shared.tables = take(kTables);
-  shared.tiles = take(kTiles);
+  shared.tiles = take(tiles);
   shared.row_scales = take(scales);
   shared.rows = take(rows_bytes);
   shared.up_pitch = static_cast<uint32_t>(up_pitch);

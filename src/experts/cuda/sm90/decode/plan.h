@@ -7,10 +7,14 @@
 
 namespace conclave::inline v0::experts {
 
-// Eight warps multiply, one loads weights, one finishes tiles of the up product, one loads scales.
+// Eight warps multiply, or twice as many, one loads weights, one finishes tiles of the up product,
+// one loads scales.
 inline constexpr int32_t kDecodeWarps = 8;
-inline constexpr int32_t kDecodeConsumers = kDecodeWarps * 32;
-inline constexpr int32_t kDecodeThreads = kDecodeConsumers + 96;
+// Codes of lanes take instructions, during which a warp alone would let others' time pass.
+constexpr int32_t decode_warps_of_box(bool has_lanes) { return has_lanes ? 2 : 1; }
+constexpr int32_t decode_threads(int32_t warps_of_box) {
+  return (kDecodeWarps * warps_of_box + 3) * 32;
+}
 inline constexpr int32_t kDecodeMaxTokens = 8;  // columns per warp product
 inline constexpr int32_t kDecodeMaxPairs = 128;
 inline constexpr int32_t kDecodeBoxBytes = 128;      // along K: one swizzled line of shared memory
@@ -20,7 +24,7 @@ inline constexpr int32_t kDecodeUpStageBoxes = kDecodeStageBytes / (16 * kDecode
 inline constexpr int32_t kDecodeTileBuffers = 4;  // for unfinished tiles of the up product
 // Slots for tiles that are known but not finished: more than the ring and the buffers hold.
 inline constexpr int32_t kDecodeTileSlots = 32;
-inline constexpr int32_t kDecodeTileBytes = kDecodeConsumers * 16;
+inline constexpr int32_t kDecodeTileBytes = kDecodeWarps * 32 * 16;  // for a warp of each box
 
 // How the columns of a box of codes share factors.
 struct DecodeFactors {
@@ -44,8 +48,10 @@ struct DecodePlan {
   int32_t box_columns = 0;
   int32_t row_box_bytes = 0;  // a row in shared memory has beside a box
   bool makes_codes = false;   // rows become codes with scales
-  int32_t up_boxes = 0;       // per row of H
-  int32_t down_boxes = 0;     // per row of I
+  bool has_lanes = false;     // codes lie in the order of lanes, and rows beside them
+  int32_t warps_of_box = 1;
+  int32_t up_boxes = 0;    // per row of H
+  int32_t down_boxes = 0;  // per row of I
   int32_t tile_features = 0;
   int32_t feature_tiles = 0;  // per expert
   int32_t passes = 0;
@@ -58,6 +64,7 @@ struct DecodePlan {
   int32_t down_stage_boxes = 0;    // per stage
   int32_t intermediate_bytes = 0;  // per element; float32 if quantised when read
   int64_t intermediate_stride = 0;
+  int32_t intermediate_columns = 0;  // stored of a row, where those beyond I are 0
   int32_t max_tokens = 0;
   // Weights that are codes have these.
   DecodeFactors up_factors;

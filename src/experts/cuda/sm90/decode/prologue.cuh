@@ -3,6 +3,7 @@
 
 #include "cuda/device/shared_slot.cuh"
 #include "experts/cuda/sm90/decode/config.cuh"
+#include "experts/cuda/sm90/decode/lanes.cuh"
 
 #include <cstdint>
 
@@ -198,17 +199,17 @@ struct RowChunks {
 };
 
 // The consumers call visit(chunk, values) for all chunks; loads run four chunks ahead.
-template <class Visit>
+template <class Config, class Visit>
 __device__ __forceinline__ void for_each_chunk(const RowChunks& chunks, const Visit& visit) {
   constexpr int kAhead = 4;
   for (int first = static_cast<int>(threadIdx.x);
-       first - static_cast<int>(threadIdx.x) < chunks.total; first += kAhead * kDecodeConsumers) {
+       first - static_cast<int>(threadIdx.x) < chunks.total; first += kAhead * Config::kConsumers) {
     uint4 raw[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) raw[i] = chunks.load(first + i * kDecodeConsumers);
+    for (int i = 0; i < kAhead; ++i) raw[i] = chunks.load(first + i * Config::kConsumers);
 #pragma unroll 1
     for (int i = 0; i < kAhead; ++i) {
-      const int chunk = first + i * kDecodeConsumers;
+      const int chunk = first + i * Config::kConsumers;
       if (chunk - static_cast<int>(threadIdx.x) >= chunks.total) break;
       float values[8];
       chunks.widen_chunk(chunk, raw[0], values);
@@ -219,18 +220,27 @@ __device__ __forceinline__ void for_each_chunk(const RowChunks& chunks, const Vi
   }
 }
 
-// Stores input rows in shared memory as 16-bit rows.
+// Stores input rows in shared memory as 16-bit rows, in the order of lanes if weights have it.
 template <class Config>
 __device__ __forceinline__ void convert_rows(const DecodeParams& params, const Shared& shared,
                                              int tokens) {
   const RowChunks chunks(params, tokens);
-  for_each_chunk(chunks, [&](int chunk, const float(&values)[8]) {
+  for_each_chunk<Config>(chunks, [&](int chunk, const float(&values)[8]) {
     if (chunk >= chunks.total) return;
     const int token = chunk / chunks.per_row;
     const uint4 packed = {Config::pack(values[0], values[1]), Config::pack(values[2], values[3]),
                           Config::pack(values[4], values[5]), Config::pack(values[6], values[7])};
-    *reinterpret_cast<uint4*>(shared.rows + token * params.shared.up_pitch +
-                              (chunk - token * chunks.per_row) * 16) = packed;
+    unsigned char* const row = shared.rows + token * params.shared.up_pitch;
+    const int of_row = chunk - token * chunks.per_row;
+    if constexpr (Config::kHasLanes) {
+      const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        *reinterpret_cast<uint32_t*>(row + lane_place_of(of_row, i)) = pairs[i];
+      }
+    } else {
+      *reinterpret_cast<uint4*>(row + of_row * 16) = packed;
+    }
   });
 }
 
@@ -256,16 +266,16 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
   DecodeTables& tables = *shared.tables;
   if (Config::kRowScales && params.row_scale == RowScale::kToken) {
     if (threadIdx.x < kDecodeMaxTokens) tables.token_amax[threadIdx.x] = 0;
-    consumer_sync();
-    for_each_chunk(chunks, [&](int chunk, float(&values)[8]) {
+    consumer_sync<Config>();
+    for_each_chunk<Config>(chunks, [&](int chunk, float(&values)[8]) {
       const int token = min(chunk, chunks.total - 1) / chunks.per_row;
       weigh(params, token, values);
       if (chunk < chunks.total)
         atomicMax(&tables.token_amax[token], __float_as_uint(group_amax(values)));
     });
-    consumer_sync();
+    consumer_sync<Config>();
   }
-  for_each_chunk(chunks, [&](int chunk, float(&values)[8]) {
+  for_each_chunk<Config>(chunks, [&](int chunk, float(&values)[8]) {
     const int token = min(chunk, chunks.total - 1) / chunks.per_row;
     weigh(params, token, values);
     float scale = 1;

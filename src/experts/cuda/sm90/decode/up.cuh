@@ -1,5 +1,5 @@
-// The up product of the decode kernel: eight warps multiply a tile of features, a ninth adds up
-// their partial sums, applies the activation and stores.
+// The up product of the decode kernel: warps multiply a tile of features, another adds up their
+// partial sums, applies the activation and stores.
 #pragma once
 
 #include "activation/device/formulas.cuh"
@@ -47,6 +47,9 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
     if (tile == kNoItem) return;
     const uint32_t tokens = shared.tables->unit_tokens[up_item(plan, tile).unit];
     operand.present = (tokens >> me.group & 1U) != 0;
+    if constexpr (Config::kHasLanes) {
+      operand.row = operand.present ? static_cast<uint32_t>(me.group) * params.shared.up_pitch : 0;
+    }
     // Tokens that do not take part may use any step. They use token 0's, since the call may have no
     // token of their own number.
 #pragma unroll
@@ -58,7 +61,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
     if constexpr (Config::kCodes.exact) set_sum_factors(params, tile, shared, operand);
     const Sums<Config, 1> sums = run_boxes<Config, 1>(operand, params, shared, me, ring);
     ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.phase ^ 1U);
-    float* target = shared.tiles + ((buffer.slot * kDecodeWarps + me.warp) * 4) * 32 + me.lane;
+    float* target =
+        shared.tiles + ((buffer.slot * Config::kConsumerWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const float factor = Config::kCodes.exact ? operand.sum_factors[k / 2] : 1.0F;
@@ -74,11 +78,22 @@ template <class Config>
 __device__ __forceinline__ void store_intermediate(const DecodeParams& params, int pair,
                                                    int feature, float value) {
   void* target = params.call.workspace;
-  const int64_t at = pair * params.plan.intermediate_stride + feature;
+  const int place = Config::kHasLanes ? lane_index_of(feature) : feature;
+  const int64_t at = pair * params.plan.intermediate_stride + place;
   if constexpr (Config::kIsE4M3) {
     static_cast<float*>(target)[at] = value;
   } else {
     static_cast<uint16_t*>(target)[at] = static_cast<uint16_t>(Config::pack(value, 0.0F));
+  }
+}
+
+// Zeros behind the last tile of features.
+template <class Config>
+__device__ __forceinline__ void clear_rest(const DecodeParams& params, int pair, int row) {
+  const DecodePlan& plan = params.plan;
+  const int first = plan.feature_tiles * plan.tile_features;
+  for (int feature = first + row; feature < plan.intermediate_columns; feature += 8) {
+    store_intermediate<Config>(params, pair, feature, 0.0F);
   }
 }
 
@@ -145,9 +160,9 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
     const uint32_t tokens = tables.unit_tokens[tile.unit];
     ptx::mbarrier_wait(shared.tile_full + buffer.slot, buffer.phase);
     float sums[4] = {};
-    const float* source = shared.tiles + buffer.slot * kDecodeWarps * 4 * 32 + me.lane;
+    const float* source = shared.tiles + buffer.slot * Config::kConsumerWarps * 4 * 32 + me.lane;
 #pragma unroll
-    for (int warp = 0; warp < kDecodeWarps; ++warp) {
+    for (int warp = 0; warp < Config::kConsumerWarps; ++warp) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += source[(warp * 4 + k) * 32];
     }
@@ -168,6 +183,9 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
       store_features<Config>(params, pair, rows,
                              fmaf(sums[k], factor * rows[0].scale, rows[0].bias),
                              fmaf(sums[k + 2], factor * rows[1].scale, rows[1].bias));
+      if constexpr (Config::kHasLanes) {
+        if (tile.tile + 1 == plan.feature_tiles) clear_rest<Config>(params, pair, me.row);
+      }
     }
   }
 }

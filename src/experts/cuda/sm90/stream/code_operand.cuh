@@ -6,6 +6,7 @@
 #include "cuda/device/wgmma_of_registers.cuh"
 #include "experts/cuda/sm90/codes_in_order.cuh"
 #include "experts/cuda/sm90/stream/config.cuh"
+#include "experts/cuda/sm90/stream/lane_words.cuh"
 
 #include <cstdint>
 #include <type_traits>
@@ -108,10 +109,9 @@ class CodeOperand {
         shared_(shared),
         values_(make_values<Config>(params_, shared, lane)),
         pair_(lane % 4),
-        swizzle_(lane / 4),
-        // The codes of a thread's first row; the second is eight rows below. With a gate these are
-        // the rows of gate and up of one feature.
-        row_((16 * warp + lane / 4) * Config::kAtomBytes),
+        // A thread's first row; the second is eight rows below. With a gate these are the rows of
+        // gate and up of one feature.
+        row_(16 * warp + lane / 4),
         first_factor_(gated ? 8 * warp + lane / 4 : 16 * warp + lane / 4),
         second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : first_factor_ + 8) {}
 
@@ -129,9 +129,11 @@ class CodeOperand {
   __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
     return factors(slot, steps >> params_.steps_shift);
   }
-  // The offsets, likewise.
+  // The offsets, likewise, in units of sums.
   __device__ __forceinline__ float2 offsets(int32_t slot, int32_t steps) const {
-    return factors(slot, params_.groups_of_stage + (steps >> params_.steps_shift));
+    constexpr float kUnit = kInOrder ? 1.0F / CodesInOrder::kUnit : 1.0F;
+    const float2 both = factors(slot, params_.groups_of_stage + (steps >> params_.steps_shift));
+    return {both.x * kUnit, both.y * kUnit};
   }
 
  private:
@@ -148,15 +150,32 @@ class CodeOperand {
 
   template <bool kZeros>
   __device__ __forceinline__ void decode_part(int32_t slot, int atom, Fragments& a) const {
-    const uint8_t* codes = shared_.weights[slot][0] + row_;
+    const uint8_t* codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes;
+    const int32_t swizzle = row_ % 8;
     Zeros zeros;
-    if constexpr (Config::kCodeBits == 4) {
+    if constexpr (kInOrder) {
+      const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + 2 * word, zeros);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          uint32_t numbers[4];
+          values_.of_word(words.of(row, word), numbers);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const FragmentPlace place = fragment_of(word, row, i);
+            a.step[place.step][0][place.element] = shifted<kZeros>(numbers[i], zeros.of[row]);
+          }
+        }
+      }
+    } else if constexpr (Config::kCodeBits == 4) {
       // Four lanes read the same 32 bytes of a row: a byte of each word is theirs.
       uint4 words[2][2];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         words[i / 2][i % 2] = *reinterpret_cast<const uint4*>(
-            codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle_) * 16);
+            codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle) * 16);
       }
 #pragma unroll
       for (int step = 0; step < Fragments::kSteps; ++step) {
@@ -164,10 +183,7 @@ class CodeOperand {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint32_t codes_of_lanes = word_of(words[i % 2][step / 2], step % 2 * 2 + i / 2);
-          if constexpr (kInOrder) {
-            const uint32_t value = values_.of_byte(codes_of_lanes, pair_);
-            a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
-          } else if constexpr (kTerms == 1) {
+          if constexpr (kTerms == 1) {
             const uint32_t value = values_.of_byte(codes_of_lanes);
             a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
           } else {
@@ -182,7 +198,7 @@ class CodeOperand {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const uint8_t* chunk =
-              codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle_) * 16;
+              codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle) * 16;
           const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
           a.step[step][0][i] = shifted<kZeros>(values_.of_bytes(both), zeros.of[i % 2]);
         }
@@ -216,7 +232,6 @@ class CodeOperand {
   const SharedStorage<Config>& shared_;
   ValuesOfCodes<Config> values_;
   int32_t pair_;  // the thread has columns 2 pair and 2 pair + 1 of each eight
-  int32_t swizzle_;
   int32_t row_;
   int32_t first_factor_;
   int32_t second_factor_;

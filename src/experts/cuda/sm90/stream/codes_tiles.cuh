@@ -49,10 +49,18 @@ CodesKernelPair find_in_all(const DeviceTile& tile) {
   }
 }
 
+// Codes of lanes take few registers beside sums, and have one tile more.
+template <Codes kCodes>
+CodesKernelPair find_of_lanes(const DeviceTile& tile) {
+  if (tile.features == 256 && tile.tokens == 64) return pair_of_tile<64, kCodes, 256>();
+  return find_in_all<kCodes>(tile);
+}
+
 // Those of codes that stand for whole numbers in their order, with factors of 32 columns or more
-// and of 128 or more.
+// and of 128 or more, and with offsets.
 CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
+CodesKernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
 // Those of weights that bf16 holds, with scales that are powers of two, and of e4m3.
 CodesKernelPair find_kernels_of_powers(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_floats(const DeviceTile& tile);

@@ -68,10 +68,12 @@ struct Codes {
   int bits = 0;  // 0: weights are elements
   // Sums of so many times 16 columns have one scale.
   int steps_of_sum = 2;
-  bool offsets = false;  // w = value scale - offset; with `rounded`, or (value - zero) scale
+  // w = value scale - offset; with `rounded`, or (value - zero) scale unless codes are in order.
+  bool offsets = false;
+  bool zeros = false;  // with `rounded` and `in_order`: w = (value - zero) scale
   // Values of bf16 that add up to a code's.
   int terms = 1;
-  // Code c stands for c + CodedParams::least, which takes no table.
+  // CodeOrder::kLanesOfNumbers, where code c stands for c + CodedParams::least without a table.
   bool in_order = false;
   // Weights are rounded to bf16, factors and all, so that sums need none: for many rows, beside
   // whose sums there is no room for those of a few columns.
@@ -202,7 +204,7 @@ struct LineStaging {
 template <Codes kCodes, int kStages, int kDepth, int kRows>
 struct CodeStorage {
   static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
-  static constexpr bool kHasZeros = !kCodes.rounded || kCodes.whole_rows;
+  static constexpr bool kHasZeros = !kCodes.rounded || kCodes.whole_rows || kCodes.zeros;
   static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : kHasZeros ? 6 : 4);
   static constexpr int kValues = kCodes.in_order ? 1 : kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
   alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
@@ -322,6 +324,7 @@ struct CodedParams : Params {
   // FactorForm::kExact: a ByteForm, and [E, gate and up].
   const int32_t* byte_form = nullptr;
   const float* sum_factors = nullptr;
+  const int32_t* short_scales = nullptr;  // not 0: all scales are (short_scales.h)
   // Sums of a row are multiplied by these, for row r (up: of the input; down: sorted) at
   // row_factors[r * row_factor_stride]; null: nothing.
   const float* row_factors = nullptr;

@@ -26,6 +26,14 @@ struct Consumer : Epilogue<Config> {
   RingPosition<Config::kTokenStages> tokens = {};  // moves where a kernel has a ring of them
   const bool near = has_near_scales(params);       // for weights that bf16 holds
 
+  static constexpr bool kMayBeShort =
+      Config::kCodes.in_order &&
+      !(Config::kCodes.offsets || Config::kCodes.zeros || Config::kCodes.whole_rows);
+  static __device__ __forceinline__ bool has_short_scales(const Params& params) {
+    if constexpr (!kMayBeShort) return false;
+    return *static_cast<const CodedParams&>(params).short_scales != 0;
+  }
+
   static __device__ __forceinline__ bool has_near_scales(const Params& params) {
     if constexpr (!Config::kIsExact) return false;
     return *static_cast<const CodedParams&>(params).byte_form ==
@@ -66,7 +74,12 @@ struct Consumer : Epilogue<Config> {
         multiply_exact<N, kProduct, false>(d);
       }
     } else if constexpr (Config::kRounds) {
-      multiply_rounded<N, kProduct, RoundedOperand<Config>>(d);
+      // Uniform over the grid.
+      if (has_short_scales(params)) {
+        multiply_rounded<N, kProduct, RoundedOperand<Config, kMayBeShort>>(d);
+      } else {
+        multiply_rounded<N, kProduct, RoundedOperand<Config, false>>(d);
+      }
     } else if constexpr (Config::kIsCoded) {
       multiply_codes<N, kProduct>(d);
     } else {
@@ -175,7 +188,8 @@ struct Consumer : Epilogue<Config> {
     // With many sums there is no room for a second set of operands: the other warpgroup multiplies
     // while this one decodes.
     constexpr int kOperands = 16 * Config::kCodes.terms;
-    constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= 112 ? 2 : 1;
+    constexpr int kRoom = Config::kConsumers == 4 ? 72 : 112;
+    constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= kRoom ? 2 : 1;
     // Longer loops have fewer instructions for their addresses, where registers suffice for them.
     constexpr int kTurns = kLong && (N <= 16 || Config::kConsumers < 4) ? Config::kAtoms / 2 : 1;
     float(&d)[N / 2] = all[0];
@@ -283,32 +297,49 @@ struct Consumer : Epilogue<Config> {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
     const Operand operand(params, shared, warp, lane, false);
-    RoundedFragments even;
-    RoundedFragments odd;
     const auto begin_stage = [&] {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
     };
-    begin_stage();
-    operand.decode(ring.slot, 0, even);
-    for (int32_t left = params.depth_stages; left > 0; --left) {
-      const int32_t slot = ring.slot;
+    // Four warpgroups have no registers for a second set of operands beside many sums: three of
+    // them decode while one multiplies.
+    constexpr bool kTakesTurns = Config::kConsumers == 4 && N > 48;
+    RoundedFragments even;
+    if constexpr (kTakesTurns) {
+      for (int32_t left = params.depth_stages; left > 0; --left) {
+        begin_stage();
 #pragma unroll
-      for (int atom = 0; atom < Config::kAtoms; atom += 2) {
-        multiply_fragments<N>(d, even, slot, atom);
-        operand.decode(slot, atom + 1, odd);
-        multiply_fragments<N>(d, odd, slot, atom + 1);
-        const bool is_last = atom + 2 == Config::kAtoms;
-        if (is_last) ring.advance();
-        if (is_last && left > 1) begin_stage();
-        ptx::wgmma_wait_group<1>();
-        // Behind the last stage this decodes what is never used, since a condition would have sums
-        // moved.
-        operand.decode(ring.slot, is_last ? 0 : atom + 2, even);
-        // No product may be unfinished where a loop begins anew.
-        ptx::wgmma_wait_group<0>();
+        for (int atom = 0; atom < Config::kAtoms; ++atom) {
+          operand.decode(ring.slot, atom, even);
+          multiply_fragments<N>(d, even, ring.slot, atom);
+          ptx::wgmma_wait_group<0>();
+        }
+        release(ring.slot);
+        ring.advance();
       }
-      release(slot);
+    } else {
+      RoundedFragments odd;
+      begin_stage();
+      operand.decode(ring.slot, 0, even);
+      for (int32_t left = params.depth_stages; left > 0; --left) {
+        const int32_t slot = ring.slot;
+#pragma unroll
+        for (int atom = 0; atom < Config::kAtoms; atom += 2) {
+          multiply_fragments<N>(d, even, slot, atom);
+          operand.decode(slot, atom + 1, odd);
+          multiply_fragments<N>(d, odd, slot, atom + 1);
+          const bool is_last = atom + 2 == Config::kAtoms;
+          if (is_last) ring.advance();
+          if (is_last && left > 1) begin_stage();
+          ptx::wgmma_wait_group<1>();
+          // Behind the last stage this decodes what is never used, since a condition would have
+          // sums moved.
+          operand.decode(ring.slot, is_last ? 0 : atom + 2, even);
+          // No product may be unfinished where a loop begins anew.
+          ptx::wgmma_wait_group<0>();
+        }
+        release(slot);
+      }
     }
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) ptx::wgmma_fence_operand(d[i]);
@@ -364,6 +395,7 @@ struct Consumer : Epilogue<Config> {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::wgmma_fence_operand(d[0][i]);
+      if constexpr (Operand::kUnit != 1.0F) d[0][i] *= Operand::kUnit;
       if constexpr (Config::kCodes.whole_rows) {
         d[0][i] *= i % 4 < 2 ? row_scales.x : row_scales.y;
       }

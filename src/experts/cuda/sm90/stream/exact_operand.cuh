@@ -4,6 +4,7 @@
 
 #include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/lane_codes.cuh"
+#include "experts/cuda/sm90/stream/lane_words.cuh"
 #include "experts/cuda/sm90/stream/rounded_operand.cuh"
 
 namespace conclave::inline v0::experts::stream {
@@ -11,6 +12,7 @@ namespace conclave::inline v0::experts::stream {
 template <class Config, bool kNear>
 class ExactOperand {
  public:
+  static constexpr float kUnit = 1.0F;  // sums have factors of their own
   static constexpr bool kPowers = Config::kCodes.exact == ExactScales::kPowers;
   using Lane = LaneCodes<kPowers, kNear>;
 
@@ -21,15 +23,7 @@ class ExactOperand {
 
   // Makes weights of columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int32_t atom, RoundedFragments& a) const {
-    const uint8_t* const codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes +
-                                 ((2 * atom + pair_ / 2) ^ (row_ % 8)) * 16 + pair_ % 2 * 8;
-    uint32_t words[2][2];  // two rows have these, the second eight below
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const uint2 both = *reinterpret_cast<const uint2*>(codes + row * 8 * Config::kAtomBytes);
-      words[row][0] = both.x;
-      words[row][1] = both.y;
-    }
+    const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
     const uint8_t* scales =
         shared_.codes.factors[slot] + row_ +
         atom * (RoundedFragments::kSteps / Lane::kStepsOfScale) * Config::kWeightRows;
@@ -41,9 +35,12 @@ class ExactOperand {
         const uint32_t first = Lane::scale_of(of_row[0]);
         const uint32_t second = kPowers ? first : Lane::scale_of(of_row[Config::kWeightRows]);
         uint32_t weights[4];
-        Lane::weights_of(words[row][word], first, second, weights);
+        Lane::weights_of(words.of(row, word), first, second, weights);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a.step[2 * word + i / 2][i % 2 * 2 + row] = weights[i];
+        for (int i = 0; i < 4; ++i) {
+          const FragmentPlace place = fragment_of(word, row, i);
+          a.step[place.step][place.element] = weights[i];
+        }
       }
       scales += 2 / Lane::kStepsOfScale * Config::kWeightRows;
     }

@@ -20,11 +20,6 @@ __device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
   return difference;
 }
-__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t sum = 0;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
-  return sum;
-}
 __device__ __forceinline__ uint32_t round(float low, float high) {
   uint32_t both = 0;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -96,7 +91,7 @@ class ScaleInTerms {
     second_ = pairs::round(rest, rest);
   }
   __device__ __forceinline__ uint32_t weights_of(uint32_t values) const {
-    return pairs::multiply_add(values, first_, pairs::multiply(values, second_));
+    return multiply_add(values, first_, pairs::multiply(values, second_));
   }
 
  private:
@@ -122,6 +117,21 @@ class ScaleAndShift {
   float shift_;
 };
 
+// The scale of a row in two terms, and a zero point, which values lose first.
+class ScaleAndZero {
+ public:
+  ScaleAndZero() = default;
+  __device__ __forceinline__ ScaleAndZero(float scale, float zero)
+      : scale_(scale, 0.0F), zero_(pairs::round(zero, zero)) {}
+  __device__ __forceinline__ uint32_t weights_of(uint32_t values) const {
+    return scale_.weights_of(pairs::subtract(values, zero_));
+  }
+
+ private:
+  ScaleInTerms scale_;
+  uint32_t zero_;
+};
+
 // The zero point of a whole row in both halves, and its scale, which weights do not have yet.
 class ZeroOfRow {
  public:
@@ -138,9 +148,12 @@ class ZeroOfRow {
   uint32_t zero_;
 };
 
-template <class Config>
+// `kShort`: scales are short, and codes stand for whole numbers in their order.
+template <class Config, bool kShort>
 class RoundedOperand {
  public:
+  // Sums are multiplied by this.
+  static constexpr float kUnit = kShort ? ShortWeights::kUnit : 1.0F;
   static_assert(Config::kAtomDepth == 64 && Config::kSlices == 1);
 
   __device__ __forceinline__ RoundedOperand(const Params& params,
@@ -157,15 +170,10 @@ class RoundedOperand {
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int32_t atom, RoundedFragments& a) {
-    using Codes = CodesOfRows<Config>;
-    const Codes codes(shared_.weights[slot][0] + row_ * Config::kAtomBytes, atom * Codes::kChunks,
-                      row_ % 8, pair_);
-#pragma unroll
-    for (int step = 0; step < RoundedFragments::kSteps; ++step) {
-      const int32_t steps = RoundedFragments::kSteps * atom + step;
-      if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a.step[step][i] = weights_of(codes.of(step, i), factors_[i % 2]);
+    if constexpr (kInOrder) {
+      decode_lanes(slot, atom, a);
+    } else {
+      decode_stored(slot, atom, a);
     }
   }
 
@@ -178,10 +186,54 @@ class RoundedOperand {
   static constexpr bool kShifts = Config::kCodes.offsets;
   static constexpr bool kTwoTerms = Config::kCodes.terms == 2;
   static constexpr bool kWholeRows = Config::kCodes.whole_rows;
-  static_assert(!Config::kCodes.in_order || !(kShifts || kWholeRows), "numbers have a unit");
+  static constexpr bool kInOrder = Config::kCodes.in_order;
+  static constexpr bool kTakesZeros = kWholeRows || Config::kCodes.zeros;
+  static_assert(!kShort || (kInOrder && !kShifts && !kTakesZeros));
+  template <bool kHas, class Has, class Else>
+  using If = std::conditional_t<kHas, Has, Else>;
   using Factors =
-      std::conditional_t<kWholeRows, ZeroOfRow,
-                         std::conditional_t<kShifts || kTwoTerms, ScaleAndShift, ScaleInTerms>>;
+      If<kShort, ShortWeights,
+         If<kWholeRows, ZeroOfRow,
+            If<kTakesZeros, ScaleAndZero, If<kShifts || kTwoTerms, ScaleAndShift, ScaleInTerms>>>>;
+
+  __device__ __forceinline__ void decode_stored(int32_t slot, int32_t atom, RoundedFragments& a) {
+    using Codes = CodesOfRows<Config>;
+    const Codes codes(shared_.weights[slot][0] + row_ * Config::kAtomBytes, atom * Codes::kChunks,
+                      row_ % 8, pair_);
+#pragma unroll
+    for (int step = 0; step < RoundedFragments::kSteps; ++step) {
+      const int32_t steps = RoundedFragments::kSteps * atom + step;
+      if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a.step[step][i] = weights_of(codes.of(step, i), factors_[i % 2]);
+    }
+  }
+
+  // Factors change at multiples of 32 columns.
+  __device__ __forceinline__ void decode_lanes(int32_t slot, int32_t atom, RoundedFragments& a) {
+    const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      const int32_t steps = RoundedFragments::kSteps * atom + 2 * word;
+      if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        uint32_t weights[4];
+        if constexpr (kShort) {
+          factors_[row].of_word(words.of(row, word), weights);
+        } else {
+          values_.of_word(words.of(row, word), weights);
+#pragma unroll
+          for (uint32_t& weight : weights) weight = factors_[row].weights_of(weight);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const FragmentPlace place = fragment_of(word, row, i);
+          a.step[place.step][place.element] = weights[i];
+        }
+      }
+    }
+  }
 
   __device__ __forceinline__ uint32_t weights_of(uint32_t codes, const Factors& factors) const {
     if constexpr (kTwoTerms) {
@@ -190,8 +242,6 @@ class RoundedOperand {
       values_.terms_of_byte(codes, first, second);
       return factors.weights_of(pairs::low(first) + pairs::low(second),
                                 pairs::high(first) + pairs::high(second));
-    } else if constexpr (Config::kCodes.in_order) {
-      return factors.weights_of(values_.of_byte(codes, pair_));
     } else if constexpr (Config::kCodeBits == 4) {
       return factors.weights_of(values_.of_byte(codes));
     } else {
@@ -205,24 +255,29 @@ class RoundedOperand {
     const uint8_t* const shifts = all +
                                   params_.groups_of_stage * Config::kWeightRows * sizeof(float) +
                                   group * Config::kWeightRows * params_.shift_bytes;
-    constexpr float kUnit = Config::kCodes.in_order ? CodesInOrder::kUnit : 1.0F;
-    const float first = scales[first_factor_] * kUnit;
-    const float second = scales[second_factor_] * kUnit;
-    factors_[0] = Factors(first, shift_of(shifts, first_factor_, first));
-    factors_[1] = Factors(second, shift_of(shifts, second_factor_, second));
+    const float first = scales[first_factor_];
+    const float second = scales[second_factor_];
+    if constexpr (kShort) {
+      factors_[0] = Factors(first, params_.least);
+      factors_[1] = Factors(second, params_.least);
+    } else {
+      factors_[0] = Factors(first * kUnitOfValues, shift_of(shifts, first_factor_, first));
+      factors_[1] = Factors(second * kUnitOfValues, shift_of(shifts, second_factor_, second));
+    }
   }
 
-  // An offset, or that which a zero point makes, is taken away; of whole rows a zero point is.
+  // An offset, or that which a zero point makes, is taken away, or a zero point in units of values.
   __device__ __forceinline__ float shift_of(const uint8_t* shifts, int32_t row, float scale) const {
-    if constexpr (kWholeRows) {
+    if constexpr (kTakesZeros) {
       if (params_.shift_bytes == 0) return 0.0F;
-      return pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]);
+      return pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]) / kUnitOfValues;
     }
     if constexpr (!kShifts) return 0.0F;
     if (params_.shift_bytes == sizeof(float)) return -reinterpret_cast<const float*>(shifts)[row];
     return -pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]) * scale;
   }
 
+  static constexpr float kUnitOfValues = kInOrder ? CodesInOrder::kUnit : 1.0F;
   const CodedParams& params_;
   const SharedStorage<Config>& shared_;
   ValuesOfCodes<Config> values_;

@@ -23,6 +23,11 @@ template <CodeKernelForm kForm>
 constexpr std::array kAllTiles = {tile_of(kForm, 16, 128), tile_of(kForm, 16, 256),
                                   tile_of(kForm, 32, 128), tile_of(kForm, 32, 256),
                                   tile_of(kForm, 64, 128), tile_of(kForm, 96, 128)};
+template <CodeKernelForm kForm>
+constexpr std::array kTilesOfLanes = {tile_of(kForm, 16, 128), tile_of(kForm, 16, 256),
+                                      tile_of(kForm, 32, 128), tile_of(kForm, 32, 256),
+                                      tile_of(kForm, 64, 128), tile_of(kForm, 64, 256),
+                                      tile_of(kForm, 96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
 template <int64_t kBits, bool kFine, bool kOffsets>
 constexpr std::array kFewTiles = {
@@ -87,8 +92,8 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
                       .offsets = factor_form(problem) == FactorForm::kOffsets,
                       .two_terms = !codes.exact_in_bf16,
                       .exact = factor_form(problem) == FactorForm::kExact};
-  form.in_order = form.bits == 4 && codes.whole.in_order && !form.fine && !form.offsets;
-  form.long_sums = form.in_order &&
+  form.in_order = code_order(problem) == CodeOrder::kLanesOfNumbers;
+  form.long_sums = form.in_order && !form.offsets &&
                    all_have([](int64_t columns) { return columns == 0 || columns >= kLongSum; });
   return form;
 }
@@ -96,13 +101,15 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
 std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
   const CodeKernelForm form = code_kernel_form(problem);
   if (form.exact) {
-    if (form.fine) return kAllTiles<CodeKernelForm{.bits = 4, .fine = true, .exact = true}>;
-    return kAllTiles<CodeKernelForm{.bits = 4, .exact = true}>;
+    if (form.fine) return kTilesOfLanes<CodeKernelForm{.bits = 4, .fine = true, .exact = true}>;
+    return kTilesOfLanes<CodeKernelForm{.bits = 4, .exact = true}>;
   }
   if (form.in_order) {
+    if (form.offsets)
+      return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}>;
     if (form.long_sums)
-      return kAllTiles<CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}>;
-    return kAllTiles<CodeKernelForm{.bits = 4, .in_order = true}>;
+      return kTilesOfLanes<CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}>;
+    return kTilesOfLanes<CodeKernelForm{.bits = 4, .in_order = true}>;
   }
   return form.bits == 4 ? tiles_of_bits<4>(form) : tiles_of_bits<8>(form);
 }

@@ -22,11 +22,12 @@ KernelPair find_in_few(const DeviceTile& tile) {
 template <int kBits>
 KernelPair find_kernels(const CodeKernelForm& form, const DeviceTile& tile) {
   if (form.fine) {
-    return form.offsets ? find_in_few<Codes{kBits, 1, true}>(tile)
-                        : find_in_few<Codes{kBits, 1}>(tile);
+    return form.offsets
+               ? find_in_few<Codes{.bits = kBits, .steps_of_sum = 1, .offsets = true}>(tile)
+               : find_in_few<Codes{.bits = kBits, .steps_of_sum = 1}>(tile);
   }
-  return form.offsets ? find_in_few<Codes{kBits, 2, true}>(tile)
-                      : find_in_all<Codes{kBits, 2}>(tile);
+  return form.offsets ? find_in_few<Codes{.bits = kBits, .steps_of_sum = 2, .offsets = true}>(tile)
+                      : find_in_all<Codes{.bits = kBits, .steps_of_sum = 2}>(tile);
 }
 
 KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
@@ -35,10 +36,11 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
     return form.fine ? stream::find_kernels_of_floats(tile) : stream::find_kernels_of_powers(tile);
   }
   if (form.two_terms) {
-    return form.fine ? find_in_few<Codes{4, 1, false, 2}>(tile)
-                     : find_in_few<Codes{4, 2, false, 2}>(tile);
+    return form.fine ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
+                     : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
   if (form.in_order) {
+    if (form.offsets) return stream::find_kernels_in_order_with_offsets(tile);
     return form.long_sums ? stream::find_kernels_of_long_sums(tile)
                           : stream::find_kernels_in_order(tile);
   }

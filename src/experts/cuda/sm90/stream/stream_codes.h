@@ -34,7 +34,7 @@ struct CodeKernelForm {
   bool fine = false;  // factors of 16 columns
   bool offsets = false;
   bool two_terms = false;  // bf16 holds no code's value, and two of it do
-  // Codes stand for whole numbers in their order, so that they take no table.
+  // CodeOrder::kLanesOfNumbers, which takes no table.
   bool in_order = false;
   bool long_sums = false;  // with `in_order`: factors are those of 128 columns or more
   bool exact = false;      // FactorForm::kExact; `fine` ones have scales of e4m3
@@ -50,8 +50,9 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
     return kRoom / (weight_rows * 128 + tokens * 512 + weight_rows * (form.fine ? 16 : 8));
   }
   if (form.in_order) {
-    // A stage has 256 columns: two or eight groups with a scale and a zero point for each row.
-    const int32_t factor_bytes = weight_rows * 6 * (form.long_sums ? 2 : 8);
+    // A stage has 256 columns: two or eight groups with a scale and a zero point, or an offset, for
+    // each row.
+    const int32_t factor_bytes = weight_rows * (form.offsets ? 8 : 6) * (form.long_sums ? 2 : 8);
     return kRoom / (weight_rows * 128 + tokens * 512 + factor_bytes);
   }
   if (weight_rows == 256) return form.bits == 4 ? 3 : 4;

@@ -3,7 +3,7 @@
 namespace conclave::inline v0::experts::stream {
 
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile) {
-  return find_in_all<Codes{.bits = 4, .steps_of_sum = 8, .in_order = true}>(tile);
+  return find_of_lanes<Codes{.bits = 4, .steps_of_sum = 8, .in_order = true}>(tile);
 }
 
 }  // namespace conclave::inline v0::experts::stream

@@ -3,7 +3,7 @@
 namespace conclave::inline v0::experts::tile_codes {
 
 KernelPair find_kernels_in_order(const DeviceTile& tile) {
-  return find_tile<stream::Codes{.bits = 4, .steps_of_sum = 1, .in_order = true, .rounded = true}>(
+  return find_tile<stream::Codes{.bits = 4, .steps_of_sum = 2, .in_order = true, .rounded = true}>(
       tile);
 }
 

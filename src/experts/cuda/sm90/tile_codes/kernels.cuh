@@ -11,14 +11,17 @@ namespace conclave::inline v0::experts::tile_codes {
 
 template <int kTokens, stream::Codes kCodes>
 KernelPair kernels_of_tile() {
-  constexpr TileCodesForm kForm{
-      .bits = kCodes.bits, .shifts = kCodes.offsets, .whole_rows = kCodes.whole_rows};
+  constexpr TileCodesForm kForm{.bits = kCodes.bits,
+                                .shifts = kCodes.offsets || kCodes.zeros,
+                                .whole_rows = kCodes.whole_rows};
   constexpr stream::Shape kShape{.max_tokens = kTokens,
                                  .weight_rows = kTokens == 144 ? 192 : 128,
                                  .atoms = kCodes.bits == 4 ? 4 : 2,
                                  .stages = 2,
                                  .sorted = true,
-                                 .consumers = kTokens == 144 ? 3 : 2,
+                                 .consumers = kTokens == 96    ? 4
+                                              : kTokens == 144 ? 3
+                                                               : 2,
                                  .token_stages = tile_codes_token_stages(kForm, kTokens)};
   return stream::codes_kernels<kShape, kCodes>();
 }

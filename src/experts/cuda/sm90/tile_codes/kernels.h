@@ -10,8 +10,11 @@ using KernelPair = stream::KernelPairOf<stream::CodedParams>;
 
 // Codes of 4 bits, whose values bf16 holds.
 KernelPair find_kernels_of_4_bits(const DeviceTile& tile);
-// The same of whole numbers in their order.
+// CodeOrder::kLanesOfNumbers; with zero points; with offsets; and of rows that have one scale each.
 KernelPair find_kernels_in_order(const DeviceTile& tile);
+KernelPair find_kernels_in_order_with_zeros(const DeviceTile& tile);
+KernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
+KernelPair find_kernels_of_rows_in_order(const DeviceTile& tile);
 // Weights that bf16 holds, with scales that are powers of two, and of e4m3.
 KernelPair find_kernels_of_powers(const DeviceTile& tile);
 KernelPair find_kernels_of_floats(const DeviceTile& tile);

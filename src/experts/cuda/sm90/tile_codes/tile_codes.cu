@@ -9,6 +9,17 @@ namespace {
 
 tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const TileCodesForm form = tile_codes_form(problem);
+  if (code_order(problem) == CodeOrder::kLanesOfNumbers) {
+    if (form.whole_rows) return tile_codes::find_kernels_of_rows_in_order(tile);
+    switch (factor_form(problem)) {
+      case FactorForm::kZeros:
+        return tile_codes::find_kernels_in_order_with_zeros(tile);
+      case FactorForm::kOffsets:
+        return tile_codes::find_kernels_in_order_with_offsets(tile);
+      default:
+        return tile_codes::find_kernels_in_order(tile);
+    }
+  }
   if (form.whole_rows) {
     return form.bits == 4 ? tile_codes::find_kernels_of_4_bit_rows(tile)
                           : tile_codes::find_kernels_of_8_bit_rows(tile);
@@ -20,7 +31,6 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
   const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
   if (!codes.exact_in_bf16) return tile_codes::find_kernels_of_two_terms(tile);
   if (form.bits == 4) {
-    if (codes.whole.in_order && !form.shifts) return tile_codes::find_kernels_in_order(tile);
     return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
                        : tile_codes::find_kernels_of_4_bits(tile);
   }

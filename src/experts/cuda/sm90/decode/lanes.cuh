@@ -1,0 +1,252 @@
+// Boxes of codes in the order of lanes, which take no table. Two warps share a box: each has half
+// of its columns, 64 a turn.
+#pragma once
+
+#include "experts/cuda/sm90/codes_in_order.cuh"
+#include "experts/cuda/sm90/decode/config.cuh"
+#include "experts/cuda/sm90/decode/sums.cuh"
+#include "experts/cuda/sm90/lane_codes.cuh"
+
+#include <cstdint>
+
+namespace conclave::inline v0::experts::decode {
+
+inline constexpr int kStepsOfTurn = 4;  // each has 16 columns
+inline constexpr int kTurnsOfWarp = 2;
+
+// The byte of a row in shared memory at which columns 8 chunk + 2 pair and the next lie: lanes of a
+// quad find what meets a word of their codes, of 32 columns, in 16 bytes.
+__device__ __forceinline__ int lane_place_of(int chunk, int pair) {
+  return chunk / 4 * 64 + pair * 16 + chunk % 4 * 4;
+}
+// The same of one column.
+__device__ __forceinline__ int lane_index_of(int column) {
+  return lane_place_of(column / 8, column % 8 / 2) / 2 + column % 2;
+}
+
+// Where a lane finds a box, and its token's row beside it.
+struct LaneBox {
+  const unsigned char* codes;  // the lane's first row; the second is eight below
+  const unsigned char* x;      // the lane's part of the warp's first turn
+  int products;                // each has 16 rows
+};
+
+// A warp's part of a token's rows, as B operands: those of a turn.
+struct LaneRows {
+  uint32_t of[kStepsOfTurn][2];
+
+  __device__ __forceinline__ LaneRows(const LaneBox& box, int turn) {
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+      const uint4 both = *reinterpret_cast<const uint4*>(box.x + turn * 128 + word * 64);
+      of[2 * word][0] = both.x;
+      of[2 * word][1] = both.y;
+      of[2 * word + 1][0] = both.z;
+      of[2 * word + 1][1] = both.w;
+    }
+  }
+};
+
+// The words of a lane's two rows of a product.
+struct LaneWords {
+  uint2 of[2];
+
+  // Turns lie in lines of 128 bytes, in whose swizzle they are bits of their own.
+  __device__ __forceinline__ LaneWords(const LaneBox& box, const Thread& me, int turn,
+                                       int product) {
+    const unsigned char* const codes =
+        box.codes + product * static_cast<int>(kProductBytes) + lane_chunk(me, turn);
+    of[0] = *reinterpret_cast<const uint2*>(codes);
+    of[1] = *reinterpret_cast<const uint2*>(codes + 1024);
+  }
+  __device__ __forceinline__ uint32_t get(int row, int word) const {
+    return word == 0 ? of[row].x : of[row].y;
+  }
+
+ private:
+  static __device__ __forceinline__ int lane_chunk(const Thread& me, int turn) {
+    return ((2 * (me.part * kTurnsOfWarp + turn) + me.quad / 2) ^ me.row) * 16 + me.quad % 2 * 8;
+  }
+};
+
+// The A operands of the two steps that a word has.
+struct LaneWeights {
+  uint32_t of[2][4];
+
+  __device__ __forceinline__ void set(int row, const uint32_t (&weights)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of[i / 2][i % 2 * 2 + row] = weights[i];
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void multiply_step(float (&sums)[4], const uint32_t (&a)[4],
+                                              const uint32_t (&b)[2]) {
+  Config::multiply(sums, a[0], a[1], a[2], a[3], b[0], b[1]);
+}
+
+// Weights that bf16 holds. `scales` are those of the box's first group, of the lane's first row,
+// and `stride` bytes lie between groups.
+template <class Config, int kProducts, bool kNear>
+__device__ __forceinline__ void multiply_exact(const LaneBox& box, const unsigned char* scales,
+                                               int stride, const Thread& me,
+                                               Sums<Config, kProducts>& sums) {
+  using Lane = LaneCodes<Config::kCodes.powers, kNear>;
+  constexpr int kScalesOfTurn = kStepsOfTurn / Lane::kStepsOfScale;
+  constexpr int kChains = Sums<Config, kProducts>::kChains;
+  scales += me.part * kTurnsOfWarp * kScalesOfTurn * stride;
+#pragma unroll
+  for (int turn = 0; turn < kTurnsOfWarp; ++turn) {
+    const LaneRows b(box, turn);
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      if (p > 0 && p >= box.products) break;
+      const LaneWords words(box, me, turn, p);
+      const unsigned char* const of_turn = scales + turn * kScalesOfTurn * stride + p * 16;
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        LaneWeights a;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const unsigned char* const own = of_turn + 8 * row + word * (kScalesOfTurn / 2) * stride;
+          const uint32_t first = Lane::scale_of(own[0]);
+          const uint32_t second = Config::kCodes.powers ? first : Lane::scale_of(own[stride]);
+          uint32_t weights[4];
+          Lane::weights_of(words.get(row, word), first, second, weights);
+          a.set(row, weights);
+        }
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          multiply_step<Config>(sums.chain[p][step % kChains], a.of[step], b.of[2 * word + step]);
+        }
+      }
+    }
+  }
+}
+
+// Scales of the box's first group, of the lane's first row, and its offsets, or zero points or
+// null.
+struct NumberFactors {
+  const float* scales;
+  const float* offsets;
+  const uint16_t* zeros;  // bf16
+  bool has_zeros;
+  int rows;   // from a group's factors to the next's
+  int steps;  // a group has so many, of 16 columns each, two or more
+};
+
+// What rows add up to over the columns of a word, of tokens 2 q and 2 q + 1, in units of sums.
+template <class Config>
+__device__ __forceinline__ float2 sums_of_rows(const LaneRows& b, int word) {
+  constexpr uint32_t kOnes = 0x3f803f80U;
+  const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
+  float sums[4] = {};
+#pragma unroll
+  for (int step = 0; step < 2; ++step) multiply_step<Config>(sums, ones, b.of[2 * word + step]);
+  return {sums[0] / CodesInOrder::kUnit, sums[1] / CodesInOrder::kUnit};
+}
+
+// Numbers in their order. `kLong`: a warp's columns have factors in common, so that sums of them
+// are scaled; else those of 32 columns are.
+template <class Config, int kProducts, bool kZeros, bool kLong>
+__device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
+                                                 const CodesInOrder& numbers, const Thread& me,
+                                                 Sums<Config, kProducts>& sums) {
+  const int shift = __ffs(factors.steps) - 1;
+  const auto group_of = [&](int turn, int word) {
+    const int steps = (me.part * kTurnsOfWarp + turn) * kStepsOfTurn + 2 * word;
+    return (steps >> shift) * factors.rows;
+  };
+  const auto add = [&](int p, int group, const float(&partial)[4]) {
+    const float* const scales = factors.scales + group + p * 16;
+    const float2 both = {scales[0], scales[8]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums.chain[p][0][i] = fmaf(partial[i], i < 2 ? both.x : both.y, sums.chain[p][0][i]);
+    }
+  };
+  const auto take_offsets = [&](int p, int group, float2 of_rows) {
+    const float* const offsets = factors.offsets + group + p * 16;
+    const float2 both = {offsets[0], offsets[8]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sums.chain[p][0][i] =
+          fmaf(i % 2 == 0 ? of_rows.x : of_rows.y, i < 2 ? -both.x : -both.y, sums.chain[p][0][i]);
+    }
+  };
+  // Instructions come from memory too: only the usual kind is unrolled.
+  constexpr int kUnrolled = kLong && !kZeros ? kTurnsOfWarp : 1;
+  float of_part[kLong ? kProducts : 1][4] = {};
+#pragma unroll kUnrolled
+  for (int turn = 0; turn < kTurnsOfWarp; ++turn) {
+    const LaneRows b(box, turn);
+    float2 of_rows[2] = {};
+    if constexpr (Config::kCodes.offsets) {
+#pragma unroll
+      for (int word = 0; word < 2; ++word) of_rows[word] = sums_of_rows<Config>(b, word);
+    }
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      if (p > 0 && p >= box.products) break;
+      const LaneWords words(box, me, turn, p);
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        const int group = group_of(turn, word);
+        LaneWeights a;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          uint32_t values[4];
+          numbers.of_word(words.get(row, word), values);
+          if constexpr (kZeros) {
+            const uint32_t zero = CodesInOrder::zero_of(factors.zeros[group + p * 16 + 8 * row]);
+#pragma unroll
+            for (uint32_t& value : values) {
+              asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(value) : "r"(zero));
+            }
+          }
+          a.set(row, values);
+        }
+        float of_word[4] = {};
+        float(&partial)[4] = kLong ? of_part[kLong ? p : 0] : of_word;
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
+        }
+        if constexpr (!kLong) add(p, group, of_word);
+        if constexpr (Config::kCodes.offsets) take_offsets(p, group, of_rows[word]);
+      }
+    }
+  }
+  if constexpr (kLong) {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      if (p > 0 && p >= box.products) break;
+      add(p, group_of(0, 0), of_part[p]);
+    }
+  }
+}
+
+template <class Config, int kProducts>
+__device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
+                                                 const CodesInOrder& numbers, const Thread& me,
+                                                 Sums<Config, kProducts>& sums) {
+  if constexpr (Config::kCodes.offsets) {
+    multiply_numbers<Config, kProducts, false, false>(box, factors, numbers, me, sums);
+  } else {
+    // Uniform over the grid.
+    const bool is_long = factors.steps >= kStepsOfTurn * kTurnsOfWarp;
+    if (factors.has_zeros) {
+      if (is_long) {
+        multiply_numbers<Config, kProducts, true, true>(box, factors, numbers, me, sums);
+      } else {
+        multiply_numbers<Config, kProducts, true, false>(box, factors, numbers, me, sums);
+      }
+    } else if (is_long) {
+      multiply_numbers<Config, kProducts, false, true>(box, factors, numbers, me, sums);
+    } else {
+      multiply_numbers<Config, kProducts, false, false>(box, factors, numbers, me, sums);
+    }
+  }
+}
+
+}  // namespace conclave::inline v0::experts::decode

@@ -1,0 +1,25 @@
+// What a warp's products add up to.
+#pragma once
+
+#include "experts/cuda/sm90/codes_in_order.cuh"
+#include "experts/cuda/sm90/decode/config.cuh"
+
+namespace conclave::inline v0::experts::decode {
+
+// float32 sums of products of 16 rows; [i]: row half i / 2, token 2q + i % 2. Some have two chains,
+// so that products overlap.
+template <class Config, int kProducts>
+struct Sums {
+  static constexpr bool kOverlaps =
+      Config::kIsCoded ? Config::kCodes.exact && kProducts == 1 : !Config::kIsE4M3;
+  static constexpr int kChains = kOverlaps ? 2 : 1;
+  float chain[kProducts][kChains][4] = {};
+
+  __device__ __forceinline__ float get(int product, int i) const {
+    if constexpr (Config::kCodes.in_order) return chain[product][0][i] * CodesInOrder::kUnit;
+    return kChains == 1 ? chain[product][0][i]
+                        : chain[product][0][i] + chain[product][kChains - 1][i];
+  }
+};
+
+}  // namespace conclave::inline v0::experts::decode
