@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -163,18 +164,18 @@ ExitCode run_device_tuning(const Context& context, const DeviceBenchOptions& opt
       }
       console.subject(fmt::format("{} T={}", shape.name, tokens));
       if (!tuner) tuner = std::make_unique<ShapeTuner>(context, shape, options.measure);
-      const std::vector<TuningEntry> candidates = tuner->candidates(tokens);
+      std::vector<TuningEntry> candidates = tuner->candidates(tokens);
       if (candidates.empty() || is_measured(table, candidates.front())) continue;
-      TuningEntry best;
-      best.microseconds = std::numeric_limits<double>::infinity();
-      for (TuningEntry candidate : candidates) {
-        candidate.microseconds = tuner->time(candidate);
-        if (candidate.microseconds < best.microseconds) best = candidate;
-      }
+      for (TuningEntry& candidate : candidates) candidate.microseconds = tuner->time(candidate);
+      std::ranges::sort(candidates, {}, &TuningEntry::microseconds);
       console.clear();
-      fmt::print("{} T={}: {:.1f} us, {} {} (of {})\n", shape.name, tokens, best.microseconds,
-                 best.kernel, best.tile, candidates.size());
-      table.set(best);
+      fmt::print("{} T={}:\n", shape.name, tokens);
+      for (const TuningEntry& candidate : candidates) {
+        fmt::print("  {:9.1f} us  {} {}\n", candidate.microseconds, candidate.kernel,
+                   candidate.tile);
+      }
+      std::fflush(stdout);
+      table.set(candidates.front());
       save(table, tune.out);
     }
   }
