@@ -1,17 +1,15 @@
 #include "layer/cuda/mlp_weights.h"
 
 #include "core/checked.h"
-#include "core/float_convert.h"
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
-#include "experts/cuda/short_scales.h"
+#include "layer/cuda/code_factors.h"
 #include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/row_format.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
-#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -39,8 +37,6 @@ struct MatrixSizes {
   int64_t factor_columns = 0;
 };
 
-using Places = std::vector<ExpertPlaces>;  // one for each expert
-
 // Places without a column hold 0, whatever a formula makes of it: their weights are not 0 where
 // they belong to a group.
 bool scales_activated_columns(const experts::ExpertsProblem& problem) {
@@ -62,10 +58,6 @@ experts::FactorPlanes factors_of(const MatrixSizes& sizes) {
           .parts = sizes.parts,
           .rows = sizes.rows,
           .row_stride = padded_row(sizes.rows, DType::kBF16)};
-}
-
-int64_t numbers_of(const experts::FactorPlanes& factors) {
-  return factors.groups * factors.parts * factors.row_stride;
 }
 
 // Memory for factors of FactorForm::kExact.
@@ -164,8 +156,8 @@ void allocate_columns(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpW
   weights.view.down.column_factors = weights.column_factors.as<float>();
 }
 
-void fill_matrices(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                   CudaMlpWeights& weights, const Context& context) {
+void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                   WeightUpload& upload, CudaMlpWeights& weights, const Context& context) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
@@ -221,8 +213,8 @@ std::vector<float> placed(const std::vector<float>& stored, int64_t columns,
   return numbers;
 }
 
-void fill_biases(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                 CudaMlpWeights& weights) {
+void fill_biases(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                 WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (!problem.has_bias) return;
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
@@ -258,117 +250,14 @@ CodeMeaning read_meaning(const QuantSpec& quant, const WeightSource& source,
                                                              block);
 }
 
-// Factors of the codes of one expert's gate and up, or of its down, as a kernel reads them.
-class FactorBuffer {
- public:
-  // Other ranks hold `skipped` columns that share the first scale.
-  FactorBuffer(const experts::ExpertsProblem& problem, const experts::FactorPlanes& planes,
-               int64_t skipped)
-      : planes_(planes),
-        stored_(problem.quant.block_cols),
-        least_(quant::format_of(problem.weight_dtype).codes->whole.least),
-        skipped_(skipped),
-        scales_(static_cast<size_t>(numbers_of(planes))),
-        zeros_(planes.zeros == nullptr ? 0 : scales_.size()),
-        offsets_(planes.offsets == nullptr ? 0 : scales_.size()) {}
-
-  // Zero points are offsets in units of a scale.
-  void set_part(int64_t part, const CodeMeaning& meaning, const MatrixPlaces& places) {
-    for (int64_t row = 0; row < planes_.rows; ++row) {
-      const int64_t stored =
-          places.rows.empty() ? row : int64_t{places.rows[static_cast<size_t>(row)]};
-      for (int64_t group = 0; group < planes_.groups; ++group) {
-        const int64_t whole = stored_group(group, places);
-        const auto to =
-            static_cast<size_t>((group * planes_.parts + part) * planes_.row_stride + row);
-        if (stored < 0 || whole < 0) {
-          clear(to);
-          continue;
-        }
-        const auto from = static_cast<size_t>(stored * meaning.groups + whole);
-        const float scale = meaning.scales[from];
-        scales_[to] = scale;
-        if (!offsets_.empty()) offsets_[to] = meaning.offsets[from];
-        if (zeros_.empty() || scale == 0) continue;
-        zeros_[to] = float_to_bf16(meaning.offsets[from] / scale);
-      }
-    }
-  }
-  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) {
-    are_short_ = are_short_ && std::ranges::all_of(scales_, [&](float scale) {
-                   return experts::is_short_scale(scale, least_);
-                 });
-    const int64_t first = expert * numbers_of(planes_);
-    upload.copy_floats(scales_, memory.factor_scale.as<float>() + first);
-    if (!offsets_.empty()) {
-      upload.copy_floats(offsets_, memory.factor_offset.as<float>() + first);
-    }
-    if (zeros_.empty()) return;
-    upload.copy_bytes(std::as_bytes(std::span(zeros_)), memory.factor_zero.as<uint16_t>() + first);
-  }
-  // Tells kernels what all that was copied have in common.
-  void finish(WeightUpload& upload, const CudaMatrixMemory& memory) const {
-    if (memory.short_scales.empty()) return;
-    upload.copy_ints({are_short_ ? 1 : 0}, memory.short_scales.as<int32_t>());
-  }
-
- private:
-  int64_t stored_group(int64_t group, const MatrixPlaces& places) const {
-    const int64_t column = group * planes_.columns;
-    if (places.groups.empty()) return (skipped_ + column) / stored_;
-    return places.groups[static_cast<size_t>(column / places.group)];
-  }
-  // Whatever the codes are, the weights are 0.
-  void clear(size_t index) {
-    scales_[index] = 0;
-    if (!offsets_.empty()) offsets_[index] = 0;
-    if (!zeros_.empty()) zeros_[index] = 0;
-  }
-
-  experts::FactorPlanes planes_;
-  int64_t stored_;  // columns of a scale
-  int32_t least_;   // the value of code 0, of numbers in their order
-  int64_t skipped_;
-  bool are_short_ = true;
-  std::vector<float> scales_;
-  std::vector<uint16_t> zeros_;  // bf16
-  std::vector<float> offsets_;
-};
-
-void fill_factors(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                  CudaMlpWeights& weights) {
-  const experts::ExpertsProblem& problem = mlp.problem;
-  if (experts::factor_form(problem) == experts::FactorForm::kExact) {
-    return fill_exact_factors(mlp, upload, weights);
-  }
-  FactorBuffer gate_up(problem, weights.view.gate_up.factors, 0);
-  FactorBuffer down(problem, weights.view.down.factors, problem.skipped_columns);
-  for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const LocalExpert& expert = mlp.experts[i];
-    const auto read = [&](WeightMatrix matrix) {
-      return load_meaning(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
-                          expert.block_of(matrix, problem.hidden_size));
-    };
-    if (problem.activation.gated) {
-      gate_up.set_part(0, read(WeightMatrix::kGate), places[i].gate);
-    }
-    gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), places[i].up);
-    down.set_part(0, read(WeightMatrix::kDown), places[i].down);
-    gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
-    down.copy_to(static_cast<int64_t>(i), upload, weights.down);
-  }
-  gate_up.finish(upload, weights.gate_up);
-  down.finish(upload, weights.down);
-}
-
 // Places for what is copied next.
 struct MeaningPlace {
   float* scales = nullptr;
   float* offsets = nullptr;
 };
 
-void fill_floats(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                 CudaMlpWeights& weights) {
+void fill_floats(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                 WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   MeaningPlace gate_up{weights.gate_up.scale.as<float>(), weights.gate_up.offset.as<float>()};
   MeaningPlace down{weights.down.scale.as<float>(), weights.down.offset.as<float>()};
@@ -425,8 +314,8 @@ std::vector<int32_t> columns_as_stored(int64_t count, int64_t stride) {
   return columns;
 }
 
-void fill_columns(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                  const CudaMlpWeights& weights) {
+void fill_columns(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                  WeightUpload& upload, const CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const OwnRowTables& own = weights.own_rows;
   const auto factors_of = [&](const LocalExpert& expert, WeightMatrix matrix) {
@@ -459,8 +348,8 @@ void fill_columns(const MlpSource& mlp, const Places& places, WeightUpload& uplo
   }
 }
 
-void fill_scales(const MlpSource& mlp, const Places& places, WeightUpload& upload,
-                 CudaMlpWeights& weights) {
+void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                 WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
   if (mlp.forms.floats) fill_floats(mlp, places, upload, weights);
@@ -509,7 +398,7 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
 
 void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
               CudaMlpWeights& weights, const Context& context) {
-  Places places;
+  std::vector<ExpertPlaces> places;
   for (const LocalExpert& expert : mlp.experts) {
     places.push_back(places_of(mlp, expert, upload.on_host()));
   }

@@ -1,0 +1,25 @@
+// Factors of codes in FactorPlanes, as kernels read them.
+#pragma once
+
+#include "experts/cuda/device_experts.h"
+#include "layer/cuda/expert_places.h"
+#include "layer/cuda/mlp_source.h"
+#include "layer/cuda/weight_upload.h"
+#include "layer/cuda/weights.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// An expert's scales are so many; its zero points and offsets likewise.
+inline int64_t numbers_of(const experts::FactorPlanes& planes) {
+  return planes.groups * planes.parts * planes.row_stride;
+}
+
+// `places` has one entry for each expert. Throws Error(kTensorValue) naming the tensor for a scale
+// that no byte stands for, where scales are bytes.
+void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                  WeightUpload& upload, CudaMlpWeights& weights);
+
+}  // namespace conclave::inline v0
