@@ -80,16 +80,20 @@ Candidates same_arithmetic(const LadderRequest& request, const Candidates& rows)
   return same;
 }
 
-// The tile of this name, or the kernel's of its shape: how many stages there is room for depends on
-// the form in which weights lie, which a table's maker may not know.
+// The tile of this name, or the kernel's of its shape, or of as many tokens and fewer features: how
+// many stages and features there is room for depends on the form in which weights lie, which a
+// table's maker may not know.
 const DeviceTile* find_tile(std::span<const DeviceTile> tiles, const DeviceTile& named) {
-  const auto exact = std::ranges::find(tiles, named);
-  if (exact != tiles.end()) return &*exact;
-  const auto alike = std::ranges::find_if(tiles, [&](DeviceTile tile) {
-    tile.stages = named.stages;
-    return tile == named;
-  });
-  return alike == tiles.end() ? nullptr : &*alike;
+  const DeviceTile* found = nullptr;
+  for (const DeviceTile& tile : tiles) {
+    if (tile == named) return &tile;
+    DeviceTile alike = tile;
+    alike.stages = named.stages;
+    alike.features = named.features;
+    if (alike != named || tile.features > named.features) continue;
+    if (found == nullptr || tile.features > found->features) found = &tile;
+  }
+  return found;
 }
 
 // The choice of the table's entry; none if it names a row that this problem or plan cannot take.

@@ -213,17 +213,20 @@ TEST(DecodePlan, FactorsOfCodes_ComeWithTheirStage) {
 
 // Whole numbers of 4 bits in their order take no table, which leaves room for weights.
 TEST(DecodePlan, CodesInOrder_TakeNoTable) {
-  const auto plan = [](DType dtype, WeightZero zeros = WeightZero::kNone) {
+  const auto plan = [](DType dtype, WeightZero zeros = WeightZero::kNone, int64_t columns = 32) {
     ExpertsProblem problem = problem_of({16, 4, 2048, 768, dtype});
     problem.quant = {
-        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32, .zeros = zeros};
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns, .zeros = zeros};
     return decode_plan(problem);
   };
   constexpr int32_t kTable = 256 * 32 * 4;
   for (const DType dtype : {DType::kI4, DType::kU4}) {
     EXPECT_EQ(plan(dtype).value_bytes, 0);
     EXPECT_EQ(plan(dtype, WeightZero::kPoint).value_bytes, 0);
-    EXPECT_EQ(plan(dtype, WeightZero::kOffset).value_bytes, kTable);
+    EXPECT_EQ(plan(dtype, WeightZero::kOffset).value_bytes, 0);
+    EXPECT_EQ(plan(dtype, WeightZero::kOffset).warps_of_box, 2);
+    EXPECT_EQ(plan(dtype, WeightZero::kOffset, 16).value_bytes, kTable) << "two groups a word";
+    EXPECT_EQ(plan(dtype, WeightZero::kOffset, 16).warps_of_box, 1);
   }
   EXPECT_EQ(plan(DType::kF4).value_bytes, kTable);
   EXPECT_EQ(plan(DType::kI8).value_bytes, kTable);
