@@ -5,6 +5,7 @@
 #include "experts/cuda/lane_codes.h"
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -60,8 +61,9 @@ void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstrea
     std::memcpy(stored.data(), static_cast<char*>(codes) + at, stored.size());
     for (int32_t column = 0; column < kColumns; ++column) {
       const auto place = conclave::experts::lane_place(column);
-      const uint32_t code = stored[column / 2] >> (column % 2 * 4) & 0xfU;
-      words[place.word] |= conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>(place, code);
+      const uint32_t code = stored[static_cast<size_t>(column / 2)] >> (column % 2 * 4) & 0xfU;
+      words[static_cast<size_t>(place.word)] |=
+          conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>(place, code);
     }
     std::memcpy(static_cast<char*>(codes) + at, words.data(), stored.size());
   }
