@@ -224,9 +224,9 @@ TEST(DecodePlan, CodesInOrder_TakeNoTable) {
     EXPECT_EQ(plan(dtype).value_bytes, 0);
     EXPECT_EQ(plan(dtype, WeightZero::kPoint).value_bytes, 0);
     EXPECT_EQ(plan(dtype, WeightZero::kOffset).value_bytes, 0);
-    EXPECT_EQ(plan(dtype, WeightZero::kOffset).warps_of_box, 2);
+    EXPECT_TRUE(plan(dtype, WeightZero::kOffset).has_lanes);
     EXPECT_EQ(plan(dtype, WeightZero::kOffset, 16).value_bytes, kTable) << "two groups a word";
-    EXPECT_EQ(plan(dtype, WeightZero::kOffset, 16).warps_of_box, 1);
+    EXPECT_FALSE(plan(dtype, WeightZero::kOffset, 16).has_lanes);
   }
   EXPECT_EQ(plan(DType::kF4).value_bytes, kTable);
   EXPECT_EQ(plan(DType::kI8).value_bytes, kTable);

@@ -69,7 +69,7 @@ struct Config {
   static constexpr int kConsumers = 32 * kConsumerWarps;  // threads
   static constexpr int kProducerWarp = kConsumerWarps;
   static constexpr int kFinishWarp = kConsumerWarps + 1;
-  static constexpr int kThreads = decode_threads(kWarpsOfBox);
+  static constexpr int kThreads = decode_threads(kHasLanes);
   static constexpr bool kIsBF16 = kElement == DecodeElement::kBF16 || kIsCoded;
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row;

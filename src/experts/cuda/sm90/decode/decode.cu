@@ -47,7 +47,7 @@ void prepare_decode(DecodeElement element, size_t shared_bytes) {
 void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream) {
   cuda::launch("experts.decode_sm90", find_kernel(element),
                {.blocks = params.plan.blocks,
-                .threads = decode_threads(params.plan.warps_of_box),
+                .threads = decode_threads(params.plan.has_lanes),
                 .shared_bytes = params.shared.total,
                 .residency = cuda::Residency::kCooperative,
                 .stream = stream},

@@ -127,7 +127,6 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan.weight_bits = narrow(bit_size(problem.weight_dtype));
   plan.makes_codes = makes_codes(problem);
   plan.has_lanes = code_order(problem) != CodeOrder::kStored;
-  plan.warps_of_box = decode_warps_of_box(plan.has_lanes);
   const int64_t box = kDecodeBoxBytes * 8 / plan.weight_bits;
   plan.box_columns = narrow(box);
   plan.row_box_bytes = narrow(plan.makes_codes ? box : box * 2);
@@ -168,7 +167,7 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   constexpr int64_t kTables = sizeof(DecodeTables);
   constexpr int64_t kTilesOfWarps = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
   static_assert(kTilesOfWarps >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
-  const int64_t tiles = kTilesOfWarps * plan.warps_of_box;
+  const int64_t tiles = kTilesOfWarps * decode_warps_of_box(plan.has_lanes);
   constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
   constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
   const int64_t fixed =

@@ -12,8 +12,8 @@ namespace conclave::inline v0::experts {
 inline constexpr int32_t kDecodeWarps = 8;
 // Codes of lanes take instructions, during which a warp alone would let others' time pass.
 constexpr int32_t decode_warps_of_box(bool has_lanes) { return has_lanes ? 2 : 1; }
-constexpr int32_t decode_threads(int32_t warps_of_box) {
-  return (kDecodeWarps * warps_of_box + 3) * 32;
+constexpr int32_t decode_threads(bool has_lanes) {
+  return (kDecodeWarps * decode_warps_of_box(has_lanes) + 3) * 32;
 }
 inline constexpr int32_t kDecodeMaxTokens = 8;  // columns per warp product
 inline constexpr int32_t kDecodeMaxPairs = 128;
@@ -49,9 +49,8 @@ struct DecodePlan {
   int32_t row_box_bytes = 0;  // a row in shared memory has beside a box
   bool makes_codes = false;   // rows become codes with scales
   bool has_lanes = false;     // codes lie in the order of lanes, and rows beside them
-  int32_t warps_of_box = 1;
-  int32_t up_boxes = 0;    // per row of H
-  int32_t down_boxes = 0;  // per row of I
+  int32_t up_boxes = 0;       // per row of H
+  int32_t down_boxes = 0;     // per row of I
   int32_t tile_features = 0;
   int32_t feature_tiles = 0;  // per expert
   int32_t passes = 0;
