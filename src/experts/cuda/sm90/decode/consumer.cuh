@@ -101,7 +101,8 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   }
 }
 
-// What a warp's boxes of codes of lanes have in common: a stage has few instructions for each.
+// A warp's boxes of codes of lanes have this in common: it is worked out once, since a stage has
+// few instructions for each of them.
 template <class Config, int kProducts>
 class LaneOperand {
  public:

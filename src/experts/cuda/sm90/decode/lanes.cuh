@@ -24,7 +24,7 @@ __device__ __forceinline__ int lane_index_of(int column) {
   return lane_place_of(column / 8, column % 8 / 2) / 2 + column % 2;
 }
 
-// Where a lane finds a box, and its token's row beside it.
+// A lane finds a box here, and its token's row beside it.
 struct LaneBox {
   const unsigned char* codes;  // the lane's first row; the second is eight below
   const unsigned char* x;      // the lane's part of the warp's first turn
@@ -135,7 +135,7 @@ struct NumberFactors {
   int steps;  // a group has so many, of 16 columns each, two or more
 };
 
-// What rows add up to over the columns of a word, of tokens 2 q and 2 q + 1, in units of sums.
+// Rows of tokens 2 q and 2 q + 1 add up to this over the columns of a word, in units of sums.
 template <class Config>
 __device__ __forceinline__ float2 sums_of_rows(const LaneRows& b, int word) {
   constexpr uint32_t kOnes = 0x3f803f80U;

@@ -1,4 +1,4 @@
-// What a warp's products add up to.
+// A warp's products are added up in these.
 #pragma once
 
 #include "experts/cuda/sm90/codes_in_order.cuh"

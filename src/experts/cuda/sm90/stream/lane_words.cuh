@@ -31,7 +31,8 @@ class LaneWords {
   uint32_t words_[2][2];
 };
 
-// Where weight i of a word's four pairs, of the first or the second row, lies among fragments.
+// The place among fragments that weight i of a word's four pairs has, of the first or the second
+// row.
 struct FragmentPlace {
   int step;  // each has 16 columns
   int element;
