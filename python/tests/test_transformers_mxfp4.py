@@ -119,7 +119,7 @@ def load(kernels: Kernels, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
         written.save_pretrained(tmp_path)
         storage.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
         with monkeypatch.context() as patched:
-            # Where codes go. The oldest versions take "cpu" for "cuda".
+            # Codes go there. The oldest versions take "cpu" for "cuda".
             device = SimpleNamespace(type="cpu:0")
             patched.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: device)
             packed = transformers.GptOssForCausalLM.from_pretrained(
@@ -189,6 +189,13 @@ def test_loaded_blocks_are_ours(load: Load, kernels: Kernels) -> None:
     assert kernels.calls == 2 * LAYERS
 
 
+def assert_close_in_bf16(before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
+    """By the median of tokens: scores in bf16 that tie choose other experts."""
+    for expected, actual in zip(before, after, strict=True):
+        errors = (actual - expected).norm(dim=1) / expected.norm(dim=1)
+        assert errors.median() <= 2e-2
+
+
 def test_loaded_blocks_of_a_half_type_are_ours(load: Load, kernels: Kernels) -> None:
     """As released models are, with the arithmetic that a layer of codes has by itself."""
     packed, _ = load(torch.bfloat16)
@@ -200,9 +207,7 @@ def test_loaded_blocks_of_a_half_type_are_ours(load: Load, kernels: Kernels) -> 
         kernels.calls = 0
         after = [block(hidden)[0][0].double() for block in blocks(packed)]
     assert kernels.calls == 0
-    for expected, actual in zip(before, after, strict=True):
-        errors = (actual - expected).norm(dim=1) / expected.norm(dim=1)
-        assert errors.median() <= 2e-2  # scores in bf16 that tie choose other experts
+    assert_close_in_bf16(before, after)
 
 
 @pytest.mark.usefixtures("float32_products")
@@ -384,9 +389,7 @@ def test_loaded_blocks_are_ours_on_a_gpu(load: Load, kernels: Kernels) -> None:
         kernels.calls = 0
         after = [block(hidden)[0][0].double() for block in blocks(packed)]
         assert kernels.calls == 0
-        for expected, actual in zip(before, after, strict=True):
-            errors = (actual - expected).norm(dim=1) / expected.norm(dim=1)
-            assert errors.median() <= 2e-2
+        assert_close_in_bf16(before, after)
         for block in blocks(packed):
             block.experts.down_proj.storage.data.zero_()
             block.experts.down_proj_bias.zero_()
