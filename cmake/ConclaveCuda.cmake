@@ -119,7 +119,7 @@ function(conclave_cuda_sources target)
   set(options -std=c++20 ${flags} --expt-relaxed-constexpr --extended-lambda -lineinfo
               -Xptxas=--warn-on-spills -Xcudafe=--diag_suppress=186)
   # The kernels of one library differ in few of their instructions: packed as tightly as nvcc can,
-  # they take a tenth of the room. Drivers of CUDA 12.4 and later unpack them as a module is loaded.
+  # they take a fifth of the room. Drivers of CUDA 12.4 and later unpack them as a module is loaded.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
     list(APPEND options --compress-mode=size)
   endif()
