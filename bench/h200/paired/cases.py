@@ -50,9 +50,9 @@ _SIZES = {
 _SIZES_OF_FORMAT = {
     "bf16": tuple(size for size in _SIZES if size not in ("gpt-oss-120b", "kimi-k2")),
     "e4m3": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "olmoe", "dsv3-ep8", "deepseek-v3", "deepseek-v2"),
-    "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8", "kimi-k2"),
-    "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8"),
-    "nvfp4": ("qwen3-30b", "qwen3-235b"),
+    "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
+    "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
+    "nvfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
 }
 # These have their biases, as published; those of the table above leave them out.
 _GPT_OSS = ("gpt-oss-20b", "gpt-oss-120b")
