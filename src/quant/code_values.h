@@ -16,6 +16,21 @@ consteval bool exact_in_bf16() {
   return true;
 }
 
+// The least odd number, of those below 64, by which multiplied bf16 holds every value of a format;
+// 0 if there is none. 3 does for halves, quarters and thirds.
+template <class Format>
+consteval int bf16_multiplier() {
+  for (int factor = 1; factor < 64; factor += 2) {
+    bool holds_all = true;
+    for (int code = 0; code < 1 << Format::kBits; ++code) {
+      const float value = Format::decode(static_cast<uint8_t>(code)) * static_cast<float>(factor);
+      holds_all &= value != value || (__builtin_bit_cast(uint32_t, value) & 0xffffU) == 0;
+    }
+    if (holds_all) return factor;
+  }
+  return 0;
+}
+
 // The values of a format as whole numbers of a unit, if bytes hold these.
 struct WholeCodes {
   bool fit = false;

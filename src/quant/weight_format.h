@@ -25,6 +25,7 @@ struct CodeBook {
   float largest;                     // magnitude of a code
   bool has_nan;                      // whether a code stands for NaN
   bool exact_in_bf16;                // whether bf16 holds the value of every code
+  int bf16_multiplier;               // bf16 holds every value times this; 0: there is none
   WholeCodes whole;                  // the values as whole numbers, if bytes hold these
   std::optional<int> mantissa_bits;  // set for floats
   float (*decode)(uint8_t code);

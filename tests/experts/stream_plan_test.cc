@@ -158,7 +158,7 @@ TEST(StreamPlan, OrdersOfColumns_SayWhatSharesFactors) {
   EXPECT_EQ(gate_up_factor_columns(sizes), 128);
   EXPECT_EQ(down_factor_columns(sizes), 16);
   EXPECT_EQ(reason_of(stream_codes_supports(sizes)), "");
-  EXPECT_TRUE(code_kernel_form(sizes).fine);
+  EXPECT_EQ(code_kernel_form(sizes).columns_of_sum, 16);
 }
 
 // No kernel of codes as they are stored multiplies columns of rows.
@@ -187,16 +187,15 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
     return code_kernel_form(sizes);
   };
   EXPECT_EQ(form(DType::kI4, 128),
-            (CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}));
+            (CodeKernelForm{.bits = 4, .columns_of_sum = 128, .in_order = true}));
   EXPECT_EQ(form(DType::kU4, 512, WeightZero::kPoint), form(DType::kI4, 128));
   EXPECT_EQ(form(DType::kI4, 64), (CodeKernelForm{.bits = 4, .in_order = true}));
   EXPECT_EQ(form(DType::kI4, 32, WeightZero::kPoint), form(DType::kI4, 64));
-  EXPECT_EQ(form(DType::kI4, 16), (CodeKernelForm{.bits = 4, .fine = true}));
+  EXPECT_EQ(form(DType::kI4, 16), (CodeKernelForm{.bits = 4, .columns_of_sum = 16}));
   EXPECT_EQ(form(DType::kI4, 128, WeightZero::kOffset),
             (CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}));
   EXPECT_EQ(form(DType::kU4, 16, WeightZero::kOffset),
-            (CodeKernelForm{.bits = 4, .fine = true, .offsets = true}));
-  EXPECT_EQ(form(DType::kF4, 128), CodeKernelForm{.bits = 4});
+            (CodeKernelForm{.bits = 4, .columns_of_sum = 16, .offsets = true}));
   EXPECT_EQ(form(DType::kI8, 128), CodeKernelForm{.bits = 8});
   // Slices of a rank may cut what a group shares.
   ExpertsProblem sizes =
@@ -205,7 +204,47 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
   sizes.skipped_columns = 64;
   EXPECT_EQ(code_kernel_form(sizes), (CodeKernelForm{.bits = 4, .in_order = true}));
   EXPECT_EQ(code_kernel_form(problem(DType::kI4, {.weights = WeightScale::kChannel})),
-            (CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}));
+            (CodeKernelForm{.bits = 4, .columns_of_sum = 128, .in_order = true}));
+}
+
+// Other codes of 4 bits are looked up in pairs, in sums of up to 64 columns.
+TEST(StreamPlan, CodesOfOtherValues_AreLookedUpInPairs) {
+  const auto form = [](DType dtype, const QuantSpec& quant) {
+    ExpertsProblem sizes = problem(dtype, quant);
+    sizes.intermediate_size = 512;
+    return code_kernel_form(sizes);
+  };
+  const auto groups = [](int64_t columns, WeightZero zeros = WeightZero::kNone) {
+    return QuantSpec{
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns, .zeros = zeros};
+  };
+  constexpr CodeKernelForm kWide{.bits = 4, .columns_of_sum = 64, .in_pairs = true};
+  constexpr CodeKernelForm kNarrow{.bits = 4, .in_pairs = true};
+  for (const DType dtype : {DType::kBnbFP4, DType::kIQ4, DType::kF4}) {
+    EXPECT_EQ(form(dtype, groups(64)), kWide);
+    EXPECT_EQ(form(dtype, groups(128)), kWide);
+    EXPECT_EQ(form(dtype, {.weights = WeightScale::kChannel}), kWide);
+    EXPECT_EQ(form(dtype, groups(32)), kNarrow);
+    EXPECT_EQ(form(dtype, groups(96)), kNarrow);
+    EXPECT_EQ(form(dtype, groups(16)), (CodeKernelForm{.bits = 4, .columns_of_sum = 16}));
+  }
+  EXPECT_EQ(form(DType::kIQ4, groups(64, WeightZero::kPoint)), CodeKernelForm{.bits = 4});
+}
+
+// Values of two terms lie in pairs where sums are those of 64 columns, and else as stored.
+TEST(StreamPlan, CodesOfTwoTerms_AreInPairsWhereSumsAreLong) {
+  const auto form = [](int64_t columns) {
+    ExpertsProblem sizes = problem(
+        DType::kNF4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns});
+    sizes.intermediate_size = 512;
+    return code_kernel_form(sizes);
+  };
+  constexpr CodeKernelForm kPairs{
+      .bits = 4, .columns_of_sum = 64, .two_terms = true, .in_pairs = true};
+  EXPECT_EQ(form(64), kPairs);
+  EXPECT_EQ(form(4096), kPairs);
+  EXPECT_EQ(form(32), (CodeKernelForm{.bits = 4, .two_terms = true}));
+  EXPECT_EQ(form(16), (CodeKernelForm{.bits = 4, .columns_of_sum = 16, .two_terms = true}));
 }
 
 void expect_tiles_fit(std::span<const DeviceTile> tiles, int32_t least_stages = 3) {

@@ -73,11 +73,17 @@ CodeOrder code_order(const ExpertsProblem& problem) {
   if (factor_form(problem) == FactorForm::kExact) return CodeOrder::kLanesOfFloats;
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
   if (codes == nullptr || bit_size(problem.weight_dtype) != 4) return CodeOrder::kStored;
-  if (!codes->whole.in_order) return CodeOrder::kStored;
   // A word has codes of 32 columns.
   const bool fits = gate_up_factor_columns(problem) % kWordColumns == 0 &&
                     down_factor_columns(problem) % kWordColumns == 0;
-  return fits ? CodeOrder::kLanesOfNumbers : CodeOrder::kStored;
+  if (!fits) return CodeOrder::kStored;
+  if (codes->whole.in_order) return CodeOrder::kLanesOfNumbers;
+  if (problem.quant.zeros != WeightZero::kNone) return CodeOrder::kStored;
+  // Sums of fewer columns would wait for two products each.
+  const bool has_long_sums = gate_up_factor_columns(problem) % kLaneColumns == 0 &&
+                             down_factor_columns(problem) % kLaneColumns == 0;
+  return codes->bf16_multiplier != 0 || has_long_sums ? CodeOrder::kLanesOfPairs
+                                                      : CodeOrder::kStored;
 }
 
 int64_t gate_up_factor_columns(const ExpertsProblem& problem) {

@@ -8,8 +8,8 @@
 namespace conclave::inline v0::experts {
 
 // kLanesOfFloats: codes of e2m1; kLanesOfNumbers: codes that stand for whole numbers in their
-// order.
-enum class CodeOrder : uint8_t { kStored, kLanesOfFloats, kLanesOfNumbers };
+// order; kLanesOfPairs: codes of any values, which a table has in pairs.
+enum class CodeOrder : uint8_t { kStored, kLanesOfFloats, kLanesOfNumbers, kLanesOfPairs };
 
 // Lane 4 r + p of a warp has columns 2 p, 2 p + 1, 2 p + 8 and 2 p + 9 of each 16 in its A operand.
 // So the 32 bytes of 64 columns are two words for each p, and each word has those of 32 columns:
@@ -43,17 +43,22 @@ constexpr int32_t lane_number_bit(const LanePlace& place) {
   return 16 * place.half + 4 * place.pair;
 }
 
+// A pair is a byte, as tables of two codes' values are looked up.
+constexpr int32_t lane_pair_bit(const LanePlace& place) { return 8 * place.pair + 4 * place.half; }
+
 // The bits of a code at its place in a word, and the code at a place.
 template <CodeOrder kOrder>
 constexpr uint32_t lane_bits(const LanePlace& place, uint32_t code) {
   static_assert(kOrder != CodeOrder::kStored);
   if constexpr (kOrder == CodeOrder::kLanesOfNumbers) return code << lane_number_bit(place);
+  if constexpr (kOrder == CodeOrder::kLanesOfPairs) return code << lane_pair_bit(place);
   return (code >> 3) << lane_sign_bit(place) | (code & 7U) << lane_low_bit(place);
 }
 template <CodeOrder kOrder>
 constexpr uint32_t lane_code(const LanePlace& place, uint32_t word) {
   static_assert(kOrder != CodeOrder::kStored);
   if constexpr (kOrder == CodeOrder::kLanesOfNumbers) return word >> lane_number_bit(place) & 0xfU;
+  if constexpr (kOrder == CodeOrder::kLanesOfPairs) return word >> lane_pair_bit(place) & 0xfU;
   return (word >> lane_sign_bit(place) & 1U) << 3 | (word >> lane_low_bit(place) & 7U);
 }
 

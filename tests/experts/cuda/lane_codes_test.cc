@@ -35,6 +35,7 @@ void expect_bits_of_its_own() {
 TEST(LaneCodes, EveryColumn_HasBitsOfItsOwn) {
   expect_bits_of_its_own<CodeOrder::kLanesOfFloats>();
   expect_bits_of_its_own<CodeOrder::kLanesOfNumbers>();
+  expect_bits_of_its_own<CodeOrder::kLanesOfPairs>();
 }
 
 template <CodeOrder kOrder>
@@ -51,6 +52,7 @@ void expect_codes_back() {
 TEST(LaneCodes, Codes_ComeBack) {
   expect_codes_back<CodeOrder::kLanesOfFloats>();
   expect_codes_back<CodeOrder::kLanesOfNumbers>();
+  expect_codes_back<CodeOrder::kLanesOfPairs>();
 }
 
 // The A operand of a product of 16 columns: lane p of four has columns 2 p, 2 p + 1 and these
@@ -104,6 +106,15 @@ TEST(LaneCodes, MovedNumbers_AreBf16NumbersOfTheirCodes) {
       EXPECT_EQ(std::bit_cast<float>(number << 16) * unit * 0x1p6F, static_cast<float>(code))
           << column << " " << code;
     }
+  }
+}
+
+// A byte of a word is the pair that a table has at its place: the earlier column lower.
+TEST(LaneCodes, Pairs_AreTheBytesOfAWord) {
+  constexpr CodeOrder kPairs = CodeOrder::kLanesOfPairs;
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    const LanePlace place = lane_place(column);
+    EXPECT_EQ(lane_bits<kPairs>(place, 0xb), 0xbU << (8 * place.pair + column % 2 * 4)) << column;
   }
 }
 

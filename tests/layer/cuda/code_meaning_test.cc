@@ -117,6 +117,8 @@ std::vector<CodedForm> coded_forms() {
            {.weights = WeightScale::kChannel, .zeros = WeightZero::kOffset}},
           {"nf4, 64 columns", DType::kNF4, groups(64)},
           {"nf4, 16 columns", DType::kNF4, groups(16)},
+          {"nf4, 32 columns", DType::kNF4, groups(32)},
+          {"fp4 of bitsandbytes, rows", DType::kBnbFP4, {.weights = WeightScale::kChannel}},
           {"fp4 of bitsandbytes, 64 columns", DType::kBnbFP4, groups(64)},
           {"iq4, 32 columns", DType::kIQ4, groups(32)},
           {"int4, rows, zero points",
@@ -155,11 +157,11 @@ TEST_F(CudaCodeMeaning, CodesBehindProjections_AreWithinTheBar) {
 
 constexpr const char* kManyRows = "cuda.tile_codes_sm90";
 
-// Those of rows have one scale, and no offset.
+// Those of rows have one scale, no offset, and values that bf16 holds.
 bool has_kernel_of_many_rows(const CodedForm& form) {
   const QuantSpec& quant = form.quant;
   if (quant.weights == WeightScale::kBlock) return quant.block_cols <= 128;
-  return quant.zeros != WeightZero::kOffset;
+  return quant.zeros != WeightZero::kOffset && quant::format_of(form.dtype).codes->exact_in_bf16;
 }
 
 // A result does not depend on the tile, and so not on the batch that chooses it. Shapes that no

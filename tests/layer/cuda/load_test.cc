@@ -145,13 +145,15 @@ class Loaded {
   uint32_t code_of(const std::byte* row, int64_t column, int64_t bits) const {
     const experts::CodeOrder order = experts::code_order(mlp_.problem);
     if (order == experts::CodeOrder::kStored) return code_at(row, column, bits);
-    EXPECT_EQ(order, experts::CodeOrder::kLanesOfNumbers);
+    EXPECT_NE(order, experts::CodeOrder::kLanesOfFloats);
     const auto in_block = static_cast<int32_t>(column % experts::kLaneColumns);
     const experts::LanePlace place = experts::lane_place(in_block);
     uint32_t word = 0;
     std::memcpy(&word, row + (column - in_block) / 2 + place.word * int64_t{sizeof(word)},
                 sizeof(word));
-    return experts::lane_code<experts::CodeOrder::kLanesOfNumbers>(place, word);
+    return order == experts::CodeOrder::kLanesOfNumbers
+               ? experts::lane_code<experts::CodeOrder::kLanesOfNumbers>(place, word)
+               : experts::lane_code<experts::CodeOrder::kLanesOfPairs>(place, word);
   }
 
   double weight(const experts::DeviceExpertMatrix& matrix, const Place& at, int64_t column,

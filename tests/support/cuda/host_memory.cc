@@ -47,13 +47,16 @@ cudaError_t __wrap_cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSucce
 cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
-// experts::arrange_codes for whole numbers, whose kernel needs a GPU.
+// experts::arrange_codes, whose kernel needs a GPU, but for floats.
 void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstream_st(
     void* codes, int64_t rows, int64_t row_bytes, conclave::experts::CodeOrder order,
     CUstream_st*) {
   using conclave::experts::CodeOrder;
   if (order == CodeOrder::kStored) return;
-  if (order != CodeOrder::kLanesOfNumbers) std::abort();
+  if (order == CodeOrder::kLanesOfFloats) std::abort();
+  const auto bits = order == CodeOrder::kLanesOfNumbers
+                        ? conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>
+                        : conclave::experts::lane_bits<CodeOrder::kLanesOfPairs>;
   constexpr int32_t kColumns = conclave::experts::kLaneColumns;
   for (int64_t at = 0; at < rows * row_bytes; at += kColumns / 2) {
     std::array<uint8_t, kColumns / 2> stored = {};
@@ -62,8 +65,7 @@ void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstrea
     for (int32_t column = 0; column < kColumns; ++column) {
       const auto place = conclave::experts::lane_place(column);
       const uint32_t code = stored[static_cast<size_t>(column / 2)] >> (column % 2 * 4) & 0xfU;
-      words[static_cast<size_t>(place.word)] |=
-          conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>(place, code);
+      words[static_cast<size_t>(place.word)] |= bits(place, code);
     }
     std::memcpy(static_cast<char*>(codes) + at, words.data(), stored.size());
   }

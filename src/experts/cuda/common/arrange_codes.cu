@@ -30,6 +30,18 @@ __global__ void arrange(uint4* codes, int64_t count) {
   }
 }
 
+using Kernel = void (*)(uint4*, int64_t);
+Kernel kernel_of(CodeOrder order) {
+  switch (order) {
+    case CodeOrder::kLanesOfFloats:
+      return arrange<CodeOrder::kLanesOfFloats>;
+    case CodeOrder::kLanesOfNumbers:
+      return arrange<CodeOrder::kLanesOfNumbers>;
+    default:
+      return arrange<CodeOrder::kLanesOfPairs>;
+  }
+}
+
 }  // namespace
 
 void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order,
@@ -37,9 +49,7 @@ void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order
   if (order == CodeOrder::kStored) return;
   const int64_t count = rows * (row_bytes / (kLaneColumns / 2));
   if (count == 0) return;
-  cuda::launch("experts.arrange_codes",
-               order == CodeOrder::kLanesOfFloats ? arrange<CodeOrder::kLanesOfFloats>
-                                                  : arrange<CodeOrder::kLanesOfNumbers>,
+  cuda::launch("experts.arrange_codes", kernel_of(order),
                {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, kMostBlocks),
                 .threads = kThreads,
                 .overlap = cuda::Overlap::kNone,

@@ -52,9 +52,14 @@ __device__ uint8_t load_code(const Matrix& matrix, int64_t row, int64_t col, int
   const auto* const words = static_cast<const uint32_t*>(matrix.data) + (index - col) / 8 +
                             col / kLaneColumns * (kLaneColumns / 8);
   const uint32_t word = words[place.word];
-  return static_cast<uint8_t>(matrix.order == CodeOrder::kLanesOfFloats
-                                  ? lane_code<CodeOrder::kLanesOfFloats>(place, word)
-                                  : lane_code<CodeOrder::kLanesOfNumbers>(place, word));
+  switch (matrix.order) {
+    case CodeOrder::kLanesOfFloats:
+      return static_cast<uint8_t>(lane_code<CodeOrder::kLanesOfFloats>(place, word));
+    case CodeOrder::kLanesOfNumbers:
+      return static_cast<uint8_t>(lane_code<CodeOrder::kLanesOfNumbers>(place, word));
+    default:
+      return static_cast<uint8_t>(lane_code<CodeOrder::kLanesOfPairs>(place, word));
+  }
 }
 
 __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {

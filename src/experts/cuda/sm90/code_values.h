@@ -7,8 +7,15 @@
 
 namespace conclave::inline v0::experts {
 
-// For each code of a format the nearest bf16 of its value in the lower half, and above it that of
-// what this leaves.
-void fill_bf16_values(DType dtype, uint32_t (&values)[256]);
+// What stands for each code of a format: a number of bf16 in the lower half, and above it the
+// nearest of what this leaves. A value is `unit` times their sum.
+struct Bf16Values {
+  uint32_t of[256] = {};
+  float unit = 1;
+};
+
+// One number has all of a value where takes_two_terms is false.
+Bf16Values bf16_values(DType dtype);
+bool takes_two_terms(DType dtype);
 
 }  // namespace conclave::inline v0::experts

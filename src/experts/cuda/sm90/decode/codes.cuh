@@ -10,16 +10,22 @@
 namespace conclave::inline v0::experts::decode {
 
 // Fills the table, with all consumers. A byte of two codes has the value of the lower one, which is
-// the earlier column, in the lower half; a byte of one code has its value there. Values of two
-// terms are listed by code, the second one in the upper half.
+// the earlier column, in the lower half; a byte of one code has its value there. Second terms
+// follow, but of codes as stored, which are listed by code with both terms.
 template <class Config>
 __device__ __forceinline__ void fill_values(const DecodeParams& params, const Shared& shared) {
-  constexpr bool kPairs = Config::kCodes.bits == 4 && Config::kCodes.terms == 1;
+  constexpr bool kOfCodes = Config::kCodes.terms == 2 && !Config::kCodes.in_pairs;
+  constexpr bool kPairs = Config::kCodes.bits == 4 && !kOfCodes;
   const int pieces = params.plan.value_bytes / 16;
   for (int i = static_cast<int>(threadIdx.x); i < pieces; i += Config::kConsumers) {
     const int entry = i / 8;
-    const uint32_t low = params.values[kPairs ? entry & 15 : entry];
-    const uint32_t value = low | (kPairs ? params.values[entry >> 4] << 16 : 0);
+    uint32_t value = params.values.of[entry & (kPairs ? 15 : 255)];
+    if constexpr (kPairs) {
+      value = __byte_perm(value, params.values.of[entry >> 4 & 15],
+                          Config::kCodes.terms == 1 || entry < 256 ? 0x5410 : 0x7632);
+    } else if constexpr (!kOfCodes) {
+      value &= 0xffffU;
+    }
     reinterpret_cast<uint4*>(shared.values)[i] = make_uint4(value, value, value, value);
   }
 }
@@ -30,8 +36,8 @@ template <class Config>
 class CodeBox {
  public:
   static constexpr int kBits = Config::kCodes.bits;
-  static constexpr int kTerms = Config::kCodes.terms;
   static constexpr bool kOffsets = Config::kCodes.offsets;
+  static constexpr int kTerms = Config::kCodes.terms;
   static constexpr bool kMayHaveZeros = !kOffsets && kTerms == 1;
   static constexpr int kSteps = 4;  // each has 16 columns
   static constexpr int kTurns = kDecodeBoxBytes * 8 / kBits / (16 * kSteps);

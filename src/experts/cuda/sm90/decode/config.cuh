@@ -25,11 +25,12 @@ inline constexpr int kNextTileWord = 32;  // index of a counter; the grid barrie
 struct CodesOf {
   int bits = 0;          // 0: they are elements
   bool offsets = false;  // w = value scale - offset
-  int terms = 1;         // values of bf16 that add up to a code's
   // CodeOrder::kLanesOfNumbers: code c stands for c + DecodeParams::least.
   bool in_order = false;
-  bool exact = false;   // FactorForm::kExact
-  bool powers = false;  // with `exact`: scales are powers of two; if not, they are of e4m3
+  bool in_pairs = false;  // CodeOrder::kLanesOfPairs
+  int terms = 1;          // values of bf16 that add up to a code's
+  bool exact = false;     // FactorForm::kExact
+  bool powers = false;    // with `exact`: scales are powers of two; if not, they are of e4m3
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
@@ -41,6 +42,10 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .offsets = true, .in_order = true};
     case DecodeElement::kCodes4Offsets:
       return {.bits = 4, .offsets = true};
+    case DecodeElement::kCodes4InPairs:
+      return {.bits = 4, .in_pairs = true};
+    case DecodeElement::kCodes4PairsInTerms:
+      return {.bits = 4, .in_pairs = true, .terms = 2};
     case DecodeElement::kCodes4Terms:
       return {.bits = 4, .terms = 2};
     case DecodeElement::kCodes4Powers:
@@ -62,8 +67,10 @@ struct Config {
       kElement == DecodeElement::kE4M3Block || kElement == DecodeElement::kE4M3Row;
   static constexpr CodesOf kCodes = codes_of(kElement);
   static constexpr bool kIsCoded = kCodes.bits != 0;
-  static constexpr bool kHasLanes = kCodes.in_order || kCodes.exact;
-  static constexpr bool kTakesTable = kIsCoded && !kHasLanes;
+  static constexpr bool kHasLanes = kCodes.in_order || kCodes.in_pairs || kCodes.exact;
+  static constexpr bool kTakesTable = kIsCoded && !kCodes.in_order && !kCodes.exact;
+  // Sums are multiplied by numbers that a matrix, or its codes, have.
+  static constexpr bool kHasSumFactors = kTakesTable || kCodes.exact;
   static constexpr int kWarpsOfBox = decode_warps_of_box(kHasLanes);
   static constexpr int kConsumerWarps = kDecodeWarps * kWarpsOfBox;
   static constexpr int kConsumers = 32 * kConsumerWarps;  // threads

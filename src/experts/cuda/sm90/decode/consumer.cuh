@@ -10,6 +10,7 @@
 #include "experts/cuda/sm90/decode/walk.cuh"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace conclave::inline v0::experts::decode {
 
@@ -34,8 +35,14 @@ struct Operand {
   int scale_first;  // row of that box
   bool has_zeros;
   bool has_near_scales;  // ByteForm::kNear
-  // Sums of the first and the second eight rows of 16 are multiplied by these.
+  // Sums of the first and the second eight rows of 16 are multiplied by these, if the kernel
+  // kHasSumFactors.
   float sum_factors[2] = {1.0F, 1.0F};
+
+  __device__ __forceinline__ void multiply_sums(float factor) {
+    sum_factors[0] = factor;
+    sum_factors[1] = factor;
+  }
 };
 
 template <class Config>
@@ -111,7 +118,7 @@ class LaneOperand {
       : operand_(operand),
         plan_(params.plan),
         me_(me),
-        numbers_(params.least),
+        numbers_(make_numbers(params, shared, me)),
         codes_(shared.ring + me.row * kDecodeBoxBytes),
         // Results of tokens that do not take part are not used: any row will do for them.
         x_(shared.rows + operand.row + me.part * kTurnsOfWarp * 128 + me.quad * 16),
@@ -153,6 +160,16 @@ class LaneOperand {
 
  private:
   static constexpr int kRowBytes = 512;  // beside a box, of 256 columns
+  using Numbers = std::conditional_t<Config::kCodes.in_pairs, PairValues, CodesInOrder>;
+
+  static __device__ __forceinline__ Numbers make_numbers(const DecodeParams& params,
+                                                         const Shared& shared, const Thread& me) {
+    if constexpr (Config::kCodes.in_pairs) {
+      return PairValues(shared, me);
+    } else {
+      return CodesInOrder(params.least);
+    }
+  }
 
   // The first group of a box among those of its stage.
   __device__ __forceinline__ int group_of(int in_stage, int box) const {
@@ -164,7 +181,7 @@ class LaneOperand {
   const Operand& operand_;
   const DecodePlan& plan_;
   const Thread& me_;
-  CodesInOrder numbers_;
+  Numbers numbers_;
   const unsigned char* codes_;
   const unsigned char* x_;
   const unsigned char* factors_;

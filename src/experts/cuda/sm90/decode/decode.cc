@@ -29,12 +29,17 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
   if (bit_size(problem.weight_dtype) == 8) {
     return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
   }
-  if (code_order(problem) == CodeOrder::kLanesOfNumbers) {
-    return offsets ? DecodeElement::kCodes4InOrderOffsets : DecodeElement::kCodes4InOrder;
+  const bool two_terms = takes_two_terms(problem.weight_dtype);
+  switch (code_order(problem)) {
+    case CodeOrder::kLanesOfNumbers:
+      return offsets ? DecodeElement::kCodes4InOrderOffsets : DecodeElement::kCodes4InOrder;
+    case CodeOrder::kLanesOfPairs:
+      return two_terms ? DecodeElement::kCodes4PairsInTerms : DecodeElement::kCodes4InPairs;
+    default:
+      break;
   }
   if (offsets) return DecodeElement::kCodes4Offsets;
-  return quant::format_of(problem.weight_dtype).codes->exact_in_bf16 ? DecodeElement::kCodes4
-                                                                     : DecodeElement::kCodes4Terms;
+  return two_terms ? DecodeElement::kCodes4Terms : DecodeElement::kCodes4;
 }
 
 DecodeElement element_of(const ExpertsProblem& problem, const DecodePlan& plan) {
@@ -177,7 +182,7 @@ class DecodeSm90 final : public OneLaunchKernel {
       return map_factors(problem, down, {data, dtype}, plan.pass_rows,
                          plan.down_factors.stage_groups);
     };
-    fill_bf16_values(problem.weight_dtype, params_.values);
+    params_.values = bf16_values(problem.weight_dtype);
     params_.least = quant::format_of(problem.weight_dtype).codes->whole.least;
     params_.up_scales = map_up(up.scales, DType::kF32);
     params_.down_scales = map_down(down.scales, DType::kF32);

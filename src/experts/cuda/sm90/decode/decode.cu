@@ -22,6 +22,10 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4InOrderOffsets>;
     case DecodeElement::kCodes4Offsets:
       return decode::decode_experts<DecodeElement::kCodes4Offsets>;
+    case DecodeElement::kCodes4InPairs:
+      return decode::decode_experts<DecodeElement::kCodes4InPairs>;
+    case DecodeElement::kCodes4PairsInTerms:
+      return decode::decode_experts<DecodeElement::kCodes4PairsInTerms>;
     case DecodeElement::kCodes4Terms:
       return decode::decode_experts<DecodeElement::kCodes4Terms>;
     case DecodeElement::kCodes4Powers:

@@ -3,6 +3,7 @@
 
 #include "activation/device/device_activation.h"
 #include "experts/cuda/one_launch.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/decode/plan.h"
 
 #include <cuda.h>
@@ -28,8 +29,8 @@ struct DecodeParams {
   activation::DeviceActivation activation;
   RowScale row_scale = RowScale::kGroup;
   bool power_of_two_scales = false;
-  uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
-  int32_t least = 0;          // the value of code 0, for codes in order
+  Bf16Values values;  // for kernels that take a table
+  int32_t least = 0;  // the value of code 0, for codes in order
 };
 
 enum class DecodeElement : uint8_t {
@@ -37,13 +38,14 @@ enum class DecodeElement : uint8_t {
   kF16,
   kE4M3Block,  // e4m3 rows too
   kE4M3Row,
-  // Codes of 4 or 8 bits beside bf16 rows, with scales and zero points, or offsets; or values of
-  // two terms.
+  // Codes of 4 or 8 bits beside bf16 rows, with scales and zero points, or offsets.
   kCodes4,
   kCodes4InOrder,  // they stand for whole numbers in their order
   kCodes4InOrderOffsets,
   kCodes4Offsets,
-  kCodes4Terms,
+  kCodes4InPairs,  // CodeOrder::kLanesOfPairs
+  kCodes4PairsInTerms,
+  kCodes4Terms,   // takes_two_terms
   kCodes4Powers,  // FactorForm::kExact, with scales that are powers of two
   kCodes4Floats,  // the same beside scales of e4m3
   kCodes8,

@@ -202,9 +202,9 @@ __device__ __forceinline__ void add_part(const DecodeParams& params, const Share
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float value = sums.get(p, i + 2 * half);
-        const float factor = Config::kRowScales     ? rows.scale[p][half] * step
-                             : Config::kCodes.exact ? operand.sum_factors[0]
-                                                    : 1.0F;
+        const float factor = Config::kRowScales       ? rows.scale[p][half] * step
+                             : Config::kHasSumFactors ? operand.sum_factors[0]
+                                                      : 1.0F;
         float& sum = output.sum[p][i + 2 * half];
         sum = fmaf(weight, fmaf(value, factor, rows.bias[p][half]), sum);
       }
@@ -255,8 +255,9 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
     }
   }
   if constexpr (Config::kCodes.exact) {
-    operand.sum_factors[0] = params.weights.down.factors.sum_factors[expert];
+    operand.multiply_sums(params.weights.down.factors.sum_factors[expert]);
   }
+  if constexpr (Config::kTakesTable) operand.multiply_sums(params.values.unit);
   const DownRows<kProducts> rows =
       read_down_rows<Config, kProducts>(params, me, expert, first_row, adds_bias);
   const Sums<Config, kProducts> sums =

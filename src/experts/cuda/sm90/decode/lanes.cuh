@@ -1,5 +1,5 @@
-// Boxes of codes in the order of lanes, which take no table. Two warps share a box: each has half
-// of its columns, 64 a turn.
+// Boxes of codes in the order of lanes. Two warps share a box: each has half of its columns, 64 a
+// turn.
 #pragma once
 
 #include "experts/cuda/sm90/codes_in_order.cuh"
@@ -85,6 +85,28 @@ __device__ __forceinline__ void multiply_step(float (&sums)[4], const uint32_t (
   Config::multiply(sums, a[0], a[1], a[2], a[3], b[0], b[1]);
 }
 
+// The values of codes in pairs, which the block's table has for each lane.
+class PairValues {
+ public:
+  __device__ __forceinline__ PairValues(const Shared& shared, const Thread& me)
+      : own_(reinterpret_cast<const unsigned char*>(shared.values) + 4 * me.lane) {}
+
+  template <int kTerm = 0>
+  __device__ __forceinline__ void of_word(uint32_t word, uint32_t (&values)[4]) const {
+    values[0] = look_up<kTerm>(word << 7 & 0x7f80U);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) values[i] = look_up<kTerm>(word >> (8 * i - 7) & 0x7f80U);
+  }
+
+ private:
+  template <int kTerm>
+  __device__ __forceinline__ uint32_t look_up(uint32_t offset) const {
+    return *reinterpret_cast<const uint32_t*>(own_ + kTerm * 256 * 128 + offset);
+  }
+
+  const unsigned char* own_;
+};
+
 // Weights that bf16 holds. `scales` are those of the box's first group, of the lane's first row,
 // and `stride` bytes lie between groups.
 template <class Config, int kProducts, bool kNear>
@@ -148,9 +170,9 @@ __device__ __forceinline__ float2 sums_of_rows(const LaneRows& b, int word) {
 
 // Numbers in their order. `kLong`: a warp's columns have factors in common, so that sums of them
 // are scaled; else those of 32 columns are.
-template <class Config, int kProducts, bool kZeros, bool kLong>
+template <class Config, int kProducts, bool kZeros, bool kLong, class Numbers>
 __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
-                                                 const CodesInOrder& numbers, const Thread& me,
+                                                 const Numbers& numbers, const Thread& me,
                                                  Sums<Config, kProducts>& sums) {
   const int shift = __ffs(factors.steps) - 1;
   const auto group_of = [&](int turn, int word) {
@@ -212,6 +234,18 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
         for (int step = 0; step < 2; ++step) {
           multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
         }
+        if constexpr (Config::kCodes.terms == 2) {
+#pragma unroll
+          for (int row = 0; row < 2; ++row) {
+            uint32_t values[4];
+            numbers.template of_word<1>(words.get(row, word), values);
+            a.set(row, values);
+          }
+#pragma unroll
+          for (int step = 0; step < 2; ++step) {
+            multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
+          }
+        }
         if constexpr (!kLong) add(p, group, of_word);
         if constexpr (Config::kCodes.offsets) take_offsets(p, group, of_rows[word]);
       }
@@ -226,11 +260,11 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
   }
 }
 
-template <class Config, int kProducts>
+template <class Config, int kProducts, class Numbers>
 __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
-                                                 const CodesInOrder& numbers, const Thread& me,
+                                                 const Numbers& numbers, const Thread& me,
                                                  Sums<Config, kProducts>& sums) {
-  if constexpr (Config::kCodes.offsets) {
+  if constexpr (Config::kCodes.offsets || Config::kCodes.in_pairs) {
     multiply_numbers<Config, kProducts, false, false>(box, factors, numbers, me, sums);
   } else {
     // Uniform over the grid.

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/tables.h"
 #include "experts/cuda/sm90/hopper_support.h"
@@ -96,10 +97,11 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.factor_bytes = plan.second_factor;
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
-  if (plan.has_lanes) return;  // they take no table
-  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
-  // Entries of bytes, or of codes of 4 bits whose values have two terms.
-  const int32_t entries = codes.exact_in_bf16 ? 256 : 16;
+  const CodeOrder order = code_order(problem);
+  if (order == CodeOrder::kLanesOfNumbers) return;  // these take no table
+  // Entries of bytes, of both terms one after the other, or of both terms of a code as stored.
+  int32_t entries = 256;
+  if (takes_two_terms(problem.weight_dtype)) entries = order == CodeOrder::kStored ? 16 : 512;
   plan.value_bytes = entries * 32 * narrow(sizeof(uint32_t));
 }
 

@@ -41,6 +41,7 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                      .scale_first = 0,
                      .has_zeros = params.weights.gate_up.factors.zeros != nullptr,
                      .has_near_scales = has_near_scales<Config>(params.weights.gate_up.factors)};
+  if constexpr (Config::kTakesTable) operand.multiply_sums(params.values.unit);
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
     const int tile = await_item(*shared.tables, index);
@@ -65,7 +66,7 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
         shared.tiles + ((buffer.slot * Config::kConsumerWarps + me.warp) * 4) * 32 + me.lane;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float factor = Config::kCodes.exact ? operand.sum_factors[k / 2] : 1.0F;
+      const float factor = Config::kHasSumFactors ? operand.sum_factors[k / 2] : 1.0F;
       target[k * 32] = sums.get(0, k) * factor;
     }
     ptx::mbarrier_arrive(shared.tile_full + buffer.slot);

@@ -22,17 +22,23 @@ struct CodeFragments {
 
 // Fills the table of values, with all threads of the block. A byte of two codes has the value of
 // the lower one, which is the earlier column, in the lower half; a byte of one code has its value
-// there. Values of two terms are listed by code, the second one in the upper half.
+// there. Second terms follow, but of codes as stored, which are listed by code with both terms.
 template <class Config>
 __device__ __forceinline__ void fill_values(const CodedParams& params,
                                             SharedStorage<Config>& shared) {
   constexpr int32_t kValues = decltype(shared.codes)::kValues;
-  constexpr bool kPairs = Config::kCodes.terms == 1 && Config::kCodeBits == 4;
+  constexpr bool kOfCodes = Config::kCodes.terms == 2 && !Config::kCodes.in_pairs;
+  constexpr bool kPairs = Config::kCodeBits == 4 && !kOfCodes;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < kValues * 32; i += Config::kThreads) {
     const int32_t entry = i / 32;
-    const uint32_t low = params.values[kPairs ? entry & 15 : entry];
-    const uint32_t high = kPairs ? params.values[entry >> 4] << 16 : 0;
-    shared.codes.values[entry][i % 32] = low | high;
+    uint32_t value = params.values.of[entry & (kPairs ? 15 : 255)];
+    if constexpr (kPairs) {
+      value = __byte_perm(value, params.values.of[entry >> 4 & 15],
+                          Config::kCodes.terms == 1 || entry < 256 ? 0x5410 : 0x7632);
+    } else if constexpr (!kOfCodes) {
+      value &= 0xffffU;
+    }
+    shared.codes.values[entry][i % 32] = value;
   }
 }
 
@@ -57,6 +63,14 @@ class CodeValues {
     first = __byte_perm(low, high, 0x5410);
     second = __byte_perm(low, high, 0x7632);
   }
+  // A term of the values of a word's four pairs of codes.
+  template <int kTerm = 0>
+  __device__ __forceinline__ void of_word(uint32_t word, uint32_t (&values)[4]) const {
+    constexpr uint32_t kTable = kTerm * 256 * 128;
+    values[0] = look_up<kTable>(word << 7 & 0x7f80U);
+#pragma unroll
+    for (int i = 1; i < 4; ++i) values[i] = look_up<kTable>(word >> (8 * i - 7) & 0x7f80U);
+  }
   // The values of two codes of a byte each.
   __device__ __forceinline__ uint32_t of_bytes(uint32_t codes) const {
     const uint32_t low = look_up((codes & 0xffU) << 7);
@@ -65,9 +79,10 @@ class CodeValues {
   }
 
  private:
+  template <uint32_t kTable = 0>
   __device__ __forceinline__ uint32_t look_up(uint32_t offset) const {
     uint32_t value = 0;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(values_ + (offset | own_)));
+    asm("ld.shared.u32 %0, [%1 + %2];" : "=r"(value) : "r"(values_ + (offset | own_)), "n"(kTable));
     return value;
   }
 
@@ -98,10 +113,13 @@ template <class Config>
 class CodeOperand {
  public:
   static constexpr int kTerms = Config::kCodes.terms;
-  using Fragments = CodeFragments<kTerms>;
+  // Terms of pairs are decoded one after the other.
+  static constexpr bool kByTerm = kTerms == 2 && Config::kCodes.in_pairs;
+  using Fragments = CodeFragments<kByTerm ? 1 : kTerms>;
   static constexpr bool kInOrder = Config::kCodes.in_order;
-  static_assert(kTerms == 1 || Config::kCodeBits == 4, "codes of 8 bits are looked up in pairs");
-  static_assert(!kInOrder || (Config::kCodeBits == 4 && kTerms == 1));
+  static constexpr bool kMayHaveZeros =
+      !Config::kCodes.offsets && !Config::kCodes.in_pairs && kTerms == 1;
+  static_assert(!Config::kHasLanes || Config::kCodeBits == 4);
 
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
                                          int32_t warp, int32_t lane, bool gated)
@@ -116,12 +134,13 @@ class CodeOperand {
         second_factor_(gated ? first_factor_ + Config::kWeightRows / 2 : first_factor_ + 8) {}
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
+  template <int kTerm = 0>
   __device__ __forceinline__ void decode(int32_t slot, int atom, Fragments& a) const {
     // Uniform over the grid.
-    if (!Config::kCodes.offsets && kTerms == 1 && params_.shift_bytes != 0) {
-      decode_part<true>(slot, atom, a);
+    if (kMayHaveZeros && params_.shift_bytes != 0) {
+      decode_part<kMayHaveZeros, kTerm>(slot, atom, a);
     } else {
-      decode_part<false>(slot, atom, a);
+      decode_part<false, kTerm>(slot, atom, a);
     }
   }
 
@@ -148,12 +167,12 @@ class CodeOperand {
     uint32_t of[2];
   };
 
-  template <bool kZeros>
+  template <bool kZeros, int kTerm>
   __device__ __forceinline__ void decode_part(int32_t slot, int atom, Fragments& a) const {
     const uint8_t* codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes;
     const int32_t swizzle = row_ % 8;
     Zeros zeros;
-    if constexpr (kInOrder) {
+    if constexpr (Config::kHasLanes) {
       const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
 #pragma unroll
       for (int word = 0; word < 2; ++word) {
@@ -161,7 +180,11 @@ class CodeOperand {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           uint32_t numbers[4];
-          values_.of_word(words.of(row, word), numbers);
+          if constexpr (kTerm == 0) {
+            values_.of_word(words.of(row, word), numbers);
+          } else {
+            values_.template of_word<kTerm>(words.of(row, word), numbers);
+          }
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const FragmentPlace place = fragment_of(word, row, i);

@@ -102,7 +102,7 @@ class CodesKernel final : public DeviceExpertsKernel {
     if (planes.zeros != nullptr) set_shifts(params, map(planes.zeros, DType::kBF16), DType::kBF16);
     if (planes.offsets != nullptr)
       set_shifts(params, map(planes.offsets, DType::kF32), DType::kF32);
-    fill_bf16_values(problem_.weight_dtype, params.values);
+    params.values = bf16_values(problem_.weight_dtype);
     params.short_scales = planes.short_scales;
     params.least = quant::format_of(problem_.weight_dtype).codes->whole.least;
   }

@@ -18,10 +18,11 @@ using CodesKernelPair = KernelPairOf<CodedParams>;
 template <int kTokens, Codes kCodes, int kWeightRows = 128>
 CodesKernelPair pair_of_tile() {
   constexpr CodeKernelForm kForm{.bits = kCodes.bits,
-                                 .fine = kCodes.steps_of_sum == 1,
+                                 .columns_of_sum = 16 * kCodes.steps_of_sum,
                                  .offsets = kCodes.offsets,
+                                 .two_terms = kCodes.terms == 2,
                                  .in_order = kCodes.in_order,
-                                 .long_sums = kCodes.steps_of_sum == 8,
+                                 .in_pairs = kCodes.in_pairs,
                                  .exact = kCodes.exact != ExactScales::kNone};
   constexpr Shape kShape{.max_tokens = kTokens,
                          .weight_rows = kWeightRows,
@@ -61,6 +62,11 @@ CodesKernelPair find_of_lanes(const DeviceTile& tile) {
 CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
 CodesKernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
+// Those of codes in pairs, with scales of 32 columns or more and of 64 or more.
+CodesKernelPair find_kernels_of_pairs(const DeviceTile& tile);
+CodesKernelPair find_kernels_of_wide_pairs(const DeviceTile& tile);
+// Those whose values take two terms, with scales of 64 columns or more.
+CodesKernelPair find_kernels_of_pairs_in_terms(const DeviceTile& tile);
 // Those of weights that bf16 holds, with scales that are powers of two, and of e4m3.
 CodesKernelPair find_kernels_of_powers(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_floats(const DeviceTile& tile);

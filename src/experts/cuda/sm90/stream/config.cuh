@@ -4,6 +4,7 @@
 #include "activation/device/device_activation.h"
 #include "core/device_flow.h"
 #include "experts/cuda/common/vocabulary.h"
+#include "experts/cuda/sm90/code_values.h"
 
 #include <cstdint>
 #include <cuda.h>
@@ -75,6 +76,7 @@ struct Codes {
   int terms = 1;
   // CodeOrder::kLanesOfNumbers, where code c stands for c + CodedParams::least without a table.
   bool in_order = false;
+  bool in_pairs = false;  // CodeOrder::kLanesOfPairs
   // Weights are rounded to bf16, factors and all, so that sums need none: for many rows, beside
   // whose sums there is no room for those of a few columns.
   bool rounded = false;
@@ -100,6 +102,7 @@ struct Config {
   static constexpr bool kIsCoded = kCodeBits != 0;
   static constexpr bool kRounds = kCodes.rounded;
   static constexpr bool kIsExact = kCodes.exact != ExactScales::kNone;
+  static constexpr bool kHasLanes = kCodes.in_order || kCodes.in_pairs;
   using Output = std::conditional_t<std::is_same_v<Element, __half>, __half, __nv_bfloat16>;
   static constexpr int kMaxTokens = kShape.max_tokens;
   static constexpr Widths kWidths = widths(kMaxTokens);
@@ -198,15 +201,19 @@ struct LineStaging {
   alignas(16) uint8_t halves[Config::kConsumers][2][kBytes];
 };
 
-// Consumers need this to decode a stage's codes: the values of a byte, or of a code where these
-// have two terms, a copy for each lane of a warp so that no two use the same bank, and factors of
-// the weight rows for each group of columns, scales first and offsets or zero points behind them.
+// Consumers need this to decode a stage's codes: the values of a byte, then their second terms, or
+// both terms of a code as stored, a copy for each lane of a warp so that no two use the same bank;
+// and factors of the weight rows for each group of columns, scales first and offsets or zero points
+// behind them.
 template <Codes kCodes, int kStages, int kDepth, int kRows>
 struct CodeStorage {
   static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
-  static constexpr bool kHasZeros = !kCodes.rounded || kCodes.whole_rows || kCodes.zeros;
+  static constexpr bool kHasZeros =
+      !kCodes.in_pairs && (!kCodes.rounded || kCodes.whole_rows || kCodes.zeros);
   static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : kHasZeros ? 6 : 4);
-  static constexpr int kValues = kCodes.in_order ? 1 : kCodes.terms == 1 ? 256 : 1 << kCodes.bits;
+  static constexpr int kValues = kCodes.in_order                        ? 1
+                                 : kCodes.terms == 1 || kCodes.in_pairs ? 256 * kCodes.terms
+                                                                        : 1 << kCodes.bits;
   alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
   alignas(128) uint32_t values[kValues][32];
 };
@@ -336,8 +343,8 @@ struct CodedParams : Params {
   const float* column_factors = nullptr;
   // Up: results are float32 [sorted rows, stride], which become values of codes.
   bool stores_floats = false;
-  uint32_t values[256] = {};  // by code: bf16 in the lower half, above it the second term
-  int32_t least = 0;          // the value of code 0, for kernels of codes in order
+  Bf16Values values;  // for kernels that take a table
+  int32_t least = 0;  // the value of code 0, for kernels of codes in order
 };
 
 // True if blocks draw their items from a counter instead of taking fixed turns.

@@ -153,13 +153,23 @@ struct Consumer : Epilogue<Config> {
     }
   }
 
+  __device__ __forceinline__ float unit_of_sums() const {
+    if constexpr (Config::kCodes.in_order) {
+      return CodesInOrder::kUnit;
+    } else {
+      return static_cast<const CodedParams&>(params).values.unit;
+    }
+  }
+
+  static constexpr int kTermsAtOnce = Config::kCodes.in_pairs ? 1 : Config::kCodes.terms;
+
   // Multiplies 16 columns whose codes have become `a`.
   template <int N>
   static __device__ __forceinline__ void multiply_step(GroupSums<N>& sums,
-                                                       const uint32_t (&a)[Config::kCodes.terms][4],
+                                                       const uint32_t (&a)[kTermsAtOnce][4],
                                                        uint64_t b, bool adds) {
     ptx::WgmmaOfRegisters<N>::mma(sums.products, a[0], b, adds);
-    if constexpr (Config::kCodes.terms == 2) {
+    if constexpr (kTermsAtOnce == 2) {
       ptx::WgmmaOfRegisters<N>::mma(sums.products, a[1], b, true);
     }
     if constexpr (Config::kCodes.offsets) {
@@ -180,6 +190,11 @@ struct Consumer : Epilogue<Config> {
     // A sum of more columns than an atom has goes over two atoms.
     constexpr bool kLong = kSteps > kStepsOfAtom;
     static_assert(!kLong || kSteps == 2 * kStepsOfAtom);
+    // A sum of two terms goes over an atom twice.
+    constexpr bool kByTerm = Operand::kByTerm;
+    static_assert(!kByTerm || kSteps == kStepsOfAtom);
+    constexpr bool kTwoParts = kLong || kByTerm;
+    constexpr int kAtomsOfTurn = kByTerm ? 1 : 2;
     constexpr int kStepsOfSet = kLong ? kStepsOfAtom : kSteps;
     constexpr int kMostSets = kStepsOfAtom / kStepsOfSet;
     // Sums that are not scaled yet, as many as registers have room for.
@@ -187,7 +202,7 @@ struct Consumer : Epilogue<Config> {
     constexpr int kSets = kSumsOfSet * kMostSets <= 32 ? kMostSets : 1;
     // With many sums there is no room for a second set of operands: the other warpgroup multiplies
     // while this one decodes.
-    constexpr int kOperands = 16 * Config::kCodes.terms;
+    constexpr int kOperands = 16 * kTermsAtOnce;
     constexpr int kRoom = Config::kConsumers == 4 ? 72 : 112;
     constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= kRoom ? 2 : 1;
     // Longer loops have fewer instructions for their addresses, where registers suffice for them.
@@ -210,7 +225,7 @@ struct Consumer : Epilogue<Config> {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
     };
-    // Leaves the last sums unfinished. `begins` is false for the second atom of a long sum.
+    // Leaves the last sums unfinished. `begins` is false for the second part of a sum.
     const auto multiply = [&](int32_t slot, int atom, const typename Operand::Fragments& codes,
                               bool begins) {
       const uint64_t b = tokens_of(slot, atom);
@@ -235,6 +250,14 @@ struct Consumer : Epilogue<Config> {
     };
     // No product may be unfinished where a loop begins anew: its registers would be no other
     // width's.
+    const auto decode_second = [&](int32_t slot, int atom, typename Operand::Fragments& codes) {
+      if constexpr (kByTerm) {
+        operand.template decode<1>(slot, atom, codes);
+      } else {
+        operand.decode(slot, atom + 1, codes);
+      }
+    };
+    constexpr int kSecond = kByTerm ? 0 : 1;  // its atom, behind that of the first part
     if constexpr (kBuffers == 1) {
       for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
         begin_stage();
@@ -243,10 +266,10 @@ struct Consumer : Epilogue<Config> {
         for (int atom = 0; atom < Config::kAtoms; atom += kTogether) {
           operand.decode(ring.slot, atom, a[0]);
           multiply(ring.slot, atom, a[0], true);
-          if constexpr (kLong) {
+          if constexpr (kTwoParts) {
             ptx::wgmma_wait_group<0>();
-            operand.decode(ring.slot, atom + 1, a[0]);
-            multiply(ring.slot, atom + 1, a[0], false);
+            decode_second(ring.slot, atom, a[0]);
+            multiply(ring.slot, atom + kSecond, a[0], false);
           }
           finish();
         }
@@ -259,27 +282,26 @@ struct Consumer : Epilogue<Config> {
       for (int32_t left = params.depth_stages; left > 0; --left) {
         const int32_t slot = ring.slot;
 #pragma unroll kTurns
-        for (int atom = 0; atom < Config::kAtoms; atom += 2) {
+        for (int atom = 0; atom < Config::kAtoms; atom += kAtomsOfTurn) {
           multiply(slot, atom, a[0], true);
-          operand.decode(slot, atom + 1, a[1]);
-          if constexpr (!kLong) finish();
-          multiply(slot, atom + 1, a[1], !kLong);
-          const bool is_last = atom + 2 == Config::kAtoms;
+          decode_second(slot, atom, a[1]);
+          if constexpr (!kTwoParts) finish();
+          multiply(slot, atom + kSecond, a[1], !kTwoParts);
+          const bool is_last = atom + kAtomsOfTurn == Config::kAtoms;
           if (is_last) ring.advance();
           if (is_last && left > 1) begin_stage();
-          if constexpr (kLong) ptx::wgmma_wait_group<1>();
+          if constexpr (kTwoParts) ptx::wgmma_wait_group<1>();
           // Behind the last stage this decodes what is never used, since a condition would have
           // sums moved.
-          operand.decode(ring.slot, is_last ? 0 : atom + 2, a[0]);
+          operand.decode(ring.slot, is_last ? 0 : atom + kAtomsOfTurn, a[0]);
           finish();
         }
         release(slot);
       }
     }
-    if constexpr (Config::kCodes.in_order) {
+    const float unit = unit_of_sums();
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) d[i] *= CodesInOrder::kUnit;
-    }
+    for (int i = 0; i < N / 2; ++i) d[i] *= unit;
   }
 
   template <int N, Product kProduct, bool kNear>

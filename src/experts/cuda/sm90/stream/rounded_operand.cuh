@@ -93,6 +93,11 @@ class ScaleInTerms {
   __device__ __forceinline__ uint32_t weights_of(uint32_t values) const {
     return multiply_add(values, first_, pairs::multiply(values, second_));
   }
+  // The same of values in two terms.
+  __device__ __forceinline__ uint32_t weights_of_terms(uint32_t values, uint32_t rests) const {
+    const uint32_t of_rests = multiply_add(values, second_, pairs::multiply(rests, first_));
+    return multiply_add(values, first_, of_rests);
+  }
 
  private:
   uint32_t first_;
@@ -170,7 +175,7 @@ class RoundedOperand {
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int32_t atom, RoundedFragments& a) {
-    if constexpr (kInOrder) {
+    if constexpr (Config::kHasLanes) {
       decode_lanes(slot, atom, a);
     } else {
       decode_stored(slot, atom, a);
@@ -185,6 +190,7 @@ class RoundedOperand {
  private:
   static constexpr bool kShifts = Config::kCodes.offsets;
   static constexpr bool kTwoTerms = Config::kCodes.terms == 2;
+  static constexpr bool kPairsInTerms = kTwoTerms && Config::kCodes.in_pairs;
   static constexpr bool kWholeRows = Config::kCodes.whole_rows;
   static constexpr bool kInOrder = Config::kCodes.in_order;
   static constexpr bool kTakesZeros = kWholeRows || Config::kCodes.zeros;
@@ -194,7 +200,8 @@ class RoundedOperand {
   using Factors =
       If<kShort, ShortWeights,
          If<kWholeRows, ZeroOfRow,
-            If<kTakesZeros, ScaleAndZero, If<kShifts || kTwoTerms, ScaleAndShift, ScaleInTerms>>>>;
+            If<kTakesZeros, ScaleAndZero,
+               If<kShifts || (kTwoTerms && !kPairsInTerms), ScaleAndShift, ScaleInTerms>>>>;
 
   __device__ __forceinline__ void decode_stored(int32_t slot, int32_t atom, RoundedFragments& a) {
     using Codes = CodesOfRows<Config>;
@@ -223,8 +230,17 @@ class RoundedOperand {
           factors_[row].of_word(words.of(row, word), weights);
         } else {
           values_.of_word(words.of(row, word), weights);
+          if constexpr (kPairsInTerms) {
+            uint32_t rests[4];
+            values_.template of_word<1>(words.of(row, word), rests);
 #pragma unroll
-          for (uint32_t& weight : weights) weight = factors_[row].weights_of(weight);
+            for (int i = 0; i < 4; ++i) {
+              weights[i] = factors_[row].weights_of_terms(weights[i], rests[i]);
+            }
+          } else {
+#pragma unroll
+            for (uint32_t& weight : weights) weight = factors_[row].weights_of(weight);
+          }
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -261,8 +277,9 @@ class RoundedOperand {
       factors_[0] = Factors(first, params_.least);
       factors_[1] = Factors(second, params_.least);
     } else {
-      factors_[0] = Factors(first * kUnitOfValues, shift_of(shifts, first_factor_, first));
-      factors_[1] = Factors(second * kUnitOfValues, shift_of(shifts, second_factor_, second));
+      const float unit = unit_of_values();
+      factors_[0] = Factors(first * unit, shift_of(shifts, first_factor_, first));
+      factors_[1] = Factors(second * unit, shift_of(shifts, second_factor_, second));
     }
   }
 
@@ -270,14 +287,22 @@ class RoundedOperand {
   __device__ __forceinline__ float shift_of(const uint8_t* shifts, int32_t row, float scale) const {
     if constexpr (kTakesZeros) {
       if (params_.shift_bytes == 0) return 0.0F;
-      return pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]) / kUnitOfValues;
+      return pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]) / unit_of_values();
     }
     if constexpr (!kShifts) return 0.0F;
     if (params_.shift_bytes == sizeof(float)) return -reinterpret_cast<const float*>(shifts)[row];
     return -pairs::low(reinterpret_cast<const uint16_t*>(shifts)[row]) * scale;
   }
 
-  static constexpr float kUnitOfValues = kInOrder ? CodesInOrder::kUnit : 1.0F;
+  __device__ __forceinline__ float unit_of_values() const {
+    if constexpr (kInOrder) {
+      return CodesInOrder::kUnit;
+    } else {
+      // Values with a unit have no zero points.
+      return kTakesZeros || kShifts ? 1.0F : params_.values.unit;
+    }
+  }
+
   const CodedParams& params_;
   const SharedStorage<Config>& shared_;
   ValuesOfCodes<Config> values_;

@@ -2,10 +2,12 @@
 
 #include "core/checked.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -29,20 +31,20 @@ constexpr std::array kTilesOfLanes = {tile_of(kForm, 16, 128), tile_of(kForm, 16
                                       tile_of(kForm, 64, 128), tile_of(kForm, 64, 256),
                                       tile_of(kForm, 96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
-template <int64_t kBits, bool kFine, bool kOffsets>
-constexpr std::array kFewTiles = {
-    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 16, 128),
-    tile_of({.bits = kBits, .fine = kFine, .offsets = kOffsets}, 64, 128)};
+template <CodeKernelForm kForm>
+constexpr std::array kFewTiles = {tile_of(kForm, 16, 128), tile_of(kForm, 64, 128)};
 
+// Codes as stored.
 template <int64_t kBits>
-std::span<const DeviceTile> tiles_of_bits(const CodeKernelForm& form) {
-  if (form == CodeKernelForm{.bits = kBits}) return kAllTiles<CodeKernelForm{.bits = kBits}>;
-  if (form.fine) {
-    if (form.offsets) return kFewTiles<kBits, true, true>;
-    return kFewTiles<kBits, true, false>;
+std::span<const DeviceTile> few_tiles(const CodeKernelForm& form) {
+  if (form.columns_of_sum == 16) {
+    if (form.offsets) {
+      return kFewTiles<CodeKernelForm{.bits = kBits, .columns_of_sum = 16, .offsets = true}>;
+    }
+    return kFewTiles<CodeKernelForm{.bits = kBits, .columns_of_sum = 16}>;
   }
-  if (form.offsets) return kFewTiles<kBits, false, true>;
-  return kFewTiles<kBits, false, false>;
+  if (form.offsets) return kFewTiles<CodeKernelForm{.bits = kBits, .offsets = true}>;
+  return kFewTiles<CodeKernelForm{.bits = kBits}>;
 }
 
 // wgmma multiplies 16 columns at once.
@@ -82,36 +84,52 @@ Support stream_codes_supports(const ExpertsProblem& problem) {
 }
 
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
-  constexpr int64_t kLongSum = 128;
-  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
-  const auto all_have = [&](const auto& predicate) {
-    return predicate(gate_up_factor_columns(problem)) && predicate(down_factor_columns(problem));
+  const auto all_share = [&](int64_t columns) {
+    return std::ranges::all_of(
+        std::array{gate_up_factor_columns(problem), down_factor_columns(problem)},
+        [&](int64_t shared) { return shared == 0 || shared >= columns; });
   };
+  const CodeOrder order = code_order(problem);
   CodeKernelForm form{.bits = bit_size(problem.weight_dtype),
-                      .fine = !all_have([](int64_t columns) { return columns != kColumnsOfStep; }),
+                      .columns_of_sum = all_share(32) ? 32 : 16,
                       .offsets = factor_form(problem) == FactorForm::kOffsets,
-                      .two_terms = !codes.exact_in_bf16,
+                      .two_terms = takes_two_terms(problem.weight_dtype),
+                      .in_order = order == CodeOrder::kLanesOfNumbers,
+                      .in_pairs = order == CodeOrder::kLanesOfPairs,
                       .exact = factor_form(problem) == FactorForm::kExact};
-  form.in_order = code_order(problem) == CodeOrder::kLanesOfNumbers;
-  form.long_sums = form.in_order && !form.offsets &&
-                   all_have([](int64_t columns) { return columns == 0 || columns >= kLongSum; });
+  if (form.in_pairs && all_share(64)) form.columns_of_sum = 64;
+  if (form.in_order && !form.offsets && all_share(128)) form.columns_of_sum = 128;
   return form;
 }
 
 std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
   const CodeKernelForm form = code_kernel_form(problem);
   if (form.exact) {
-    if (form.fine) return kTilesOfLanes<CodeKernelForm{.bits = 4, .fine = true, .exact = true}>;
+    if (form.columns_of_sum == 16) {
+      return kTilesOfLanes<CodeKernelForm{.bits = 4, .columns_of_sum = 16, .exact = true}>;
+    }
     return kTilesOfLanes<CodeKernelForm{.bits = 4, .exact = true}>;
   }
   if (form.in_order) {
     if (form.offsets)
       return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}>;
-    if (form.long_sums)
-      return kTilesOfLanes<CodeKernelForm{.bits = 4, .in_order = true, .long_sums = true}>;
+    if (form.columns_of_sum == 128) {
+      return kTilesOfLanes<CodeKernelForm{.bits = 4, .columns_of_sum = 128, .in_order = true}>;
+    }
     return kTilesOfLanes<CodeKernelForm{.bits = 4, .in_order = true}>;
   }
-  return form.bits == 4 ? tiles_of_bits<4>(form) : tiles_of_bits<8>(form);
+  if (form.in_pairs) {
+    if (form.two_terms) {
+      return kAllTiles<CodeKernelForm{
+          .bits = 4, .columns_of_sum = 64, .two_terms = true, .in_pairs = true}>;
+    }
+    if (form.columns_of_sum == 64)
+      return kAllTiles<CodeKernelForm{.bits = 4, .columns_of_sum = 64, .in_pairs = true}>;
+    return kAllTiles<CodeKernelForm{.bits = 4, .in_pairs = true}>;
+  }
+  if (form.bits == 4) return few_tiles<4>(form);
+  if (form == CodeKernelForm{.bits = 8}) return kAllTiles<CodeKernelForm{.bits = 8}>;
+  return few_tiles<8>(form);
 }
 
 StreamCodesWorkspace stream_codes_workspace(const ExpertsProblem& problem, int64_t rows) {

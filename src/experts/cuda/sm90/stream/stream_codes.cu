@@ -19,30 +19,45 @@ KernelPair find_in_few(const DeviceTile& tile) {
   refuse_tile(tile);
 }
 
+// Codes as stored.
 template <int kBits>
 KernelPair find_kernels(const CodeKernelForm& form, const DeviceTile& tile) {
-  if (form.fine) {
+  if (form.columns_of_sum == 16) {
     return form.offsets
                ? find_in_few<Codes{.bits = kBits, .steps_of_sum = 1, .offsets = true}>(tile)
                : find_in_few<Codes{.bits = kBits, .steps_of_sum = 1}>(tile);
   }
-  return form.offsets ? find_in_few<Codes{.bits = kBits, .steps_of_sum = 2, .offsets = true}>(tile)
-                      : find_in_all<Codes{.bits = kBits, .steps_of_sum = 2}>(tile);
+  if (form.offsets) {
+    return find_in_few<Codes{.bits = kBits, .steps_of_sum = 2, .offsets = true}>(tile);
+  }
+  constexpr Codes kCodes{.bits = kBits, .steps_of_sum = 2};
+  if constexpr (kBits == 8) {
+    return find_in_all<kCodes>(tile);
+  } else {
+    return find_in_few<kCodes>(tile);
+  }
 }
 
 KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const CodeKernelForm form = code_kernel_form(problem);
   if (form.exact) {
-    return form.fine ? stream::find_kernels_of_floats(tile) : stream::find_kernels_of_powers(tile);
+    return form.columns_of_sum == 16 ? stream::find_kernels_of_floats(tile)
+                                     : stream::find_kernels_of_powers(tile);
   }
   if (form.two_terms) {
-    return form.fine ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
-                     : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
+    if (form.in_pairs) return stream::find_kernels_of_pairs_in_terms(tile);
+    return form.columns_of_sum == 16
+               ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
+               : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
   if (form.in_order) {
     if (form.offsets) return stream::find_kernels_in_order_with_offsets(tile);
-    return form.long_sums ? stream::find_kernels_of_long_sums(tile)
-                          : stream::find_kernels_in_order(tile);
+    return form.columns_of_sum == 128 ? stream::find_kernels_of_long_sums(tile)
+                                      : stream::find_kernels_in_order(tile);
+  }
+  if (form.in_pairs) {
+    return form.columns_of_sum == 64 ? stream::find_kernels_of_wide_pairs(tile)
+                                     : stream::find_kernels_of_pairs(tile);
   }
   return form.bits == 4 ? find_kernels<4>(form, tile) : find_kernels<8>(form, tile);
 }

@@ -31,13 +31,15 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_codes(const ExpertsProblem& pro
 // This tells apart the kernels of a tile.
 struct CodeKernelForm {
   int64_t bits = 0;
-  bool fine = false;  // factors of 16 columns
+  // Products of so many columns are added up unscaled: 16, 32, 64 beside `in_pairs`, 128 beside
+  // `in_order`.
+  int32_t columns_of_sum = 32;
   bool offsets = false;
-  bool two_terms = false;  // bf16 holds no code's value, and two of it do
-  // CodeOrder::kLanesOfNumbers, which takes no table.
+  bool two_terms = false;  // takes_two_terms
+  // CodeOrder::kLanesOfNumbers, which takes no table, and kLanesOfPairs.
   bool in_order = false;
-  bool long_sums = false;  // with `in_order`: factors are those of 128 columns or more
-  bool exact = false;      // FactorForm::kExact; `fine` ones have scales of e4m3
+  bool in_pairs = false;
+  bool exact = false;  // FactorForm::kExact, where scales of 16 columns are of e4m3
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
@@ -46,20 +48,24 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
 // and 128 weight rows, or of up to 32 tokens and 256.
 constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_t weight_rows) {
   constexpr int32_t kRoom = 217 << 10;
-  if (form.exact) {
-    return kRoom / (weight_rows * 128 + tokens * 512 + weight_rows * (form.fine ? 16 : 8));
-  }
+  constexpr int32_t kTable = 32 << 10;
+  // A stage of 4 bits has 256 columns in groups, which have a scale, with or without a zero point
+  // or an offset, for each row.
+  const int32_t groups = 256 / form.columns_of_sum;
+  const int32_t codes_and_tokens = weight_rows * 128 + tokens * 512;
+  if (form.exact) return kRoom / (codes_and_tokens + weight_rows * groups);
   if (form.in_order) {
-    // A stage has 256 columns: two or eight groups with a scale and a zero point, or an offset, for
-    // each row.
-    const int32_t factor_bytes = weight_rows * (form.offsets ? 8 : 6) * (form.long_sums ? 2 : 8);
-    return kRoom / (weight_rows * 128 + tokens * 512 + factor_bytes);
+    return kRoom / (codes_and_tokens + weight_rows * groups * (form.offsets ? 8 : 6));
+  }
+  if (form.in_pairs) {
+    const int32_t room = kRoom - kTable * (form.two_terms ? 2 : 1);
+    return room / (codes_and_tokens + weight_rows * groups * 4);
   }
   if (weight_rows == 256) return form.bits == 4 ? 3 : 4;
   const int32_t at_16_tokens = form.bits == 4 ? 5 : 7;
   const int32_t by_tokens = tokens <= 16 ? 0 : tokens <= 32 ? 1 : tokens <= 64 ? 2 : 3;
   // Factors of 16 columns take as much room as codes of 4 bits.
-  const bool has_many_factors = form.fine && (form.offsets || form.bits == 8);
+  const bool has_many_factors = form.columns_of_sum == 16 && (form.offsets || form.bits == 8);
   return at_16_tokens - by_tokens - (has_many_factors ? 1 : 0);
 }
 

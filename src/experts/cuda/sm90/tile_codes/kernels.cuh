@@ -13,7 +13,8 @@ template <int kTokens, stream::Codes kCodes>
 KernelPair kernels_of_tile() {
   constexpr TileCodesForm kForm{.bits = kCodes.bits,
                                 .shifts = kCodes.offsets || kCodes.zeros,
-                                .whole_rows = kCodes.whole_rows};
+                                .whole_rows = kCodes.whole_rows,
+                                .pairs_in_terms = kCodes.in_pairs && kCodes.terms == 2};
   constexpr stream::Shape kShape{.max_tokens = kTokens,
                                  .weight_rows = kTokens == 144 ? 192 : 128,
                                  .atoms = kCodes.bits == 4 ? 4 : 2,

@@ -20,8 +20,12 @@ KernelPair find_kernels_of_powers(const DeviceTile& tile);
 KernelPair find_kernels_of_floats(const DeviceTile& tile);
 // With offsets or zero points.
 KernelPair find_shifted_kernels_of_4_bits(const DeviceTile& tile);
-// Codes of 4 bits whose values take two numbers of bf16.
+// CodeOrder::kLanesOfPairs, and of rows that have one scale each.
+KernelPair find_kernels_of_pairs(const DeviceTile& tile);
+KernelPair find_kernels_of_rows_in_pairs(const DeviceTile& tile);
+// Codes whose values take two terms: as stored, and in pairs with scales of 64 columns or more.
 KernelPair find_kernels_of_two_terms(const DeviceTile& tile);
+KernelPair find_kernels_of_pairs_in_terms(const DeviceTile& tile);
 KernelPair find_kernels_of_8_bits(const DeviceTile& tile);
 KernelPair find_shifted_kernels_of_8_bits(const DeviceTile& tile);
 // Codes of rows that have one scale each, with or without a zero point.

@@ -2,6 +2,7 @@
 
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "quant/weight_format.h"
 
@@ -85,14 +86,17 @@ TileCodesForm tile_codes_form(const ExpertsProblem& problem) {
   return {.bits = bit_size(problem.weight_dtype),
           .shifts = form == FactorForm::kZeros || form == FactorForm::kOffsets,
           .whole_rows = has_whole_rows(problem),
-          .exact = form == FactorForm::kExact};
+          .exact = form == FactorForm::kExact,
+          .pairs_in_terms = code_order(problem) == CodeOrder::kLanesOfPairs &&
+                            takes_two_terms(problem.weight_dtype)};
 }
 
 std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem) {
   const TileCodesForm form = tile_codes_form(problem);
   if (form.bits == 4) {
     if (form.whole_rows) return kTiles<4, false, true>;
-    if (form.shifts) return kTiles<4, true>;
+    // As many stages as beside two tables.
+    if (form.shifts || form.pairs_in_terms) return kTiles<4, true>;
     return kTiles<4, false>;
   }
   if (form.whole_rows) return kTiles<8, false, true>;

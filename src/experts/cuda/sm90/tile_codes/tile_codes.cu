@@ -1,8 +1,8 @@
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/stream/codes_kernel.h"
 #include "experts/cuda/sm90/tile_codes/kernels.h"
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
-#include "quant/weight_format.h"
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -20,6 +20,12 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
         return tile_codes::find_kernels_in_order(tile);
     }
   }
+  if (code_order(problem) == CodeOrder::kLanesOfPairs) {
+    if (form.pairs_in_terms) return tile_codes::find_kernels_of_pairs_in_terms(tile);
+    return form.whole_rows ? tile_codes::find_kernels_of_rows_in_pairs(tile)
+                           : tile_codes::find_kernels_of_pairs(tile);
+  }
+  if (takes_two_terms(problem.weight_dtype)) return tile_codes::find_kernels_of_two_terms(tile);
   if (form.whole_rows) {
     return form.bits == 4 ? tile_codes::find_kernels_of_4_bit_rows(tile)
                           : tile_codes::find_kernels_of_8_bit_rows(tile);
@@ -28,8 +34,6 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
     return has_scales_of_powers(problem) ? tile_codes::find_kernels_of_powers(tile)
                                          : tile_codes::find_kernels_of_floats(tile);
   }
-  const quant::CodeBook& codes = *quant::format_of(problem.weight_dtype).codes;
-  if (!codes.exact_in_bf16) return tile_codes::find_kernels_of_two_terms(tile);
   if (form.bits == 4) {
     return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
                        : tile_codes::find_kernels_of_4_bits(tile);

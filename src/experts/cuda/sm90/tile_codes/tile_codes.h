@@ -22,9 +22,10 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_codes(const ExpertsProblem& probl
 // This tells apart the kernels of a tile.
 struct TileCodesForm {
   int64_t bits = 0;
-  bool shifts = false;      // zero points or offsets
-  bool whole_rows = false;  // have one scale each
-  bool exact = false;       // FactorForm::kExact
+  bool shifts = false;          // zero points or offsets
+  bool whole_rows = false;      // have one scale each
+  bool exact = false;           // FactorForm::kExact
+  bool pairs_in_terms = false;  // CodeOrder::kLanesOfPairs with two tables
 };
 TileCodesForm tile_codes_form(const ExpertsProblem& problem);
 
@@ -32,7 +33,7 @@ TileCodesForm tile_codes_form(const ExpertsProblem& problem);
 // memory has room for so many of 64 columns of the tokens.
 constexpr int32_t tile_codes_token_stages(const TileCodesForm& form, int32_t tokens) {
   const bool has_many_factors = form.bits == 4 && form.shifts && !form.whole_rows;
-  return (tokens == 256 ? 4 : 5) - (has_many_factors ? 1 : 0);
+  return (tokens == 256 ? 4 : 5) - (has_many_factors || form.pairs_in_terms ? 1 : 0);
 }
 
 }  // namespace conclave::inline v0::experts
