@@ -345,6 +345,10 @@ __device__ __forceinline__ void run_down(const DecodeParams& params, const Share
     Output output;
     if (plan.pass_rows <= 16) {
       multiply_parts<Config, 1>(params, shared, me, walk, first_row, ring, output);
+    } else if (Config::kHasLanes && plan.pass_rows <= 32) {
+      // What products there are not still takes registers and instructions.
+      multiply_parts<Config, Config::kHasLanes ? 2 : 1>(params, shared, me, walk, first_row, ring,
+                                                        output);
     } else {
       multiply_parts<Config, kMaxProducts>(params, shared, me, walk, first_row, ring, output);
     }
