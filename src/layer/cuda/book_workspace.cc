@@ -73,13 +73,18 @@ size_t decode_bytes(const CudaPlan& plan, const CallRange& calls) {
   return plan.decode_row->workspace_bytes(plan.routed.problem, plan.decode_tokens);
 }
 
-// The most tokens whose rows are not copied into sorted order. Experts that every row uses may be a
-// single one, whose rows are in order already.
+// Whether rows become values of codes before kernels read them.
+bool makes_values(const CudaMlpPlan& part, const experts::LadderRung& rung) {
+  return part.quantises() && experts::reads_values(rung, part.problem);
+}
+
+// The most tokens whose rows are not copied into sorted order, or become values before that.
+// Experts that every row uses may be a single one, whose rows are in order already.
 int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
   if (part.problem.top_k == part.problem.num_local_experts) return calls.last;
   int64_t most = 0;
   for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
-    if (!rung.tile.sorted_input) most = tokens;
+    if (!rung.tile.sorted_input || makes_values(part, rung)) most = tokens;
   });
   return most;
 }
@@ -89,15 +94,16 @@ int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
 int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   const int64_t top_k = part.problem.top_k;
   const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
-  const auto of_sorted = [&](int64_t slots) {
-    return part.quantises() ? sorted_codes(slots, part.problem.hidden_size).bytes
-                            : slots * row_bytes;
+  const auto of_sorted = [&](const experts::LadderRung& rung, int64_t slots) {
+    return part.quantises() && !makes_values(part, rung)
+               ? sorted_codes(slots, part.problem.hidden_size).bytes
+               : slots * row_bytes;
   };
   if (part.ladder.empty()) return calls.last * top_k * row_bytes;
   int64_t most = 0;
   for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int64_t slots = tokens * top_k;
-    if (rung.tile.sorted_input) most = std::max(most, of_sorted(slots));
+    if (rung.tile.sorted_input) most = std::max(most, of_sorted(rung, slots));
     if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
   });
   return most;

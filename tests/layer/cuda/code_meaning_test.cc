@@ -329,6 +329,15 @@ std::vector<CodedForm> forms_with_rows() {
   };
   CodedForm nvfp4 = by_group("nvfp4", DType::kF4, 16, DType::kF4, RowScaleRule::kTwoLevel);
   nvfp4.quant.has_global_scale = true;
+  CodedForm exact_nvfp4 = nvfp4;
+  exact_nvfp4.name = "nvfp4, scales of e4m3";
+  exact_nvfp4.quant.scale_values = ScaleValues::kFloat8;
+  CodedForm exact_mxfp4 = by_group("mxfp4, mxfp8 rows, scales of powers of two", DType::kF4, 32,
+                                   DType::kF8E4M3, RowScaleRule::kFloorPower);
+  exact_mxfp4.quant.scale_values = ScaleValues::kPowerOfTwo;
+  CodedForm mxfp4_by_token = by_token(DType::kF4, 32);
+  mxfp4_by_token.name = "mxfp4, e4m3 rows by token, scales of powers of two";
+  mxfp4_by_token.quant.scale_values = ScaleValues::kPowerOfTwo;
   CodedForm blocks{"e4m3, 64x32 blocks, rows of powers of two",
                    DType::kF8E4M3,
                    {.weights = WeightScale::kBlock,
@@ -359,15 +368,23 @@ std::vector<CodedForm> forms_with_rows() {
           by_group("mxfp4, e2m3 rows", DType::kF4, 32, DType::kF6E2M3, RowScaleRule::kEvenPower),
           by_group("mxfp4, e3m2 rows", DType::kF4, 32, DType::kF6E3M2, RowScaleRule::kFloorPower),
           nvfp4,
+          exact_nvfp4,
+          exact_mxfp4,
+          mxfp4_by_token,
           blocks,
           e2m1_blocks,
           fixed,
           fixed_e4m3};
 }
 
-// int8 by token beside int8 rows of weights goes through tensor cores as integers, too.
+// int8 by token beside int8 rows of weights goes through tensor cores as integers, too, and many
+// rows through kernels that round no weight of these forms.
 std::vector<const char*> kernels_of(const CodedForm& form) {
   std::vector<const char*> kernels = {"cuda.stream_codes_sm90", "cuda.reference"};
+  const QuantSpec& quant = form.quant;
+  const bool is_exact =
+      quant.scale_values == ScaleValues::kPowerOfTwo || quant.scale_values == ScaleValues::kFloat8;
+  if (is_exact || quant.weights == WeightScale::kChannel) kernels.push_back(kManyRows);
   if (form.dtype == DType::kI8 && form.quant.weights == WeightScale::kChannel &&
       form.quant.activations == ActivationScale::kToken) {
     kernels.insert(kernels.end(), {"cuda.stream_int8_sm90", "cuda.tile_int8_sm90"});

@@ -149,6 +149,22 @@ TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
   }
 }
 
+// Kernels of many rows may round no weight beside rows of codes, and round none of these.
+TEST(CudaPlan, ManyRowsOfCodesBesideExactWeights_HaveTheTilesOfManyRows) {
+  const auto last_kernel = [](ScaleValues scales) {
+    MoeSpec spec = qwen3();
+    spec.weight_dtype = DType::kF4;
+    spec.quant = {.weights = WeightScale::kBlock,
+                  .block_rows = 1,
+                  .block_cols = 32,
+                  .activations = ActivationScale::kToken,
+                  .scale_values = scales};
+    return std::string(plan(spec, {.max_tokens = 4096}).routed.ladder.back().row->name);
+  };
+  EXPECT_EQ(last_kernel(ScaleValues::kPowerOfTwo), "cuda.tile_codes_sm90");
+  EXPECT_EQ(last_kernel(ScaleValues::kFloat), "cuda.stream_codes_sm90");
+}
+
 // Kernels of codes would take such rows as values of bf16, at half the rate.
 TEST(CudaPlan, E4m3BesideE4m3Rows_KeepsItsOwnKernels) {
   for (const char* name : {"fp8-block", "fp8-channel", "fp8-tensor", "fp8-static"}) {

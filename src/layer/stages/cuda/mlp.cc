@@ -148,7 +148,8 @@ DeviceRows token_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRo
 DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
                        const int64_t* live_tokens, const SourceRows& source) {
   const int64_t columns = mlp.plan.problem.hidden_size;
-  if (mlp.plan.quantises()) {
+  const auto& rounding = rung_for(mlp.rungs, chunk.count).rounding;
+  if (mlp.plan.quantises() && !rounding) {
     auto* const codes = chunk.scratch.at<uint8_t>(mlp.buffers.output);
     auto* const scales = codes + sorted_codes(groups.max_rows, columns).scales;
     return quantised_rows(chunk, mlp, source,
@@ -158,18 +159,29 @@ DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
                            .sorted = true,
                            .groups = &groups});
   }
-  const DeviceRows rows{.data = chunk.scratch.at<void>(mlp.buffers.output),
-                        .num_rows = groups.max_rows,
-                        .row_stride = mlp.plan.row_stride,
-                        .dtype = mlp.plan.row_dtype};
-  dispatch::spread_rows({.rows = source.data,
-                         .dtype = source.dtype,
-                         .row_stride = source.stride,
-                         .num_rows = chunk.count,
-                         .live_rows = live_tokens,
+  DeviceRows rows{.data = chunk.scratch.at<void>(mlp.buffers.output),
+                  .num_rows = groups.max_rows,
+                  .row_stride = mlp.plan.row_stride,
+                  .dtype = mlp.plan.row_dtype};
+  SourceRows spread = source;
+  if (rounding) {
+    const DeviceRows values = rounded_rows(chunk, mlp, source, *rounding);
+    spread.data = values.data;
+    spread.dtype = values.dtype;
+    spread.stride = values.row_stride;
+    // Kernels look these up in the order of tokens.
+    rows.scales = values.scales;
+    rows.scale_stride = values.scale_stride;
+  }
+  const bool has_rows_of_slots = source.rows_per_token > 1;
+  dispatch::spread_rows({.rows = spread.data,
+                         .dtype = spread.dtype,
+                         .row_stride = spread.stride,
+                         .num_rows = chunk.count * source.rows_per_token,
+                         .live_rows = has_rows_of_slots ? nullptr : live_tokens,
                          .columns = columns,
                          .slot_row = groups.slot_row,
-                         .top_k = groups.top_k,
+                         .top_k = has_rows_of_slots ? 1 : groups.top_k,
                          .out = chunk.scratch.at<void>(mlp.buffers.output),
                          .out_dtype = rows.dtype,
                          .out_stride = rows.row_stride},

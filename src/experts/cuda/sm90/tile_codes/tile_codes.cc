@@ -72,8 +72,10 @@ Support supports_scales(const ExpertsProblem& problem) {
 
 Support tile_codes_supports(const ExpertsProblem& problem) {
   if (Support codes = stream_codes_supports(problem); !codes) return codes;
-  if (problem.quant.activations != ActivationScale::kNone) {
-    return Support::no("takes rows as they are");
+  const bool rounds = factor_form(problem) != FactorForm::kExact && !has_whole_rows(problem);
+  if (rounds && problem.quant.activations != ActivationScale::kNone) {
+    // Activated rows would become other codes than those of exact products.
+    return Support::no("rounds weights, and so takes rows as they are");
   }
   if (row_terms(problem) != 1 || problem.quant.has_column_order) {
     return Support::no("takes rows that all experts share, as bf16 values");

@@ -10,9 +10,9 @@
 
 namespace conclave::inline v0::experts {
 
-// It takes what stream_codes_supports takes, with rows as they are, and with scales of whole rows
-// or, where these have many of them, of up to 128 columns: a weight's rounding is the same for all
-// codes of one value and scale, so that only many scales average it out.
+// It takes what stream_codes_supports takes, with scales of whole rows or exact ones or, where rows
+// stay as they are and have many of them, of up to 128 columns: a weight's rounding is the same for
+// all codes of one value and scale, so that only many scales average it out.
 Support tile_codes_supports(const ExpertsProblem& problem);
 std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem);
 std::unique_ptr<DeviceExpertsKernel> make_tile_codes(const ExpertsProblem& problem,
