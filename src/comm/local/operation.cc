@@ -1,7 +1,5 @@
 #include "comm/local/operation.h"
 
-#include <fmt/format.h>
-
 namespace conclave::inline v0::comm {
 namespace {
 
@@ -39,24 +37,16 @@ std::byte* destination_of(const Operation& mine, int32_t from) {
 
 std::optional<std::string> disagreement(const Operation& mine, int32_t me, const Operation& theirs,
                                         int32_t peer) {
-  if (is_collective(mine.kind) && mine.kind != theirs.kind) {
-    return fmt::format("rank {} is in {} where rank {} is in {}", peer, to_string(theirs.kind), me,
-                       to_string(mine.kind));
-  }
-  if (is_reduction(mine.kind) && (mine.dtype != theirs.dtype || mine.reduce != theirs.reduce)) {
-    const auto op_name = [](ReduceOp op) { return op == ReduceOp::kSum ? "sum" : "max"; };
-    return fmt::format("{}: rank {} reduces {} by {} where rank {} reduces {} by {}",
-                       to_string(mine.kind), peer, conclave::to_string(theirs.dtype),
-                       op_name(theirs.reduce), me, conclave::to_string(mine.dtype),
-                       op_name(mine.reduce));
-  }
-  const int64_t expected = expected_bytes(mine, peer);
-  const int64_t offered = block_for(theirs, me).bytes;
-  if (expected != offered) {
-    return fmt::format("{}: rank {} offers {} bytes where rank {} expects {}", to_string(mine.kind),
-                       peer, offered, me, expected);
-  }
-  return std::nullopt;
+  return disagreement(Claim{.kind = mine.kind,
+                            .dtype = mine.dtype,
+                            .reduce = mine.reduce,
+                            .expected = expected_bytes(mine, peer)},
+                      me,
+                      Claim{.kind = theirs.kind,
+                            .dtype = theirs.dtype,
+                            .reduce = theirs.reduce,
+                            .offered = block_for(theirs, me).bytes},
+                      peer);
 }
 
 }  // namespace conclave::inline v0::comm

@@ -1,6 +1,8 @@
 // Operations under way in a local group, and whether two ranks mean the same one.
 #pragma once
 
+#include "comm/agreement.h"
+
 #include "conclave/comm.h"
 #include "conclave/dtype.h"
 
@@ -13,13 +15,6 @@
 #include <vector>
 
 namespace conclave::inline v0::comm {
-
-constexpr bool is_collective(CommKind kind) {
-  return kind != CommKind::kSend && kind != CommKind::kRecv;
-}
-constexpr bool is_reduction(CommKind kind) {
-  return kind == CommKind::kAllReduce || kind == CommKind::kReduceScatter;
-}
 
 // Any thread of the group may move a block; kMoving tells the others that one is at it.
 enum class Progress : uint8_t { kOpen, kMoving, kDone };
