@@ -32,6 +32,14 @@ if(CONCLAVE_HAS_CUDA AND NOT BUILD_SHARED_LIBS)
   set(conclave_pc_cuda_libraries " ${cudart} -lrt -ldl")
 endif()
 
+set(CONCLAVE_FIND_MPI "")
+set(conclave_pc_mpi_libraries "")
+if(CONCLAVE_HAS_MPI AND NOT BUILD_SHARED_LIBS)
+  set(CONCLAVE_FIND_MPI "find_dependency(MPI COMPONENTS CXX)")
+  list(JOIN MPI_CXX_LIBRARIES " " mpi_libraries)
+  set(conclave_pc_mpi_libraries " ${mpi_libraries}")
+endif()
+
 set(conclave_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/conclave)
 install(
   EXPORT conclaveTargets
@@ -58,7 +66,7 @@ set(conclave_pc_static_flag "")
 set(conclave_pc_libraries "-lconclave")
 if(NOT BUILD_SHARED_LIBS)
   set(conclave_pc_static_flag " -DCONCLAVE_STATIC")
-  string(APPEND conclave_pc_libraries "${conclave_pc_cuda_libraries} -pthread")
+  string(APPEND conclave_pc_libraries "${conclave_pc_cuda_libraries}${conclave_pc_mpi_libraries} -pthread")
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/conclave.pc.in ${CMAKE_CURRENT_BINARY_DIR}/conclave.pc
                @ONLY)

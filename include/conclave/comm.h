@@ -206,6 +206,9 @@ struct ConnectOptions {
   // The same ranks, connected before: over it they tell each other what they need in order to meet.
   // Null where meeting_point is enough.
   Communicator* bootstrap = nullptr;
+  // Not negative: splits the launcher's ranks. Those that give the same number are a group of their
+  // own, in the launcher's order; all of them call, also those of other groups.
+  int32_t group = -1;
   // The device whose memory it carries, as in ContextOptions; empty: "cpu".
   std::string device = {};
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // for meeting, and of each wait
@@ -219,8 +222,16 @@ struct TransportInfo {
   std::string name;  // "local"
   bool usable = false;
   std::string reason;  // why it is not usable, or what its ranks are
+  // Variables of the environment: where one is set, a launcher has started this process as a rank.
+  std::vector<std::string> launch_variables;
 };
 CONCLAVE_API std::vector<TransportInfo> transports();
+
+// The words of a command that starts `ranks` ranks on this machine, to go before those of the
+// program that connects: "mpiexec", "-n", "4". Empty where ranks are threads. A rank that dies
+// leaves the others running, so that they can say so; the command's own exit status may be 0 then.
+// Throws Error: kUnknownName; kInvalidArgument; kUnsupported with the reason.
+CONCLAVE_API std::vector<std::string> launch_command(std::string_view transport, int32_t ranks);
 
 // `num_ranks` communicators for threads of this process. Each keeps the shared state alive; each is
 // used by one thread. Destroying one makes its peers' waits fail with kCommPeerLost.

@@ -2,15 +2,39 @@
 
 #include "comm/communicator.h"
 #include "comm/local/connect_local.h"
+#include "core/build_config.h"
 
 #include <array>
+#if CONCLAVE_BUILD_MPI
+#include "comm/mpi/connect_mpi.h"
+#endif
 
 namespace conclave::inline v0::comm {
 namespace {
 
+#if CONCLAVE_BUILD_MPI
+constexpr CommunicatorRow kMpi{
+    .name = "mpi",
+    .ranks = "processes",
+    .supports = mpi_supports,
+    .connect = connect_mpi,
+    .make_group = nullptr,
+    .library = mpi_library,
+    .launch = [](int32_t ranks) { return mpi_launch(CONCLAVE_BUILD_MPIEXEC, ranks); },
+    .launch_variables = kMpiLaunchVariables};
+#else
+constexpr CommunicatorRow kMpi{
+    .name = "mpi",
+    .ranks = "processes",
+    .supports = [](const ConnectOptions&) { return Support::no(CONCLAVE_BUILD_NO_MPI); },
+    .connect = nullptr,
+    .make_group = nullptr};
+#endif
+
 constexpr std::array kCommunicators = {
     CommunicatorRow{"local", "threads of one process", local_supports, connect_local,
                     make_local_group},
+    kMpi,
 };
 
 }  // namespace

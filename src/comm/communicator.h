@@ -7,6 +7,8 @@
 #include "conclave/error.h"
 
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,6 +24,13 @@ struct CommunicatorRow {
   Support (*supports)(const ConnectOptions& options);
   std::unique_ptr<Communicator> (*connect)(const ConnectOptions& options);
   std::vector<std::unique_ptr<Communicator>> (*make_group)(const LocalGroupOptions& options);
+  // Which library it stands on; null where it needs none.
+  std::string (*library)() = nullptr;
+  // The words of a command that starts so many ranks of the program behind them on this machine;
+  // null where ranks are threads.
+  std::vector<std::string> (*launch)(int32_t ranks) = nullptr;
+  // A process where one of these is set is a rank that a launcher has started.
+  std::span<const std::string_view> launch_variables = {};
 };
 Catalog<CommunicatorRow> communicator_catalog();
 

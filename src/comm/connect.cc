@@ -49,11 +49,30 @@ std::vector<TransportInfo> transports() {
   std::vector<TransportInfo> infos;
   for (const comm::CommunicatorRow& row : comm::communicator_catalog().rows()) {
     const Support support = row.supports({});
-    infos.push_back({.name = std::string(row.name),
-                     .usable = static_cast<bool>(support),
-                     .reason = support ? std::string(row.ranks) : support.reason()});
+    TransportInfo& info = infos.emplace_back();
+    info.name = row.name;
+    info.usable = static_cast<bool>(support);
+    info.reason = support ? std::string(row.ranks) : support.reason();
+    if (support && row.library != nullptr) info.reason += ", by " + row.library();
+    info.launch_variables.assign(row.launch_variables.begin(), row.launch_variables.end());
   }
   return infos;
+}
+
+std::vector<std::string> launch_command(std::string_view transport, int32_t ranks) {
+  const comm::CommunicatorRow& row = comm::communicator_catalog().find(transport, "transport");
+  if (const Support support = row.supports({}); !support) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "cannot start ranks for transport " + std::string(transport),
+                 .found = support.reason()});
+  }
+  if (ranks < 1) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "a group needs ranks",
+                                              .tensor = "ranks",
+                                              .expected = "at least 1",
+                                              .found = std::to_string(ranks)});
+  }
+  return row.launch == nullptr ? std::vector<std::string>() : row.launch(ranks);
 }
 
 }  // namespace conclave::inline v0

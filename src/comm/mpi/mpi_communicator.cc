@@ -1,0 +1,529 @@
+#include "comm/mpi/mpi_communicator.h"
+
+#include "comm/mpi/pause.h"
+#include "comm/mpi/process_watch.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace conclave::inline v0::comm {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxOperations = 64;  // under way per rank
+// For messages that MPI has taken and not delivered, when this rank leaves: peers may need them,
+// and after a failure some peer may never take its own.
+constexpr auto kFlushTime = 2s;
+constexpr auto kFlushTimeAfterFailure = 20ms;
+// For a peer's word on who is late.
+constexpr std::chrono::nanoseconds kAccusationTime = 200ms;
+// A look at a process is a few calls of the system.
+constexpr auto kBetweenLooks = 20ms;
+// Between a process's end and the moment at which nothing more of it can be on the way.
+constexpr auto kLastBytes = 100ms;
+
+Clock::time_point time_after(std::chrono::nanoseconds deadline) {
+  const Clock::time_point now = Clock::now();
+  return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
+}
+
+const PeerPart& part_of(const MpiOperation& operation, int32_t peer) {
+  return operation.parts[static_cast<size_t>(peer)];
+}
+
+std::chrono::nanoseconds with_accusation_time(std::chrono::nanoseconds deadline) {
+  const std::chrono::nanoseconds more = std::min(deadline, kAccusationTime);
+  return deadline > std::chrono::nanoseconds::max() - more ? deadline : deadline + more;
+}
+
+int64_t missing_peers(const MpiOperation& operation) {
+  return std::count_if(operation.parts.begin(), operation.parts.end(),
+                       [](const PeerPart& part) { return !part.complete(); });
+}
+
+uint64_t chunks_of(int64_t bytes) {
+  return static_cast<uint64_t>((bytes + kChunkBytes - 1) / kChunkBytes);
+}
+
+// What goes with the announcement.
+bool is_inline(int64_t bytes) { return bytes <= kInlineBytes; }
+
+void copy_reason(std::string_view reason, std::array<char, 256>& to) {
+  const size_t length = std::min(reason.size(), to.size() - 1);
+  std::copy_n(reason.begin(), length, to.begin());
+  to[length] = '\0';
+}
+
+// Ranks that disagree, or are told to stop, are there; others may never reach MPI_Finalize.
+bool means_a_missing_rank(ErrorCode code) {
+  return code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost;
+}
+
+// What is left of a communicator that its rank has destroyed.
+struct Remains {
+  std::shared_ptr<MpiPort> port;
+  MpiRuntime& runtime;
+  bool orderly;
+  int32_t staying;  // peers that have not left; the rank itself is one of them
+
+  // Reads until each peer has left, as far as that has come.
+  bool all_have_left() {
+    while (staying > 1) {
+      const auto received = port->take_notice();
+      if (!received) return false;
+      const Notice& notice = *received->notice;
+      if (notice.kind == NoticeKind::kGone) --staying;
+      if (notice.kind != NoticeKind::kFailed) continue;
+      orderly = false;
+      if (means_a_missing_rank(notice.farewell.code)) runtime.leave_open();
+    }
+    return true;
+  }
+  // After a failure the port stays until the end: nobody knows what is still on the way.
+  bool end(MpiRuntime::Sweep when) {
+    try {
+      const bool last = when == MpiRuntime::Sweep::kLast;
+      return (all_have_left() && orderly) || last ? port->close() : false;
+    } catch (const MpiFailure&) {
+      return false;
+    }
+  }
+};
+
+}  // namespace
+
+MpiCommunicator::MpiCommunicator(MpiRuntime& runtime, MPI_Comm communicator,
+                                 std::chrono::nanoseconds timeout)
+    : runtime_(runtime),
+      port_(std::make_shared<MpiPort>(communicator)),
+      timeout_(timeout),
+      self_(this_process()),
+      peers_(static_cast<size_t>(port_->size())) {}
+
+MpiCommunicator::~MpiCommunicator() {
+  const MpiLock lock(runtime_.mutex());
+  const bool orderly = usable();
+  if (orderly) say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
+  if (standing_ == Standing::kFailed && means_a_missing_rank(failure_)) runtime_.leave_open();
+  port_->flush(orderly ? kFlushTime : kFlushTimeAfterFailure);
+  Remains remains{.port = port_, .runtime = runtime_, .orderly = orderly, .staying = 0};
+  for (const Peer& other : peers_) {
+    remains.staying += other.standing == Standing::kActive ? 1 : 0;
+    if (other.standing != Standing::kFailed) continue;
+    remains.orderly = false;
+    if (means_a_missing_rank(other.farewell.code)) runtime_.leave_open();
+  }
+  runtime_.retire([remains](MpiRuntime::Sweep when) mutable { return remains.end(when); });
+}
+
+void MpiCommunicator::meet() {
+  constexpr std::string_view kPhase = "connect";
+  const Clock::time_point until = time_after(timeout_);
+  MpiLock lock(runtime_.mutex());
+  outgoing_.kind = NoticeKind::kHello;
+  outgoing_.identity = self_;
+  try {
+    for (int32_t to = 0; to < size(); ++to) port_->post(to, outgoing_, 0);
+    Pause pause;
+    for (int32_t from = 0; from < size();) {
+      read_notices();
+      if (peer(from).met) {
+        if (peer(from).identity.build != self_.build) {
+          fail(ErrorCode::kCommMismatch, from, kPhase,
+               fmt::format("rank {} has another version of this library", from));
+        }
+        ++from;
+        continue;
+      }
+      if (Clock::now() >= until) {
+        fail(ErrorCode::kCommTimeout, from, kPhase, fmt::format("rank {} did not connect", from));
+      }
+      pause.without(lock);
+    }
+  } catch (const MpiFailure& failure) {
+    fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
+  }
+}
+
+Support MpiCommunicator::supports(CommFeature feature) const {
+  switch (feature) {
+    case CommFeature::kHostMemory:
+      return Support::yes();
+    case CommFeature::kOverlap:
+      return Support::no("the communicator mpi moves data while its rank calls it");
+    default:
+      return Communicator::supports(feature);
+  }
+}
+
+void MpiCommunicator::check_thread() const {
+  if (runtime_.may_call()) return;
+  throw Error(ErrorCode::kState,
+              {.what = "this thread may not call MPI",
+               .expected = "the main thread, or MPI_THREAD_SERIALIZED at least",
+               .hint = "initialise MPI by MPI_Init_thread, or let the library initialise it"});
+}
+
+CommHandle MpiCommunicator::start(const CommOperation& operation) {
+  const MpiLock lock(runtime_.mutex());
+  check_thread();
+  if (!usable()) return {next_sequence_++};
+  MpiOperation& mine = take_entry();
+  describe(operation, rank(), size(), mine);
+  switch (operation.kind) {
+    case CommKind::kSend:
+      mine.channel = Channel::kSend;
+      mine.number = peer(operation.peer).sends++;
+      break;
+    case CommKind::kRecv:
+      mine.channel = Channel::kRecv;
+      mine.number = peer(operation.peer).receives++;
+      break;
+    default:
+      mine.channel = Channel::kCollective;
+      mine.number = collectives_++;
+      break;
+  }
+  mine.sequence = next_sequence_++;
+  constexpr std::string_view kPhase = "begin";
+  try {
+    announce(mine);
+  } catch (const MpiFailure& failure) {
+    fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
+  }
+  return {mine.sequence};
+}
+
+MpiOperation& MpiCommunicator::take_entry() {
+  const auto free = std::find_if(operations_.begin(), operations_.end(),
+                                 [](const MpiOperation& o) { return !o.in_use(); });
+  if (free != operations_.end()) return *free;
+  if (operations_.size() == kMaxOperations) {
+    throw Error(ErrorCode::kState, {.what = "too many operations are begun and not waited for",
+                                    .found = std::to_string(operations_.size()),
+                                    .limit = std::to_string(kMaxOperations)});
+  }
+  return operations_.emplace_back();
+}
+
+void MpiCommunicator::announce(const MpiOperation& operation) {
+  for (int32_t to = 0; to < size(); ++to) {
+    const PeerPart& part = part_of(operation, to);
+    if (!part.involved || (to == rank() && is_collective(operation.kind))) continue;
+    outgoing_.kind = NoticeKind::kAnnounce;
+    outgoing_.announcement = {.number = operation.number,
+                              .offered = part.claim.offered,
+                              .expected = part.claim.expected,
+                              .channel = operation.channel,
+                              .kind = operation.kind,
+                              .dtype = operation.dtype,
+                              .reduce = operation.reduce};
+    const Lane& lane = part.lanes[0];
+    const int64_t payload = is_inline(lane.out_bytes) ? lane.out_bytes : 0;
+    std::copy_n(lane.from, payload, outgoing_.payload.begin());
+    port_->post(to, outgoing_, static_cast<size_t>(payload));
+  }
+}
+
+MpiOperation& MpiCommunicator::operation_of(CommHandle handle, std::string_view phase) {
+  const auto mine = std::find_if(
+      operations_.begin(), operations_.end(),
+      [&](const MpiOperation& o) { return o.in_use() && o.sequence == handle.sequence; });
+  if (mine != operations_.end()) return *mine;
+  check_usable(phase);
+  throw Error(ErrorCode::kInvalidArgument, {.what = "no operation of this handle is under way",
+                                            .tensor = "handle",
+                                            .found = std::to_string(handle.sequence)});
+}
+
+void MpiCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadline,
+                           std::string_view phase) {
+  const Clock::time_point until = time_after(deadline);
+  // One of several missing peers may only wait for another: it is about to say so.
+  const Clock::time_point last = time_after(with_accusation_time(deadline));
+  MpiLock lock(runtime_.mutex());
+  check_thread();
+  MpiOperation& mine = operation_of(handle, phase);
+  Pause pause;
+  while (true) {
+    const bool expired = Clock::now() >= until;
+    advance(phase);
+    if (is_complete(mine)) break;
+    check_peers(mine, phase);
+    if (expired && (Clock::now() >= last || missing_peers(mine) == 1)) {
+      time_out(mine, deadline, phase);
+    }
+    watch_processes(mine, phase);
+    pause.without(lock);
+  }
+  mine.sequence = 0;
+}
+
+bool MpiCommunicator::test(CommHandle handle, std::string_view phase) {
+  const MpiLock lock(runtime_.mutex());
+  check_thread();
+  MpiOperation& mine = operation_of(handle, phase);
+  advance(phase);
+  if (is_complete(mine)) return true;
+  check_peers(mine, phase);
+  watch_processes(mine, phase);
+  return false;
+}
+
+void MpiCommunicator::check(std::string_view phase) {
+  const MpiLock lock(runtime_.mutex());
+  check_thread();
+  if (usable()) advance(phase);
+  check_usable(phase);
+}
+
+void MpiCommunicator::abort(std::string_view reason) noexcept {
+  const MpiLock lock(runtime_.mutex());
+  if (aborted_by_ >= 0) return;
+  aborted_by_ = rank();
+  copy_reason(reason, abort_reason_);
+  abort_to_send_ = true;
+  if (!runtime_.may_call()) return;
+  abort_to_send_ = false;
+  say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), reason);
+}
+
+void MpiCommunicator::advance(std::string_view phase) {
+  if (abort_to_send_) {
+    abort_to_send_ = false;
+    say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), abort_reason_.data());
+  }
+  try {
+    read_notices();
+    for (MpiOperation& operation : operations_) {
+      if (operation.in_use()) move(operation, phase);
+    }
+    for (int32_t from = 0; from < size(); ++from) read_chunks(from);
+    for (MpiOperation& operation : operations_) {
+      if (operation.in_use()) move(operation, phase);
+    }
+  } catch (const MpiFailure& failure) {
+    fail(ErrorCode::kCommPeerLost, failure.peer(), phase, failure.what());
+  }
+}
+
+void MpiCommunicator::read_notices() {
+  while (const auto received = port_->take_notice()) read(received->peer, *received->notice);
+}
+
+void MpiCommunicator::read(int32_t from, const Notice& notice) {
+  Peer& sender = peer(from);
+  switch (notice.kind) {
+    case NoticeKind::kHello:
+      sender.met = true;
+      sender.identity = notice.identity;
+      return;
+    case NoticeKind::kAnnounce: {
+      const auto free = std::find_if(sender.arrivals.begin(), sender.arrivals.end(),
+                                     [](const Arrival& a) { return !a.waiting; });
+      Arrival& arrival = free == sender.arrivals.end() ? sender.arrivals.emplace_back() : *free;
+      arrival.waiting = true;
+      arrival.notice = notice;
+      return;
+    }
+    case NoticeKind::kAborted:
+      if (aborted_by_ >= 0) return;
+      aborted_by_ = from;
+      abort_reason_ = notice.farewell.reason;
+      return;
+    case NoticeKind::kGone:
+    case NoticeKind::kFailed:
+      sender.standing = notice.kind == NoticeKind::kGone ? Standing::kGone : Standing::kFailed;
+      sender.farewell = notice.farewell;
+      return;
+  }
+}
+
+void MpiCommunicator::read_chunks(int32_t from) {
+  while (const auto chunk = port_->take_chunk(from)) {
+    const ChunkHeader& header = chunk->header;
+    const auto mine = std::find_if(operations_.begin(), operations_.end(), [&](MpiOperation& o) {
+      return o.in_use() && o.channel == header.channel && o.number == header.number &&
+             (o.peer == from || is_collective(o.kind));
+    });
+    // A chunk comes only after both sides have agreed, so that its place is known.
+    if (mine == operations_.end() || header.round >= kRounds) {
+      throw MpiFailure(fmt::format("rank {} sent bytes that nobody waits for", from), from);
+    }
+    Lane& lane = mine->parts[static_cast<size_t>(from)].lanes[header.round];
+    if (header.bytes < 0 || header.offset != lane.received ||
+        header.bytes > lane.in_bytes - lane.received) {
+      throw MpiFailure(fmt::format("rank {} sent more bytes than it offered", from), from);
+    }
+    std::copy_n(chunk->data, header.bytes, lane.to + header.offset);
+    lane.received += header.bytes;
+  }
+}
+
+void MpiCommunicator::move(MpiOperation& operation, std::string_view phase) {
+  for (int32_t with = 0; with < size(); ++with) {
+    PeerPart& part = operation.parts[static_cast<size_t>(with)];
+    if (!part.involved) continue;
+    if (!part.matched) match(operation, with, phase);
+    if (part.matched) send_lanes(operation, with);
+  }
+  if (!can_reduce(operation)) return;
+  add_up(operation);
+  for (int32_t to = 0; to < size(); ++to) send_lanes(operation, to);
+}
+
+void MpiCommunicator::match(MpiOperation& operation, int32_t with, std::string_view phase) {
+  PeerPart& part = operation.parts[static_cast<size_t>(with)];
+  const auto agree = [&](const Claim& theirs) {
+    auto why = disagreement(part.claim, rank(), theirs, with);
+    if (!why) why = disagreement(theirs, with, part.claim, rank());
+    if (why) fail(ErrorCode::kCommMismatch, with, phase, std::move(*why));
+    part.matched = true;
+  };
+  if (with == rank() && is_collective(operation.kind)) return agree(part.claim);
+  // A rank that comes late, after its peers have given up, has no result either.
+  if (peer(with).standing == Standing::kFailed) return;
+  for (Arrival& arrival : peer(with).arrivals) {
+    const Announcement& theirs = arrival.notice.announcement;
+    if (!arrival.waiting || theirs.number != operation.number ||
+        theirs.channel != partner_channel(operation.channel)) {
+      continue;
+    }
+    arrival.waiting = false;
+    agree({.kind = theirs.kind,
+           .dtype = theirs.dtype,
+           .reduce = theirs.reduce,
+           .offered = theirs.offered,
+           .expected = theirs.expected});
+    Lane& first = part.lanes[0];
+    if (is_inline(first.in_bytes)) {
+      std::copy_n(arrival.notice.payload.begin(), first.in_bytes, first.to);
+      first.received = first.in_bytes;
+    } else {
+      port_->expect_chunks(with, chunks_of(first.in_bytes));
+    }
+    if (is_inline(first.out_bytes)) first.sent = first.out_bytes;
+    port_->expect_chunks(with, chunks_of(part.lanes[1].in_bytes));
+    return;
+  }
+}
+
+void MpiCommunicator::send_lanes(MpiOperation& operation, int32_t to) {
+  auto& lanes = operation.parts[static_cast<size_t>(to)].lanes;
+  for (size_t round = 0; round < kRounds; ++round) {
+    if (round > 0 && !operation.reduced) return;
+    Lane& lane = lanes[round];
+    while (lane.sent < lane.out_bytes) {
+      const ChunkHeader header{.number = operation.number,
+                               .offset = lane.sent,
+                               .bytes = std::min(kChunkBytes, lane.out_bytes - lane.sent),
+                               .channel = partner_channel(operation.channel),
+                               .round = static_cast<uint8_t>(round)};
+      if (!port_->send_chunk(to, header, lane.from + lane.sent)) return;
+      lane.sent += header.bytes;
+    }
+  }
+}
+
+void MpiCommunicator::check_peers(const MpiOperation& mine, std::string_view phase) {
+  if (aborted_by_ >= 0) {
+    fail(ErrorCode::kCommAborted, aborted_by_, phase, abort_reason_.data());
+  }
+  for (int32_t number = 0; number < size(); ++number) {
+    const Peer& other = peer(number);
+    if (other.standing == Standing::kActive || part_of(mine, number).complete()) continue;
+    const Farewell& farewell = other.farewell;
+    if (other.standing == Standing::kFailed) {
+      // Every survivor names the rank that caused the first failure, not the one that passed it on.
+      const int32_t culprit =
+          farewell.culprit == rank() || farewell.culprit < 0 ? number : farewell.culprit;
+      fail(farewell.code, culprit, phase,
+           fmt::format("rank {} gave up: {}", number, farewell.reason.data()));
+    }
+    // What it sent before it left may still be on the way.
+    if (port_->chunks_taken(number) < farewell.chunks) continue;
+    fail(ErrorCode::kCommPeerLost, number, phase,
+         fmt::format("rank {} was destroyed during {}", number, to_string(mine.kind)));
+  }
+}
+
+void MpiCommunicator::watch_processes(const MpiOperation& mine, std::string_view phase) {
+  const Clock::time_point now = Clock::now();
+  if (now - last_look_ < kBetweenLooks) return;
+  last_look_ = now;
+  for (int32_t number = 0; number < size(); ++number) {
+    Peer& other = peer(number);
+    if (part_of(mine, number).complete() || may_live(other.identity, self_)) continue;
+    if (other.seen_dead == Clock::time_point{}) other.seen_dead = now;
+    if (now - other.seen_dead < kLastBytes) continue;
+    fail(ErrorCode::kCommPeerLost, number, phase,
+         fmt::format("the process of rank {}, {}, ended during {}", number, other.identity.pid,
+                     to_string(mine.kind)));
+  }
+}
+
+void MpiCommunicator::time_out(const MpiOperation& mine, std::chrono::nanoseconds deadline,
+                               std::string_view phase) {
+  // A rank that never came is to blame before one that waits for it.
+  int32_t late = -1;
+  for (int32_t number = 0; number < size(); ++number) {
+    const PeerPart& part = part_of(mine, number);
+    if (part.complete()) continue;
+    if (late < 0) late = number;
+    if (part.matched) continue;
+    late = number;
+    break;
+  }
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
+  fail(ErrorCode::kCommTimeout, late, phase,
+       fmt::format("rank {} did not complete {} within {} ms", late, to_string(mine.kind),
+                   waited.count()));
+}
+
+void MpiCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view phase,
+                           std::string what) {
+  const bool told_by_the_aborter = aborted_by_ >= 0;
+  standing_ = Standing::kFailed;
+  failure_ = code;
+  culprit_ = culprit;
+  for (MpiOperation& operation : operations_) operation.sequence = 0;
+  if (!told_by_the_aborter) say_farewell(NoticeKind::kFailed, code, culprit, what);
+  throw CommError(code, culprit, std::string(phase), std::move(what));
+}
+
+void MpiCommunicator::say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
+                                   std::string_view reason) noexcept {
+  outgoing_.kind = kind;
+  outgoing_.farewell = Farewell{.culprit = culprit, .code = code};
+  copy_reason(reason, outgoing_.farewell.reason);
+  for (int32_t to = 0; to < size(); ++to) {
+    if (to == rank()) continue;
+    outgoing_.farewell.chunks = port_->chunks_sent(to);
+    try {
+      port_->post(to, outgoing_, sizeof(Farewell));
+    } catch (const std::exception&) {
+      continue;  // to that rank: the others are still to be told
+    }
+  }
+}
+
+void MpiCommunicator::check_usable(std::string_view phase) {
+  if (usable()) return;
+  if (aborted_by_ >= 0) {
+    if (standing_ == Standing::kActive) {
+      fail(ErrorCode::kCommAborted, aborted_by_, phase, abort_reason_.data());
+    }
+    throw CommError(ErrorCode::kCommAborted, aborted_by_, std::string(phase), abort_reason_.data());
+  }
+  throw CommError(failure_, culprit_, std::string(phase),
+                  "this communicator has failed before and is unusable");
+}
+
+}  // namespace conclave::inline v0::comm

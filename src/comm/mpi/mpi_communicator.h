@@ -1,0 +1,117 @@
+// One rank of "mpi": a process. Ranks tell each other which operation they begin and with how many
+// bytes; what agrees moves in chunks, whenever this rank calls in.
+#pragma once
+
+#include "comm/mpi/mpi_operation.h"
+#include "comm/mpi/mpi_port.h"
+#include "comm/mpi/mpi_runtime.h"
+#include "comm/mpi/mpi_wire.h"
+
+#include "conclave/comm.h"
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace conclave::inline v0::comm {
+
+using MpiLock = std::unique_lock<std::mutex>;
+
+class MpiCommunicator final : public Communicator {
+ public:
+  // Takes over `communicator`. meet() comes next.
+  MpiCommunicator(MpiRuntime& runtime, MPI_Comm communicator, std::chrono::nanoseconds timeout);
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+  ~MpiCommunicator() override;
+
+  // Collective: every rank is there, and of this version. Throws CommError.
+  void meet();
+
+  std::string_view name() const noexcept override { return "mpi"; }
+  int32_t rank() const noexcept override { return port_->rank(); }
+  int32_t size() const noexcept override { return port_->size(); }
+  std::chrono::nanoseconds timeout() const noexcept override { return timeout_; }
+  Support supports(CommFeature feature) const override;
+
+  void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override;
+  bool test(CommHandle handle, std::string_view phase) override;
+  void check(std::string_view phase) override;
+  void abort(std::string_view reason) noexcept override;
+
+ protected:
+  CommHandle start(const CommOperation& operation) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Standing : uint8_t { kActive, kFailed, kGone };
+
+  struct Arrival {
+    bool waiting = false;  // this rank has not begun its part
+    Notice notice;
+  };
+  struct Peer {
+    Standing standing = Standing::kActive;
+    bool met = false;
+    Identity identity;
+    Farewell farewell;
+    std::vector<Arrival> arrivals;
+    Clock::time_point seen_dead{};  // zero: not seen
+    uint64_t sends = 0;             // messages begun to this peer, and from it
+    uint64_t receives = 0;
+  };
+
+  Peer& peer(int32_t number) { return peers_[static_cast<size_t>(number)]; }
+  bool usable() const { return aborted_by_ < 0 && standing_ == Standing::kActive; }
+  void check_thread() const;
+  void check_usable(std::string_view phase);
+  MpiOperation& take_entry();
+  void announce(const MpiOperation& operation);
+  MpiOperation& operation_of(CommHandle handle, std::string_view phase);
+
+  // Reads what has come and sends what may go, for all operations under way. Throws where ranks
+  // disagree, or MPI fails.
+  void advance(std::string_view phase);
+  void read_notices();
+  void read(int32_t from, const Notice& notice);
+  void read_chunks(int32_t from);
+  void move(MpiOperation& operation, std::string_view phase);
+  void match(MpiOperation& operation, int32_t with, std::string_view phase);
+  void send_lanes(MpiOperation& operation, int32_t to);
+
+  // Throws if a peer cannot bring any more what `mine` needs.
+  void check_peers(const MpiOperation& mine, std::string_view phase);
+  void watch_processes(const MpiOperation& mine, std::string_view phase);
+  [[noreturn]] void time_out(const MpiOperation& mine, std::chrono::nanoseconds deadline,
+                             std::string_view phase);
+  // Ends everything that this rank has under way, tells its peers, then throws.
+  [[noreturn]] void fail(ErrorCode code, int32_t culprit, std::string_view phase, std::string what);
+  // Cannot be sent to a peer: it then learns by its deadline.
+  void say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
+                    std::string_view reason) noexcept;
+
+  MpiRuntime& runtime_;
+  std::shared_ptr<MpiPort> port_;
+  std::chrono::nanoseconds timeout_;
+  Identity self_;
+  std::vector<Peer> peers_;
+  std::vector<MpiOperation> operations_;
+  uint64_t next_sequence_ = 1;
+  uint64_t collectives_ = 0;
+  Notice outgoing_;
+  Clock::time_point last_look_ = Clock::now();  // at the processes of peers
+
+  Standing standing_ = Standing::kActive;
+  ErrorCode failure_ = ErrorCode::kCommAborted;
+  int32_t culprit_ = -1;
+  int32_t aborted_by_ = -1;
+  bool abort_to_send_ = false;  // by a thread that may not call MPI
+  std::array<char, 256> abort_reason_{};
+};
+
+}  // namespace conclave::inline v0::comm

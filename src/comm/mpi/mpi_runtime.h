@@ -1,0 +1,72 @@
+// MPI in this process: initialised once, by the application or by the first communicator.
+#pragma once
+
+#include "conclave/error.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mpi.h>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::inline v0::comm {
+
+// A call of MPI failed. Whoever knows the phase makes a CommError of it.
+class MpiFailure : public std::runtime_error {
+ public:
+  MpiFailure(const std::string& what, int32_t peer) : std::runtime_error(what), peer_(peer) {}
+  int32_t peer() const noexcept { return peer_; }
+
+ private:
+  int32_t peer_;  // -1: no rank in particular
+};
+// Throws MpiFailure with the call and MPI's text unless `status` is MPI_SUCCESS.
+void check_mpi(int status, const char* call, int32_t peer = -1);
+
+class MpiRuntime {
+ public:
+  // Initialises MPI, unless the application has. Throws MpiFailure; Error: kState after
+  // MPI_Finalize, kForked.
+  static MpiRuntime& start();
+  MpiRuntime(const MpiRuntime&) = delete;
+  MpiRuntime& operator=(const MpiRuntime&) = delete;
+
+  // Held around each call of MPI: one thread at a time is what MPI_THREAD_SERIALIZED allows.
+  std::mutex& mutex() { return mutex_; }
+  // Whether the calling thread may call MPI at all.
+  bool may_call() const;
+
+  // Takes what is left of a communicator: `end` says whether it is over, and is called again until
+  // then, the last time by MPI_Finalize. Its number must not be used again before all messages to
+  // it have been read: a late one would reach the next communicator.
+  enum class Sweep : uint8_t { kNow, kLast };
+  void retire(std::function<bool(Sweep)> end);
+  void sweep(Sweep when = Sweep::kNow);
+  // Keeps what MPI may still write until the process ends.
+  void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
+  // A rank is missing: MPI_Finalize would wait for it, and is left out.
+  void leave_open() { closes_ = false; }
+
+ private:
+  MpiRuntime();
+  ~MpiRuntime();
+
+  std::mutex mutex_;
+  int level_ = MPI_THREAD_SINGLE;
+  bool owner_ = false;  // initialised here, so that it is finalised here
+  bool closes_ = true;
+  int64_t pid_ = 0;
+  std::vector<std::function<bool(Sweep)>> retired_;
+  std::vector<std::shared_ptr<void>> kept_;
+};
+
+// Yes, or that this process has finalised MPI.
+Support mpi_is_open();
+// "Open MPI v4.1.4, MPI 3.1", and once MPI is initialised the level: ", MPI_THREAD_MULTIPLE".
+std::string mpi_description();
+
+}  // namespace conclave::inline v0::comm

@@ -1,0 +1,14 @@
+// Whether a peer's process on this host still lives: MPI itself does not say so.
+#pragma once
+
+#include "comm/mpi/mpi_wire.h"
+
+namespace conclave::inline v0::comm {
+
+Identity this_process();
+
+// False if the process of `peer` is known to have ended. True where this cannot be seen: on another
+// host, in another namespace of processes, or without /proc.
+bool may_live(const Identity& peer, const Identity& self);
+
+}  // namespace conclave::inline v0::comm
