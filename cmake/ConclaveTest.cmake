@@ -78,3 +78,34 @@ function(conclave_add_test_in_parts name labels)
                                  ENVIRONMENT "GTEST_TOTAL_SHARDS=${parts};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()
+
+# conclave_add_mpi_test(<name> SOURCES <file>... RANKS <number>...)
+#
+# One GoogleTest executable whose ranks a launcher starts, once for each number: every rank runs every case, and the
+# one that fails counts.
+function(conclave_add_mpi_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;RANKS")
+  conclave_add_rank_program(${name} SOURCES ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
+  conclave_precompile_as(${name} conclave_test_main)
+  foreach(ranks IN LISTS arg_RANKS)
+    add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+                                           $<TARGET_FILE:${name}>)
+    set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS ${ranks}
+                                                     ENVIRONMENT "${CONCLAVE_MPI_ENVIRONMENT}")
+  endforeach()
+endfunction()
+
+# What mpiexec of Open MPI needs where there are fewer cores than ranks, and in containers; others do
+# not look at it.
+set(CONCLAVE_MPI_ENVIRONMENT
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+    OMPI_MCA_hwloc_base_binding_policy=none)
+
+# A program of one rank, with a main of its own.
+function(conclave_add_rank_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+  add_executable(${name} ${arg_SOURCES})
+  conclave_test_options(${name})
+  target_link_libraries(${name} PRIVATE MPI::MPI_CXX)
+  set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
+endfunction()

@@ -1,13 +1,12 @@
-// Checks what every communicator of the catalog must do, over 1 to 8 ranks.
-#include "comm/communicator.h"
-#include "support/thread_ranks.h"
+// Checks what every communicator must do. Ranks may be processes: a body shares nothing with those
+// of other ranks.
+#include "support/rank_groups.h"
 
 #include "conclave/comm.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -20,8 +19,13 @@
 namespace conclave {
 namespace {
 
-using std::chrono_literals::operator""s;
+using std::chrono_literals::operator""ms;
+using testing::on_every_group;
 
+std::span<const std::byte> bytes_of(const auto& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+std::span<std::byte> writable(auto& value) { return std::as_writable_bytes(std::span(&value, 1)); }
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
@@ -29,34 +33,6 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
 template <class T>
 std::span<std::byte> writable(std::vector<T>& values) {
   return std::as_writable_bytes(std::span(values));
-}
-
-// Runs body on every group size that each row of the catalog can make.
-template <class Body>
-void on_every_group(const Body& body) {
-  for (const auto& row : comm::communicator_catalog().rows()) {
-    if (row.make_group == nullptr) continue;
-    for (const int32_t ranks : {1, 2, 3, 4, 8}) {
-      SCOPED_TRACE(std::string(row.name) + ", ranks " + std::to_string(ranks));
-      const LocalGroupOptions options{.num_ranks = ranks, .timeout = 20s};
-      const auto outcomes = testing::run_ranks(row.make_group(options), body);
-      EXPECT_EQ(testing::first_failure(outcomes), "");
-    }
-  }
-}
-
-TEST(Communicator, Group_KnowsItsRanksAndName) {
-  for (const auto& row : comm::communicator_catalog().rows()) {
-    if (row.make_group == nullptr) continue;
-    const auto group = row.make_group({.num_ranks = 3, .timeout = 7s});
-    ASSERT_EQ(group.size(), 3U);
-    for (int32_t rank = 0; rank < 3; ++rank) {
-      EXPECT_EQ(group[static_cast<size_t>(rank)]->rank(), rank);
-      EXPECT_EQ(group[static_cast<size_t>(rank)]->size(), 3);
-      EXPECT_EQ(group[static_cast<size_t>(rank)]->name(), row.name);
-      EXPECT_EQ(group[static_cast<size_t>(rank)]->timeout(), 7s);
-    }
-  }
 }
 
 TEST(Communicator, AllGather_OrdersBlocksByRank) {
@@ -213,18 +189,148 @@ TEST(Communicator, EmptyBuffers_AreLegal) {
   });
 }
 
+// The clock is one for all ranks of a host.
 TEST(Communicator, Barrier_HoldsEveryRankUntilTheLast) {
-  std::atomic<int32_t> entered{0};
-  on_every_group([&](int32_t rank, Communicator& comm) {
-    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (comm.size() == 1) entered = 0;
-    entered.fetch_add(1);
-    comm.barrier("enter");
-    EXPECT_EQ(entered.load() % comm.size(), 0);
-    comm.barrier("counted");
-    if (rank == 0) entered = 0;
-    comm.barrier("reset");
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
+    for (int32_t late = 0; late < comm.size(); ++late) {
+      if (rank == late) std::this_thread::sleep_for(20ms);
+      const int64_t entered = now();
+      comm.barrier("enter");
+      const int64_t left = now();
+      int64_t last_entered = 0;
+      comm.all_reduce(bytes_of(entered), writable(last_entered), DType::kI64, ReduceOp::kMax,
+                      "compare");
+      EXPECT_GE(left, last_entered);
+    }
   });
+}
+
+// Lengths below and above what travels with an announcement, and those of several chunks.
+TEST(Communicator, BuffersOfAnyLength_ArriveWhole) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const int32_t ranks = comm.size();
+    const auto value = [](int32_t r, size_t i) { return r * 1'000'000 + static_cast<int32_t>(i); };
+    for (const size_t length : {1U, 127U, 128U, 129U, 1000U, 65535U, 65536U, 65537U, 300001U}) {
+      std::vector<int32_t> mine(length);
+      for (size_t i = 0; i < length; ++i) mine[i] = value(rank, i);
+      std::vector<int32_t> all(length * static_cast<size_t>(ranks));
+      comm.all_gather(bytes_of(mine), writable(all), "gather");
+      std::vector<int32_t> sum(length);
+      comm.all_reduce(bytes_of(mine), writable(sum), DType::kI32, ReduceOp::kSum, "reduce");
+      std::vector<int32_t> block(length);
+      comm.reduce_scatter(bytes_of(all), writable(block), DType::kI32, ReduceOp::kSum, "scatter");
+      std::vector<int32_t> got(length);
+      const CommHandle sent = comm.begin_send((rank + 1) % ranks, bytes_of(mine));
+      const int32_t previous = (rank + ranks - 1) % ranks;
+      comm.recv(previous, writable(got), "ring");
+      comm.wait(sent, comm.timeout(), "ring");
+      int64_t wrong = 0;
+      for (size_t i = 0; i < length; ++i) {
+        int32_t expected = 0;
+        for (int32_t r = 0; r < ranks; ++r) {
+          expected += value(r, i);
+          wrong += all[static_cast<size_t>(r) * length + i] != value(r, i);
+        }
+        wrong += sum[i] != expected;
+        wrong += block[i] != ranks * value(rank, i);
+        wrong += got[i] != value(previous, i);
+      }
+      EXPECT_EQ(wrong, 0) << length;
+    }
+  });
+}
+
+// Floating sums differ in another order: each element is added up as rank 0 + 1 + 2 ...
+TEST(Communicator, LongAllReduce_AddsInRankOrder) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const auto value = [](int32_t r, size_t i) {
+      return static_cast<float>(r + 1) * 0.1F + static_cast<float>(i % 977) * 1e5F;
+    };
+    std::vector<float> mine(100'003);
+    std::vector<float> sum(mine.size());
+    for (size_t i = 0; i < mine.size(); ++i) mine[i] = value(rank, i);
+    comm.all_reduce(bytes_of(mine), writable(sum), DType::kF32, ReduceOp::kSum, "sum");
+    int64_t wrong = 0;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      float expected = value(0, i);
+      for (int32_t r = 1; r < comm.size(); ++r) expected += value(r, i);
+      wrong += sum[i] != expected;
+    }
+    EXPECT_EQ(wrong, 0);
+  });
+}
+
+// A rank that is ahead begins operations which its peers have not heard of.
+TEST(Communicator, RankFarAhead_IsCaughtUpWith) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    constexpr size_t kAhead = 40;
+    std::vector<int32_t> mine(kAhead);
+    std::vector<std::vector<int32_t>> all(kAhead,
+                                          std::vector<int32_t>(static_cast<size_t>(comm.size())));
+    std::vector<CommHandle> handles;
+    if (rank != 0) std::this_thread::sleep_for(50ms);
+    for (size_t i = 0; i < kAhead; ++i) {
+      mine[i] = rank * 1000 + static_cast<int32_t>(i);
+      handles.push_back(comm.begin_all_gather(bytes_of(mine[i]), writable(all[i])));
+    }
+    for (const CommHandle handle : handles) comm.wait(handle, comm.timeout(), "gather");
+    for (size_t i = 0; i < kAhead; ++i) {
+      for (int32_t peer = 0; peer < comm.size(); ++peer) {
+        EXPECT_EQ(all[i][static_cast<size_t>(peer)], peer * 1000 + static_cast<int32_t>(i));
+      }
+    }
+  });
+}
+
+TEST(Communicator, SizeThatOneRankDoesNotExpect_IsAMismatchOnEveryRank) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    if (comm.size() == 1) return;
+    const std::vector<std::byte> mine(rank == comm.size() - 1 ? 24 : 8);
+    std::vector<std::byte> all(mine.size() * static_cast<size_t>(comm.size()));
+    try {
+      comm.all_gather(mine, all, "step");
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_EQ(to_string(error.code()), "kCommMismatch") << error.what();
+      EXPECT_EQ(error.phase(), "step");
+    }
+    EXPECT_THROW(comm.barrier("later"), CommError);
+  });
+}
+
+TEST(Communicator, Abort_ReachesEveryRankWithTheReason) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    const int32_t last = comm.size() - 1;
+    if (rank == last) {
+      std::this_thread::sleep_for(20ms);
+      // As a watchdog would.
+      std::thread([&] { comm.abort("the operator asked for it"); }).join();
+    }
+    try {
+      // The other ranks wait for the last one.
+      if (rank != last || comm.size() == 1) comm.barrier("step");
+      if (rank == last) comm.check("step");
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_EQ(to_string(error.code()), "kCommAborted") << error.what();
+      EXPECT_EQ(error.peer(), last);
+      EXPECT_NE(std::string(error.what()).find("the operator asked for it"), std::string::npos);
+    }
+  });
+}
+
+// A rank that has returned from its last operation owes its peers nothing.
+TEST(Communicator, RankThatIsDone_MayLeaveBeforeItsPeers) {
+  for (int round = 0; round < 20; ++round) {
+    on_every_group([&](int32_t rank, Communicator& comm) {
+      const std::vector<std::byte> mine(100'000, std::byte{3});
+      std::vector<std::byte> all(mine.size() * static_cast<size_t>(comm.size()));
+      if (rank == round % comm.size()) std::this_thread::sleep_for(1ms);
+      comm.all_gather(mine, all, "last");
+      EXPECT_EQ(all.back(), std::byte{3});
+    });
+  }
 }
 
 TEST(Communicator, ManyRandomSteps_StayConsistent) {

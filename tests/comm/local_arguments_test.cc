@@ -1,8 +1,11 @@
+#include "comm/communicator.h"
+
 #include "conclave/comm.h"
 #include "conclave/error.h"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,6 +20,20 @@ void expect_error(ErrorCode code, const Call& call) {
     ADD_FAILURE() << "accepted; expected " << to_string(code);
   } catch (const Error& error) {
     EXPECT_EQ(to_string(error.code()), to_string(code)) << error.what();
+  }
+}
+
+TEST(LocalGroup, Ranks_KnowTheirNumbersAndName) {
+  for (const auto& row : comm::communicator_catalog().rows()) {
+    if (row.make_group == nullptr) continue;
+    const auto group = row.make_group({.num_ranks = 3, .timeout = std::chrono::seconds(7)});
+    ASSERT_EQ(group.size(), 3U);
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->rank(), rank);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->size(), 3);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->name(), row.name);
+      EXPECT_EQ(group[static_cast<size_t>(rank)]->timeout(), std::chrono::seconds(7));
+    }
   }
 }
 
