@@ -5,7 +5,9 @@
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
+#include "layer_table.h"
 #include "output/numbers.h"
+#include "ranks/run_on_ranks.h"
 
 #include "conclave/device.h"
 #include "conclave/error.h"
@@ -33,6 +35,7 @@ struct BenchOptions {
   bool tune = false;
   TuneOptions tuning;
   MachineOptions machine;
+  RankOptions ranks;
   OutputOptions printing;
 };
 
@@ -78,8 +81,9 @@ std::vector<std::string> isa_list(const std::string& text) {
 
 class BenchCommand {
  public:
-  explicit BenchCommand(const BenchOptions& options)
+  BenchCommand(const BenchOptions& options, const RankTeam& team)
       : options_(options),
+        team_(team),
         format_(parse_output_format(options.printing.format)),
         measure_(options.measure),
         shapes_(resolve(options.shape)),
@@ -87,13 +91,13 @@ class BenchCommand {
                                   {.option = "--tokens", .lowest = 1, .highest = 1 << 20})),
         threads_(thread_counts(options.threads)),
         isas_(isa_list(options.isas)),
-        console_(options.printing.progress()),
-        table_(stdout, format_, columns(model_width())) {
+        console_(team.leads() ? options.printing.progress() : ProgressMode::kOff),
+        table_(team.out(), format_, columns(model_width())) {
     measure_.routing = parse_routing(options.routing);
   }
 
   ExitCode run() {
-    const Context context = make_context(options_.machine, &console_);
+    const Context context = make_context(options_.machine, &console_, team_);
     if (context.device_allocator() != nullptr) return run_on_device(context);
     if (options_.tune) {
       throw Error(ErrorCode::kInvalidArgument, {.what = "kernels are tuned on a GPU",
@@ -111,6 +115,11 @@ class BenchCommand {
 
  private:
   ExitCode run_on_device(const Context& context) {
+    if (!team_.alone()) {
+      throw Error(ErrorCode::kUnsupported, {.what = "layers on a GPU are measured on one rank",
+                                            .tensor = "--ranks",
+                                            .found = std::to_string(team_.size())});
+    }
     const DeviceBenchOptions device{.shapes = shapes_,
                                     .tokens = tokens_,
                                     .routing = options_.routing,
@@ -141,9 +150,10 @@ class BenchCommand {
     MachineOptions machine = options_.machine;
     machine.threads = threads;
     machine.isa = isa;
-    const Context context = make_context(machine, &console_);
+    const Context context = make_context(machine, &console_, team_);
     ceilings_.reset();
-    if (!options_.no_ceilings) {
+    // They are those of a machine that nobody else uses.
+    if (!options_.no_ceilings && team_.alone()) {
       console_.subject("ceilings");
       ceilings_ = measure_ceilings(context);
       console_.subject("");
@@ -153,7 +163,8 @@ class BenchCommand {
     const int64_t most_tokens = *std::max_element(tokens_.begin(), tokens_.end());
     const int64_t planned = std::min(most_tokens, LayerOptions().max_tokens);
     for (const NamedShape& shape : shapes_) {
-      BenchLayers layers(context, shape, layer_options(machine, planned), measure_.seed, console_);
+      BenchLayers layers(team_, context, shape, layer_options(machine, planned), measure_.seed,
+                         console_);
       print_shape(shape, layers);
       for (const int64_t tokens : tokens_) {
         table_.row(cells(shape, layers.plan(), context.executor().concurrency(), tokens,
@@ -185,10 +196,15 @@ class BenchCommand {
                                 shape_text(shape.spec), layers.size(),
                                 layers.size() == 1 ? "" : "s", bytes_text(layers.weight_bytes()),
                                 options_.routing));
+    if (!team_.alone()) {
+      lines.push_back("ranks: " + team_.describe() + "; tokens are those of an EP rank");
+    }
     if (layers.weight_bytes() < kReuseDistanceBytes) {
       lines.push_back("the weights are small: caches may serve part of the reads");
     }
-    table_.header(nlohmann::ordered_json::object(), lines);
+    nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+    add_facts(team_, facts);
+    table_.header(facts, lines);
   }
 
   std::vector<Cell> cells(const NamedShape& shape, const Plan& plan, int32_t threads,
@@ -222,7 +238,7 @@ class BenchCommand {
             ms_cell(timing.min_ms),
             ms_cell(timing.median_ms),
             fixed_cell(result.experts_hit, 1),
-            fixed_cell(static_cast<double>(tokens) / timing.mean_ms * 1e3, 1),
+            fixed_cell(static_cast<double>(tokens * team_.ep_size()) / timing.mean_ms * 1e3, 1),
             fixed_cell(gflops, 1),
             fma_share,
             fixed_cell(gbps, 2),
@@ -238,6 +254,7 @@ class BenchCommand {
   }
 
   const BenchOptions& options_;
+  const RankTeam& team_;
   const OutputFormat format_;
   MeasureOptions measure_;
   const std::vector<NamedShape> shapes_;
@@ -269,6 +286,7 @@ void add_bench_command(CommandLine& line) {
       "--isa", "LIST", options->isas,
       "Instruction sets: scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx (default: best)");
   add_layer_options(command, options->machine);
+  add_rank_options(command, options->ranks);
   command
       .text("--routing", "RULE", options->routing,
             "uniform, zipf:X, one (all tokens on the same k experts), or gate")
@@ -305,9 +323,13 @@ void add_bench_command(CommandLine& line) {
       "  conclave bench --model qwen3-30b-a3b --tokens 1,1024\n"
       "  conclave bench --model mixtral-8x7b,olmoe --tokens 1-256*4 --threads 1,2 --format md\n"
       "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl\n"
+      "  conclave bench --model olmoe --ranks 4 --transport mpi --tokens 1024\n"
       "  conclave bench --device cuda:0 --model olmoe --tokens 1,16,1024\n"
       "  conclave bench --device cuda:0 --tune --budget 60 --out tuning.txt");
-  command.on_run([options] { return BenchCommand(*options).run(); });
+  command.on_run([options] {
+    return run_on_ranks(options->ranks,
+                        [&](const RankTeam& team) { return BenchCommand(*options, team).run(); });
+  });
 }
 
 }  // namespace conclave::tool

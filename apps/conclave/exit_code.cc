@@ -18,11 +18,12 @@ ExitCode exit_code(ErrorCode code) noexcept {
     case ErrorCode::kWorkspaceTooSmall:
     case ErrorCode::kState:
     case ErrorCode::kForked:
+      return ExitCode::kInternal;
     case ErrorCode::kCommPeerLost:
     case ErrorCode::kCommTimeout:
     case ErrorCode::kCommMismatch:
     case ErrorCode::kCommAborted:
-      return ExitCode::kInternal;
+      return ExitCode::kRanks;
     default:
       return ExitCode::kBadInput;
   }

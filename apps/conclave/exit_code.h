@@ -12,6 +12,7 @@ enum class ExitCode : int {
   kBadInput = 3,
   kResources = 4,
   kInternal = 5,
+  kRanks = 6,
 };
 
 struct ExitCodeMeaning {
@@ -25,6 +26,7 @@ inline constexpr ExitCodeMeaning kExitCodes[] = {
     {ExitCode::kBadInput, "A file, model or tensor is missing, malformed or unsupported."},
     {ExitCode::kResources, "Out of memory or disk, or the output cannot be written."},
     {ExitCode::kInternal, "A bug of this program. Please report it."},
+    {ExitCode::kRanks, "A rank was lost or late, disagreed, or ended the others."},
 };
 
 ExitCode exit_code(ErrorCode code) noexcept;

@@ -53,6 +53,14 @@ void max_optional(std::optional<double>& sum, const std::optional<double>& value
 
 }  // namespace
 
+void add_facts(const RankTeam& team, nlohmann::ordered_json& facts) {
+  if (team.alone()) return;
+  facts["ranks"] = team.size();
+  facts["transport"] = team.transport();
+  facts["ep_size"] = team.ep_size();
+  facts["tp_size"] = team.tp_size();
+}
+
 LayerTable::LayerTable(std::FILE* out, OutputFormat format, Speeds speeds)
     : speeds_(speeds), writer_(out, format, columns(speeds)) {}
 

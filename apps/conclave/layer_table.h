@@ -4,12 +4,16 @@
 #include "checks.h"
 #include "layer_run.h"
 #include "output/table.h"
+#include "ranks/rank_team.h"
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 namespace conclave::tool {
+
+// Adds the ranks of a team, if there are several, to the facts of a table.
+void add_facts(const RankTeam& team, nlohmann::ordered_json& facts);
 
 struct LayerRow {
   int64_t layer = 0;

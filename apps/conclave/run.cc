@@ -8,6 +8,8 @@
 #include "layer_table.h"
 #include "output/numbers.h"
 #include "output/results_file.h"
+#include "ranks/run_on_ranks.h"
+#include "ranks/split_layer.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -40,6 +42,7 @@ struct RunOptions {
   bool check_manifest = false;
   std::string rows;
   MachineOptions machine;
+  RankOptions ranks;
   OutputOptions printing;
 };
 
@@ -47,8 +50,9 @@ using LayerList = std::vector<const CheckpointLayer*>;
 
 class RunCommand {
  public:
-  explicit RunCommand(const RunOptions& options)
+  RunCommand(const RunOptions& options, const RankTeam& team)
       : options_(options),
+        team_(team),
         format_(parse_output_format(options.printing.format)),
         checkpoint_(
             Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
@@ -56,9 +60,9 @@ class RunCommand {
                                                  .verify_manifest = options.check_manifest})),
         layers_(select_layers(checkpoint_, options.layers)),
         batches_(batch_options(options)),
-        console_(options.printing.progress()),
-        context_(make_context(options.machine, &console_)),
-        table_(stdout, format_, LayerTable::Speeds::kShown) {
+        console_(team.leads() ? options.printing.progress() : ProgressMode::kOff),
+        context_(make_context(options.machine, &console_, team)),
+        table_(team.out(), format_, LayerTable::Speeds::kShown) {
     if (!options.reference.empty()) reference_.emplace(options.reference, options.record);
   }
 
@@ -68,9 +72,11 @@ class RunCommand {
     for (const CheckpointLayer* layer : layers_) {
       const LayerRow row = run_one(*layer);
       console_.clear();
-      table_.add(row);
+      if (team_.leads()) table_.add(row);
+      team_.meet("check the layer");
     }
     if (results_) results_->finish();
+    if (!team_.leads()) return ExitCode::kOk;
     const bool ok = table_.finish();
     return ok ? ExitCode::kOk : ExitCode::kOutsideTolerance;
   }
@@ -102,12 +108,13 @@ class RunCommand {
                         .has_logits = !batch.gives_ids});
       if (reference_) reference_->find_output(layer->index, layer->spec, batch.num_tokens);
     }
-    if (!options_.output.empty()) results_.emplace(options_.output, shapes);
+    if (!options_.output.empty() && team_.leads()) results_.emplace(options_.output, shapes);
   }
 
   void print_header() {
     const MoeSpec spec = with_rows(options_.rows, layers_.front()->spec);
-    const Plan plan = make_plan(context_, spec, layer_options(options_.machine, 1));
+    const Plan plan =
+        make_plan(context_, spec, layer_options(options_.machine, 1), team_.parallel());
     uint64_t bytes = 0;
     for (const CheckpointLayer* layer : layers_) bytes += layer->bytes;
     nlohmann::ordered_json facts = machine_facts(context_);
@@ -119,12 +126,15 @@ class RunCommand {
     const std::string check =
         reference_ ? fmt::format("every token against {}", options_.reference)
                    : fmt::format("up to {} tokens per layer against float64", options_.sample);
-    table_.writer().header(
-        facts, {fmt::format("{}, {}", machine_line(context_), compute_text(plan)),
-                fmt::format("model: {}, {}, {} of {} MoE layers, {}, {}", options_.model_dir,
-                            checkpoint_.model_type(), layers_.size(), checkpoint_.layers().size(),
-                            shape_text(spec), bytes_text(bytes)),
-                fmt::format("input: {}", batches_.describe()), fmt::format("check: {}", check)});
+    add_facts(team_, facts);
+    std::vector<std::string> lines = {
+        fmt::format("{}, {}", machine_line(context_), compute_text(plan)),
+        fmt::format("model: {}, {}, {} of {} MoE layers, {}, {}", options_.model_dir,
+                    checkpoint_.model_type(), layers_.size(), checkpoint_.layers().size(),
+                    shape_text(spec), bytes_text(bytes)),
+        fmt::format("input: {}", batches_.describe()), fmt::format("check: {}", check)};
+    if (!team_.alone()) lines.push_back("ranks: " + team_.describe());
+    table_.writer().header(facts, lines);
   }
 
   LayerRow run_one(const CheckpointLayer& info) {
@@ -134,9 +144,13 @@ class RunCommand {
     const MoeSpec spec = with_rows(options_.rows, info.spec);
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
-    const MoeLayer layer =
-        MoeLayer::create(context_, spec, *source, layer_options(options_.machine, planned));
-    const LayerRun result = run_layer(context_, layer, input, options_.repetitions);
+    const LayerRun result = run_split_layer({.team = team_,
+                                             .context = context_,
+                                             .spec = spec,
+                                             .source = *source,
+                                             .options = layer_options(options_.machine, planned)},
+                                            input, options_.repetitions);
+    if (!team_.leads()) return {};
     if (results_) results_->write(result);
 
     LayerRow row{.layer = info.index,
@@ -154,6 +168,7 @@ class RunCommand {
   }
 
   const RunOptions& options_;
+  const RankTeam& team_;
   const OutputFormat format_;
   const Checkpoint checkpoint_;
   const LayerList layers_;
@@ -216,6 +231,7 @@ void add_run_command(CommandLine& line) {
   command.flag("--check-manifest", options->check_manifest,
                "Verify the tensors read against conclave.manifest.json");
   add_machine_options(command, options->machine);
+  add_rank_options(command, options->ranks);
   add_format_option(command, options->printing);
   add_progress_option(command, options->printing);
   command.footer(
@@ -224,10 +240,12 @@ void add_run_command(CommandLine& line) {
       "  conclave run testdata/qwen3-moe-tiny --input "
       "testdata/qwen3-moe-tiny/reference.safetensors\n"
       "      --reference testdata/qwen3-moe-tiny/reference.safetensors\n"
+      "  conclave run ~/models/OLMoE-1B-7B-0924 --ranks 4 --transport mpi --tp 2\n"
       "  conclave run MODEL_DIR --input states.safetensors --output out.safetensors --format json");
   command.on_run([options] {
     validate(*options);
-    return RunCommand(*options).run();
+    return run_on_ranks(options->ranks,
+                        [&](RankTeam& team) { return RunCommand(*options, team).run(); });
   });
 }
 

@@ -6,6 +6,8 @@
 #include "input/machine_options.h"
 #include "input/shape_options.h"
 #include "layer_table.h"
+#include "ranks/run_on_ranks.h"
+#include "ranks/split_layer.h"
 
 #include "conclave/checkpoint.h"
 
@@ -26,21 +28,27 @@ struct VerifyOptions {
   std::string rows;
   bool check_manifest = false;
   MachineOptions machine;
+  RankOptions ranks;
   OutputOptions printing;
 };
 
-LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
+LayerRow verify_layer(const RankTeam& team, const Context& context, const Checkpoint& checkpoint,
                       const CheckpointLayer& info, const VerifyOptions& options) {
   const BatchSource batches(
       {.input = "", .record = "", .random_tokens = options.tokens, .seed = options.seed});
   const Batch batch = batches.load(info.index, info.spec);
   const MoeSpec spec = with_rows(options.rows, info.spec);
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
-  const MoeLayer layer =
-      MoeLayer::create(context, spec, *source, layer_options(options.machine, options.tokens));
-  const LayerRun result = run_layer(context, layer, batch.view(), 0);
+  const LayerRun result =
+      run_split_layer({.team = team,
+                       .context = context,
+                       .spec = spec,
+                       .source = *source,
+                       .options = layer_options(options.machine, options.tokens)},
+                      batch.view(), 0);
 
   LayerRow row;
+  if (!team.leads()) return row;
   row.layer = info.index;
   row.spec = spec;
   row.tokens = options.tokens;
@@ -50,38 +58,43 @@ LayerRow verify_layer(const Context& context, const Checkpoint& checkpoint,
   return row;
 }
 
-ExitCode run_verify(const VerifyOptions& options) {
-  LayerTable table(stdout, parse_output_format(options.printing.format),
+ExitCode run_verify(const VerifyOptions& options, const RankTeam& team) {
+  LayerTable table(team.out(), parse_output_format(options.printing.format),
                    LayerTable::Speeds::kHidden);
   const Checkpoint checkpoint =
       Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
                                            .extra_layers = options.extra_layers,
                                            .verify_manifest = options.check_manifest});
   const auto layers = select_layers(checkpoint, options.layers);
-  Console console(options.printing.progress());
-  const Context context = make_context(options.machine, &console);
+  Console console(team.leads() ? options.printing.progress() : ProgressMode::kOff);
+  const Context context = make_context(options.machine, &console, team);
 
   const MoeSpec spec = with_rows(options.rows, layers.front()->spec);
-  const Plan plan = make_plan(context, spec, layer_options(options.machine, 1));
+  const Plan plan = make_plan(context, spec, layer_options(options.machine, 1), team.parallel());
   nlohmann::ordered_json facts = machine_facts(context);
   facts["device"] = plan.device;
   facts["isa"] = plan.isa;
   facts["arithmetic"] = plan.arithmetic;
   facts["model"] = options.model_dir;
   facts["model_type"] = checkpoint.model_type();
-  table.writer().header(
-      facts, {fmt::format("{}, {}", machine_line(context), compute_text(plan)),
-              fmt::format("model: {}, {}, {} of {} MoE layers, {}", options.model_dir,
-                          checkpoint.model_type(), layers.size(), checkpoint.layers().size(),
-                          shape_text(spec)),
-              fmt::format("check: {} random tokens per layer against float64 on the stored weights",
-                          options.tokens)});
+  add_facts(team, facts);
+  std::vector<std::string> lines = {
+      fmt::format("{}, {}", machine_line(context), compute_text(plan)),
+      fmt::format("model: {}, {}, {} of {} MoE layers, {}", options.model_dir,
+                  checkpoint.model_type(), layers.size(), checkpoint.layers().size(),
+                  shape_text(spec)),
+      fmt::format("check: {} random tokens per layer against float64 on the stored weights",
+                  options.tokens)};
+  if (!team.alone()) lines.push_back("ranks: " + team.describe());
+  table.writer().header(facts, lines);
   for (const CheckpointLayer* layer : layers) {
     console.subject(fmt::format("layer {}", layer->index));
-    const LayerRow row = verify_layer(context, checkpoint, *layer, options);
+    const LayerRow row = verify_layer(team, context, checkpoint, *layer, options);
     console.clear();
-    table.add(row);
+    if (team.leads()) table.add(row);
+    team.meet("check the layer");
   }
+  if (!team.leads()) return ExitCode::kOk;
   return table.finish() ? ExitCode::kOk : ExitCode::kOutsideTolerance;
 }
 
@@ -107,6 +120,7 @@ void add_verify_command(CommandLine& line) {
   command.flag("--check-manifest", options->check_manifest,
                "Verify the tensors read against conclave.manifest.json");
   add_machine_options(command, options->machine);
+  add_rank_options(command, options->ranks);
   add_format_option(command, options->printing);
   add_progress_option(command, options->printing);
   command.footer(
@@ -114,8 +128,12 @@ void add_verify_command(CommandLine& line) {
       "weights of experts against those logits, and the output against that choice.\n\n"
       "Examples:\n"
       "  conclave verify ~/models/OLMoE-1B-7B-0924\n"
-      "  conclave verify ~/models/Mixtral-8x7B-v0.1 --layers 0,31 --tokens 128");
-  command.on_run([options] { return run_verify(*options); });
+      "  conclave verify ~/models/Mixtral-8x7B-v0.1 --layers 0,31 --tokens 128\n"
+      "  conclave verify ~/models/OLMoE-1B-7B-0924 --ranks 4 --transport mpi");
+  command.on_run([options] {
+    return run_on_ranks(options->ranks,
+                        [&](const RankTeam& team) { return run_verify(*options, team); });
+  });
 }
 
 }  // namespace conclave::tool

@@ -60,9 +60,9 @@ struct BenchLayers::Inputs {
   size_t turn = 0;
 };
 
-BenchLayers::BenchLayers(const Context& context, const NamedShape& shape,
+BenchLayers::BenchLayers(const RankTeam& team, const Context& context, const NamedShape& shape,
                          const LayerOptions& options, uint64_t seed, Console& console)
-    : spec_(shape.spec) {
+    : team_(team), spec_(shape.spec) {
   const int64_t count = layers_needed(spec_);
   const double bytes = static_cast<double>(count * spec_.num_experts) * expert_bytes(spec_);
   require_memory(static_cast<uint64_t>(bytes), "the layer's weights", "choose a smaller shape");
@@ -70,7 +70,8 @@ BenchLayers::BenchLayers(const Context& context, const NamedShape& shape,
   for (int64_t i = 0; i < count; ++i) {
     console.subject(count == 1 ? shape.name : fmt::format("{} {}/{}", shape.name, i + 1, count));
     const auto source = make_synthetic_source(spec_, seed + static_cast<uint64_t>(i));
-    layers_.push_back(MoeLayer::create(context, spec_, *source, options));
+    layers_.push_back(MoeLayer::create(context, spec_, *source, options, team.parallel()));
+    team.meet("load the layer");
     workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
   }
   workspace_.emplace_back(context, workspace_bytes);
@@ -99,31 +100,41 @@ double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs) {
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
-// Under the layers' own gates, only a forward shows which experts are hit: an untimed pass counts.
-void BenchLayers::count_hits(std::vector<BenchCall>& calls, Inputs& inputs) {
+// Experts that a call hits on any rank. Under the layers' own gates, only a forward shows which: an
+// untimed pass counts.
+int64_t BenchLayers::count_hits(const std::vector<BenchCall>& calls, Inputs& inputs) {
+  const auto experts = static_cast<size_t>(spec_.num_experts);
   const size_t turn = inputs.turn;
-  for (BenchCall& call : calls) {
-    if (!call.topk_ids.empty()) continue;
-    std::vector<int64_t> load(static_cast<size_t>(spec_.num_experts), 0);
-    layers_[static_cast<size_t>(call.layer)].forward({.hidden = inputs.next_hidden().view(),
-                                                      .out = inputs.out.view(),
-                                                      .expert_load = load,
-                                                      .workspace = workspace_.data()});
-    call.experts_hit = std::count_if(load.begin(), load.end(), [](int64_t n) { return n > 0; });
+  std::vector<int32_t> hit(calls.size() * experts, 0);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const std::span<int32_t> of_call = std::span(hit).subspan(i * experts, experts);
+    for (const int32_t id : calls[i].topk_ids) of_call[static_cast<size_t>(id)] = 1;
+    if (!calls[i].topk_ids.empty()) continue;
+    std::vector<int64_t> load(experts, 0);
+    layers_[static_cast<size_t>(calls[i].layer)].forward({.hidden = inputs.next_hidden().view(),
+                                                          .out = inputs.out.view(),
+                                                          .expert_load = load,
+                                                          .workspace = workspace_.data()});
+    for (size_t e = 0; e < experts; ++e) of_call[e] = load[e] > 0 ? 1 : 0;
   }
   inputs.turn = turn;
+  team_.take_largest(hit, "count the experts hit");
+  return std::count(hit.begin(), hit.end(), 1);
 }
 
 Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& options) {
-  Inputs inputs(spec_, num_tokens, options.seed);
-  RoutingRing ring(spec_, size(), options.routing, options.seed);
+  // Ranks of a tensor group bring the same tokens, others their own.
+  const uint64_t seed = options.seed + static_cast<uint64_t>(team_.ep_rank()) * 1'000'003;
+  Inputs inputs(spec_, num_tokens, seed);
+  RoutingRing ring(spec_, size(), options.routing, seed);
   const auto make_calls = [&](int64_t count) {
     std::vector<BenchCall> calls;
     for (int64_t i = 0; i < count; ++i) calls.push_back(ring.next(num_tokens));
     return calls;
   };
   // Runs every layer once, which also tells how many calls fill a repetition.
-  const double first_ms = run(make_calls(size()), inputs) / static_cast<double>(size());
+  const double first_ms = team_.largest(run(make_calls(size()), inputs), "time the first calls") /
+                          static_cast<double>(size());
   const double wanted = std::ceil(options.min_seconds * 1e3 / std::max(first_ms, 1e-4));
   constexpr double kMostCalls = 4096;
   const int64_t turns =
@@ -134,18 +145,20 @@ Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& optio
   std::vector<double> samples_ms;
   for (int32_t i = -options.warmup; i < options.repetitions; ++i) {
     std::vector<BenchCall> calls = make_calls(calls_per_repetition);
-    if (i >= 0) count_hits(calls, inputs);
-    const double ms = run(calls, inputs);
+    const int64_t hits = i >= 0 ? count_hits(calls, inputs) : 0;
+    team_.meet("begin a repetition");
+    const double ms = team_.largest(run(calls, inputs), "time a repetition");
     if (i < 0) continue;
     samples_ms.push_back(ms / static_cast<double>(calls.size()));
     result.calls += static_cast<int64_t>(calls.size());
-    for (const BenchCall& call : calls) result.experts_hit += static_cast<double>(call.experts_hit);
+    result.experts_hit += static_cast<double>(hits);
   }
   result.timing = summarise(samples_ms);
   result.experts_hit /= static_cast<double>(std::max<int64_t>(result.calls, 1));
 
-  const std::vector<int64_t> one_row_per_slot(1, num_tokens * spec_.top_k);
-  const LayerWork work = layer_work(spec_, num_tokens, one_row_per_slot);
+  const int64_t all_tokens = num_tokens * team_.ep_size();
+  const std::vector<int64_t> one_row_per_slot(1, all_tokens * spec_.top_k);
+  const LayerWork work = layer_work(spec_, all_tokens, one_row_per_slot);
   result.flops = work.flops;
   // layer_work counted one expert; the shared expert's bytes are already included.
   result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);

@@ -5,6 +5,7 @@
 #include "input/machine_options.h"
 #include "input/shape_options.h"
 #include "output/progress.h"
+#include "ranks/rank_team.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -49,19 +50,22 @@ class BenchLayers {
  public:
   static constexpr int64_t kMostLayers = 64;
 
-  BenchLayers(const Context& context, const NamedShape& shape, const LayerOptions& options,
-              uint64_t seed, Console& console);
+  BenchLayers(const RankTeam& team, const Context& context, const NamedShape& shape,
+              const LayerOptions& options, uint64_t seed, Console& console);
 
   const Plan& plan() const { return layers_.front().plan(); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
   uint64_t weight_bytes() const;
+  // Collective. Each expert-parallel rank brings `num_tokens` tokens of its own; the result is that
+  // of all ranks, and the times those of the slowest.
   Measurement measure(int64_t num_tokens, const MeasureOptions& options);
 
  private:
   struct Inputs;
   double run(const std::vector<BenchCall>& calls, Inputs& inputs);
-  void count_hits(std::vector<BenchCall>& calls, Inputs& inputs);
+  int64_t count_hits(const std::vector<BenchCall>& calls, Inputs& inputs);
 
+  const RankTeam& team_;
   const MoeSpec spec_;
   std::vector<MoeLayer> layers_;
   std::vector<Workspace> workspace_;  // one element

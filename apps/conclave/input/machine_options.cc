@@ -9,8 +9,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 namespace conclave::tool {
 namespace {
@@ -65,11 +67,21 @@ void add_layer_options(Command& command, MachineOptions& options) {
 }
 
 Context make_context(const MachineOptions& options, LogSink* log) {
-  return Context::from_environment({.device = options.device,
-                                    .num_threads = options.threads,
-                                    .pin_threads = options.pin_threads,
-                                    .isa = options.isa,
-                                    .log = log});
+  return make_context(options, log, RankTeam());
+}
+
+Context make_context(const MachineOptions& options, LogSink* log, const RankTeam& team) {
+  ContextOptions context{.device = options.device,
+                         .num_threads = options.threads,
+                         .pin_threads = options.pin_threads,
+                         .isa = options.isa,
+                         .log = log};
+  team.connect(context);
+  if (options.threads == 0 && team.ranks_here() > 1) {
+    const int32_t all = Context::from_environment(context).executor().concurrency();
+    context.num_threads = std::max(all / team.ranks_here(), 1);
+  }
+  return Context::from_environment(std::move(context));
 }
 
 LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens) {

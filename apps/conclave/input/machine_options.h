@@ -4,6 +4,7 @@
 #include "command_line.h"
 #include "output/progress.h"
 #include "output/table.h"
+#include "ranks/rank_team.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -32,6 +33,9 @@ void add_machine_options(Command& command, MachineOptions& options);
 void add_layer_options(Command& command, MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);
+// The context of one rank of a team. Ranks that share this machine share its threads, unless
+// --threads says how many each has.
+Context make_context(const MachineOptions& options, LogSink* log, const RankTeam& team);
 LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens);
 
 // Names what computes: "avx512 f32_fma", or the device.

@@ -117,6 +117,10 @@ std::vector<std::string> mpi_launch(std::string_view mpiexec, int32_t ranks) {
   // threads of their own, which a binding to one core would put there all together.
   words.insert(words.end(), {"--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                              "--enable-recovery"});
+#if OMPI_MAJOR_VERSION < 5
+  // All ranks are here: otherwise mpirun would want ssh in PATH before it starts any.
+  words.insert(words.end(), {"--mca", "plm", "isolated"});
+#endif
 #elif defined(MPICH)
   words.emplace_back("-disable-auto-cleanup");
 #endif

@@ -1,0 +1,223 @@
+#include "ranks/launch.h"
+
+#include "output/report_error.h"
+#include "output/terminal.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+namespace conclave::tool {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kReportsVariable = "CONCLAVE_RANK_REPORTS";
+// Between a request to end and the end by force, and between the last report and the launcher's
+// end.
+constexpr auto kGrace = 5s;
+
+std::string report_file(const std::string& directory, int32_t rank) {
+  return fmt::format("{}/rank.{}", directory, rank);
+}
+
+class ReportDirectory {
+ public:
+  ReportDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "conclave-ranks-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw Error(ErrorCode::kFileWrite, {.what = "cannot make a directory for the ranks' reports",
+                                          .file = name,
+                                          .found = std::strerror(errno)});
+    }
+    path_ = name;
+  }
+  ReportDirectory(const ReportDirectory&) = delete;
+  ReportDirectory& operator=(const ReportDirectory&) = delete;
+  ~ReportDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  const std::string& path() const { return path_; }
+  std::optional<ExitCode> code_of(int32_t rank) const {
+    std::ifstream file(report_file(path_, rank));
+    int code = 0;
+    if (!(file >> code)) return std::nullopt;
+    return static_cast<ExitCode>(code);
+  }
+
+ private:
+  std::string path_;
+};
+
+// The words with which this process was started; the first is replaced by its program's path.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\0', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  std::error_code ignored;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  if (words.empty() || program.empty()) {
+    throw Error(ErrorCode::kUnsupported, {.what = "this program cannot start itself again",
+                                          .found = "no /proc",
+                                          .hint = "start the ranks by mpirun"});
+  }
+  words.front() = program.string();
+  return words;
+}
+
+pid_t start(std::vector<std::string> words, const std::string& reports) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::setenv(kReportsVariable, reports.c_str(), 1);
+  // A launcher may give ranks a terminal of their own, whatever this process has.
+  const bool plain = !shows_color(stdout);
+  if (plain) ::setenv("NO_COLOR", "1", 0);
+  const pid_t child = ::fork();
+  if (child < 0) {
+    throw Error(ErrorCode::kOutOfMemory,
+                {.what = "cannot start the ranks", .found = std::strerror(errno)});
+  }
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ::dup2(null, STDIN_FILENO);
+    ::execv(arguments.front(), arguments.data());
+    ::_exit(127);
+  }
+  ::unsetenv(kReportsVariable);
+  return child;
+}
+
+// The launcher and, through it, its ranks.
+class Launched {
+ public:
+  explicit Launched(pid_t child) : child_(child) {}
+  Launched(const Launched&) = delete;
+  Launched& operator=(const Launched&) = delete;
+  ~Launched() { end(); }
+
+  bool runs() {
+    if (running_ && ::waitpid(child_, &status_, WNOHANG) != 0) running_ = false;
+    return running_;
+  }
+  void end() {
+    for (const int signal : {SIGTERM, SIGKILL}) {
+      if (!runs()) return;
+      ::kill(child_, signal);
+      const auto until = Clock::now() + kGrace;
+      while (runs() && Clock::now() < until) std::this_thread::sleep_for(20ms);
+    }
+  }
+  std::string end_text() const {
+    return WIFEXITED(status_) ? fmt::format("exit status {}", WEXITSTATUS(status_))
+                              : fmt::format("ended by signal {}", WTERMSIG(status_));
+  }
+  bool failed() const { return !WIFEXITED(status_) || WEXITSTATUS(status_) != 0; }
+
+ private:
+  pid_t child_;
+  int status_ = 0;
+  bool running_ = true;
+};
+
+// Waits for the launcher's end, but not for ranks that cannot come to theirs.
+void wait_for(Launched& launched, const ReportDirectory& reports, int32_t ranks,
+              std::chrono::seconds patience) {
+  auto until = Clock::time_point::max();
+  int32_t reported = 0;
+  while (launched.runs() && Clock::now() < until) {
+    std::this_thread::sleep_for(20ms);
+    int32_t now_reported = 0;
+    bool failed = false;
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      const auto code = reports.code_of(rank);
+      now_reported += code ? 1 : 0;
+      failed = failed || (code && *code >= ExitCode::kUsage);
+    }
+    if (now_reported == reported) continue;
+    reported = now_reported;
+    if (reported == ranks) until = Clock::now() + kGrace;
+    if (failed && reported < ranks) until = Clock::now() + patience + kGrace;
+  }
+  launched.end();
+}
+
+// The launcher itself has said on stderr why.
+void check_started(const Launched& launched, const ReportDirectory& reports, int32_t ranks) {
+  if (!launched.failed()) return;
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    if (reports.code_of(rank)) return;
+  }
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "the launcher has not run the ranks", .found = launched.end_text()});
+}
+
+void report_lost(int32_t rank) {
+  report_error(
+      CommError(ErrorCode::kCommPeerLost, rank, "run", "its process ended before it was done"));
+}
+
+}  // namespace
+
+ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
+                      std::chrono::seconds patience) {
+  std::vector<std::string> words = launcher;
+  for (std::string& word : own_command()) words.push_back(std::move(word));
+  const ReportDirectory reports;
+  Launched launched(start(std::move(words), reports.path()));
+  wait_for(launched, reports, ranks, patience);
+  check_started(launched, reports, ranks);
+
+  ExitCode worst = ExitCode::kOk;
+  std::optional<int32_t> lost;
+  for (int32_t rank = ranks - 1; rank >= 0; --rank) {
+    const auto code = reports.code_of(rank);
+    if (!code) lost = rank;
+    worst = std::max(worst, code.value_or(ExitCode::kRanks));
+  }
+  // Rank 0 has said what it knows, unless it is the one.
+  const bool nobody_said_so = lost && reports.code_of(0).value_or(ExitCode::kOk) == ExitCode::kOk;
+  if (nobody_said_so) report_lost(*lost);
+  return worst;
+}
+
+bool was_launched_here() { return !environment_value(kReportsVariable).empty(); }
+
+void report_to_launcher(int32_t rank, ExitCode code) {
+  const std::string directory = environment_value(kReportsVariable);
+  if (directory.empty()) return;
+  const std::string path = report_file(directory, rank);
+  {
+    std::ofstream file(path + ".new");
+    file << static_cast<int>(code) << "\n";
+  }
+  // Whole or not at all: the starter looks at any time.
+  std::error_code ignored;
+  std::filesystem::rename(path + ".new", path, ignored);
+}
+
+}  // namespace conclave::tool

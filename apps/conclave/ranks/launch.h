@@ -1,0 +1,24 @@
+// Starts ranks as processes of this program, by a transport's launcher, and learns what became of
+// them: a launcher that lets ranks outlive each other does not tell by its exit status.
+#pragma once
+
+#include "exit_code.h"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave::tool {
+
+// Runs this program once more, with the same arguments, behind the words of `launcher`. Returns the
+// worst exit code; a rank that ends without one counts as lost. When a rank has failed, the others
+// have `patience` to notice, then the launcher is ended with all of them.
+ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
+                      std::chrono::seconds patience);
+
+// In a rank: whether launch_ranks has started it, and what it tells its starter.
+bool was_launched_here();
+void report_to_launcher(int32_t rank, ExitCode code);
+
+}  // namespace conclave::tool

@@ -1,0 +1,227 @@
+// Runs conclave over several ranks: threads, and processes that it or a launcher starts.
+#include "tool_process.h"
+
+#include "conclave/comm.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <sys/types.h>
+#include <thread>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
+using Words = std::vector<std::string>;
+
+Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+// MPI and what it loads leave memory to the end of the process.
+ToolResult run_ranks_of_tool(const Words& words) {
+  return run_tool(words, {.environment = {"LSAN_OPTIONS=detect_leaks=0"}});
+}
+
+bool has_transport(const std::string& name) {
+  for (const TransportInfo& info : transports()) {
+    if (info.name == name) return info.usable;
+  }
+  return false;
+}
+
+class RankCommands : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!has_transport(GetParam())) GTEST_SKIP() << "this build has no " << GetParam();
+  }
+  Words over(const std::string& ranks, const Words& more = {}) const {
+    return joined({"--ranks", ranks, "--transport", GetParam()}, more);
+  }
+};
+
+TEST_P(RankCommands, Run_WritesTheBytesOfOneRank) {
+  const ScratchDirectory scratch;
+  const std::string model = bundled("qwen3-moe-tiny");
+  const auto output_of = [&](const std::string& name, const Words& more) {
+    const std::string file = scratch / name;
+    const ToolResult result = run_ranks_of_tool(
+        joined({"run", model, "--random", "7", "--output", file, "--repetitions", "1"}, more));
+    EXPECT_EQ(result.exit_code, 0) << result.err << result.out;
+    return read_text(file);
+  };
+  const std::string one = output_of("one", {});
+  EXPECT_FALSE(one.empty());
+  EXPECT_EQ(output_of("two", over("2")), one);
+  // Seven tokens leave some of eight ranks without any.
+  EXPECT_EQ(output_of("eight", over("8")), one);
+}
+
+TEST_P(RankCommands, Verify_PassesOverEveryKindOfSplit) {
+  for (const Words& split : {over("3"), over("2", {"--tp", "2"}), over("4", {"--tp", "2"})}) {
+    const ToolResult result =
+        run_ranks_of_tool(joined({"verify", bundled("qwen2-moe-tiny"), "--format", "json"}, split));
+    ASSERT_EQ(result.exit_code, 0) << result.err << result.out;
+    const Json report = Json::parse(result.out);
+    EXPECT_EQ(report["transport"], GetParam());
+    EXPECT_EQ(report["ranks"], std::stoi(split[1]));
+    EXPECT_EQ(report["ep_size"].get<int>() * report["tp_size"].get<int>(), report["ranks"]);
+    EXPECT_TRUE(report["total"]["ok"]);
+    EXPECT_EQ(report["total"]["tokens"], report["total"]["tokens_checked"]);
+  }
+}
+
+TEST_P(RankCommands, Bench_CountsTheTokensOfAllRanks) {
+  const ToolResult result =
+      run_ranks_of_tool(joined({"bench", "-E", "8", "-k", "2", "-H", "64", "-I", "32", "-r", "2",
+                                "--tokens", "16", "--format", "json"},
+                               over("2")));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json report = Json::parse(result.out);
+  const Json& row = report["results"].at(0);
+  EXPECT_EQ(report["ranks"], 2);
+  EXPECT_EQ(row["tokens"], 16);
+  EXPECT_NEAR(row["tokens_per_s"].get<double>() * row["ms_mean"].get<double>() / 1e3, 32, 1);
+  EXPECT_TRUE(row["fma_share"].is_null());
+}
+
+TEST_P(RankCommands, MissingModel_IsReportedOnceWithItsCode) {
+  const ToolResult result = run_ranks_of_tool(joined({"run", "/no/such/model"}, over("3")));
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  const size_t first = result.err.find("[kFileNotFound]");
+  ASSERT_NE(first, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find("[kFileNotFound]", first + 1), std::string::npos) << result.err;
+}
+
+TEST_P(RankCommands, RanksThatAreNoWholeGroups_AreWrongUsage) {
+  const ToolResult result =
+      run_ranks_of_tool(joined({"run", bundled("olmoe-tiny")}, over("3", {"--tp", "2"})));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("--tp"), std::string::npos) << result.err;
+}
+
+TEST_P(RankCommands, ResultOutsideTolerance_IsTheExitCodeOfAll) {
+  const ToolResult result = run_ranks_of_tool(
+      joined({"run", bundled("olmoe-tiny"), "--random", "4", "--tolerance", "1e-9"}, over("2")));
+  EXPECT_EQ(result.exit_code, 1) << result.err << result.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, RankCommands, ::testing::Values("local", "mpi"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+class MpiProcesses : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_transport("mpi")) GTEST_SKIP() << "this build has no mpi";
+  }
+};
+
+// The process of a rank of the run that writes to `output`.
+std::optional<pid_t> find_rank(const std::string& output, int32_t rank) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (read_text(entry.path() / "cmdline").find(output) == std::string::npos) continue;
+    const std::string environment = read_text(entry.path() / "environ");
+    for (const std::string variable : {"PMIX_RANK=", "PMI_RANK="}) {
+      if (environment.find(variable + std::to_string(rank) + '\0') != std::string::npos) {
+        return static_cast<pid_t>(std::stol(name));
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+struct SignalledRun {
+  ToolResult result;
+  std::chrono::steady_clock::duration took{};  // from the signal to the end
+};
+
+// Sends the signal to a rank in the middle of a run that would last for minutes.
+SignalledRun run_with_signal(int32_t victim, int signal) {
+  const ScratchDirectory scratch;
+  const std::string output = scratch / "results";
+  std::atomic<bool> over{false};
+  std::chrono::steady_clock::time_point sent;
+  std::thread sender([&] {
+    while (!over) {
+      if (const auto pid = find_rank(output, victim)) {
+        std::this_thread::sleep_for(1500ms);  // layers run by then
+        sent = std::chrono::steady_clock::now();
+        ::kill(*pid, signal);
+        return;
+      }
+      std::this_thread::sleep_for(20ms);
+    }
+  });
+  SignalledRun run;
+  run.result = run_ranks_of_tool({"run", bundled("qwen3-moe-tiny"), "--ranks", "3", "--transport",
+                                  "mpi", "--random", "256", "--repetitions", "100000",
+                                  "--rank-timeout", "2", "--output", output});
+  run.took = std::chrono::steady_clock::now() - sent;
+  over = true;
+  sender.join();
+  EXPECT_FALSE(std::filesystem::exists(output)) << "a result that is not whole";
+  return run;
+}
+
+TEST_F(MpiProcesses, KilledRank_IsNamedByATypedError) {
+  const SignalledRun run = run_with_signal(2, SIGKILL);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 2"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 10s);
+}
+
+TEST_F(MpiProcesses, KilledLeader_IsNamedByTheStarter) {
+  const SignalledRun run = run_with_signal(0, SIGKILL);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 0"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 15s);
+}
+
+TEST_F(MpiProcesses, StoppedRank_IsATimeoutAndIsEnded) {
+  const SignalledRun run = run_with_signal(1, SIGSTOP);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 1"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 25s);
+}
+
+TEST_F(MpiProcesses, UnderALauncher_RanksAreThoseItStarted) {
+  const ScratchDirectory scratch;
+  Words launcher = launch_command("mpi", 3);
+  std::string line;
+  for (const std::string& word : launcher) line += word + " ";
+  const std::string tool = CONCLAVE_TOOL_PATH;
+  const auto shell = [&](const std::string& arguments, const std::string& name) {
+    const std::string command =
+        line + tool + " " + arguments + " > " + (scratch / name).string() + " 2>&1";
+    return std::system(command.c_str());
+  };
+  const std::string file = scratch / "ranks.safetensors";
+  const std::string run = "run " + bundled("qwen3-moe-tiny") + " --random 7 --repetitions 1";
+  EXPECT_EQ(shell(run + " --output " + file, "log"), 0);
+  EXPECT_NE(read_text(scratch / "log").find("3 ranks by mpi"), std::string::npos)
+      << read_text(scratch / "log");
+  const std::string one = scratch / "one.safetensors";
+  run_tool(
+      {"run", bundled("qwen3-moe-tiny"), "--random", "7", "--repetitions", "1", "--output", one});
+  EXPECT_EQ(read_text(file), read_text(one));
+  shell(run + " --ranks 2", "wrong");
+  EXPECT_NE(read_text(scratch / "wrong").find("another number of ranks"), std::string::npos)
+      << read_text(scratch / "wrong");
+}
+
+}  // namespace
+}  // namespace conclave::testing
