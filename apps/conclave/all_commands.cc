@@ -35,6 +35,7 @@ void add_all_commands(CommandLine& line) {
   add_manifest_command(line);
   add_completion_command(line);
   add_man_page_command(line);
+  add_probe_command(line);
   line.footer(
       "Examples:\n"
       "  conclave inspect ~/models/Qwen3-30B-A3B\n"

@@ -18,6 +18,7 @@ void add_doctor_command(CommandLine& line);
 void add_manifest_command(CommandLine& line);
 void add_completion_command(CommandLine& line);
 void add_man_page_command(CommandLine& line);  // hidden; the build uses it
+void add_probe_command(CommandLine& line);     // hidden; doctor uses it
 
 void add_all_commands(CommandLine& line);
 // Returns "conclave 0.2.0", commit, compiler and features.

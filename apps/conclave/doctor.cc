@@ -3,6 +3,7 @@
 #include "input/machine_options.h"
 #include "machine_verdict.h"
 #include "output/numbers.h"
+#include "ranks/probe.h"
 
 #include "conclave/comm.h"
 #include "conclave/device.h"
@@ -26,6 +27,7 @@ struct DoctorOptions {
   OutputOptions printing;
 };
 
+constexpr const char* kDoctor = "doctor";
 constexpr const char* kVariables[] = {"CONCLAVE_DEVICE", "CONCLAVE_NUM_THREADS",
                                       "CONCLAVE_ISA",    "CONCLAVE_PIN_THREADS",
                                       "OMP_NUM_THREADS", "NO_COLOR"};
@@ -198,7 +200,7 @@ ExitCode run_doctor(const DoctorOptions& options) {
   Report report;
   report.cpu = cpu_info();
   report.backends = backends();
-  report.transports = transports();
+  report.transports = probed_transports(kDoctor);
   report.threads = context.executor().concurrency();
   report.isa = isa_in_use(report.cpu, context);
   report.measured = !options.quick;
@@ -222,7 +224,7 @@ ExitCode run_doctor(const DoctorOptions& options) {
 
 void add_doctor_command(CommandLine& line) {
   Command command = line.add_command(
-      "doctor", "Show what this machine offers, its measured speed, and what is missing and why");
+      kDoctor, "Show what this machine offers, its measured speed, and what is missing and why");
   auto options = std::make_shared<DoctorOptions>();
   command.flag("-q,--quick", options->quick, "Measure nothing");
   command.flag("--json", options->json, "Print JSON");

@@ -3,6 +3,8 @@
 #include "experts/catalog.h"
 #include "layer/engine.h"
 
+#include "conclave/comm.h"
+
 #include <span>
 #include <string>
 
@@ -23,12 +25,22 @@ std::string left_out_text(std::span<const experts::KernelRow> rows) {
   return text;
 }
 
+void ask_transport(BackendInfo& info) {
+  for (const TransportInfo& transport : transports()) {
+    if (transport.name != info.name || !transport.usable) continue;
+    info.usable = true;
+    info.reason = transport.reason;
+  }
+}
+
 }  // namespace
 
-// System files describe every backend; if this build has an engine for one, its driver decides.
+// System files describe every backend; if this build has an engine for one, its driver decides, and
+// if it has a transport, that does.
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> infos = cpu::describe_backends("/");
   for (BackendInfo& info : infos) {
+    ask_transport(info);
     const EngineRow* const row = find_engine_row(info.name);
     if (row == nullptr) continue;
     const Support support = row->usable(0);

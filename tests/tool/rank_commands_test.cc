@@ -198,6 +198,26 @@ TEST_F(MpiProcesses, StoppedRank_IsATimeoutAndIsEnded) {
   EXPECT_LT(run.took, 25s);
 }
 
+TEST_F(MpiProcesses, Doctor_ConnectsAndShowsTheThreadLevel) {
+  // A process without a launcher starts one of its own, which wants ssh in PATH.
+  const ToolResult result =
+      run_tool({"doctor", "--quick", "--json"},
+               {.environment = {"LSAN_OPTIONS=detect_leaks=0", "PATH=/usr/bin:/bin"}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json document = Json::parse(result.out);
+  const auto reason_in = [&](const char* list) {
+    for (const Json& entry : document[list]) {
+      if (entry["name"] == "mpi" && entry["usable"].get<bool>()) {
+        return entry["reason"].get<std::string>();
+      }
+    }
+    return std::string("not usable");
+  };
+  EXPECT_NE(reason_in("transports").find("MPI_THREAD_"), std::string::npos)
+      << reason_in("transports");
+  EXPECT_NE(reason_in("backends").find("MPI 3."), std::string::npos) << reason_in("backends");
+}
+
 TEST_F(MpiProcesses, UnderALauncher_RanksAreThoseItStarted) {
   const ScratchDirectory scratch;
   Words launcher = launch_command("mpi", 3);

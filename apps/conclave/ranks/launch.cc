@@ -2,6 +2,7 @@
 
 #include "output/report_error.h"
 #include "output/terminal.h"
+#include "ranks/own_command.h"
 
 #include "conclave/error.h"
 
@@ -14,7 +15,6 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -67,31 +67,8 @@ class ReportDirectory {
   std::string path_;
 };
 
-// The words with which this process was started; the first is replaced by its program's path.
-std::vector<std::string> own_command() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\0', begin), text.size());
-    words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  std::error_code ignored;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  if (words.empty() || program.empty()) {
-    throw Error(ErrorCode::kUnsupported, {.what = "this program cannot start itself again",
-                                          .found = "no /proc",
-                                          .hint = "start the ranks by mpirun"});
-  }
-  words.front() = program.string();
-  return words;
-}
-
 pid_t start(std::vector<std::string> words, const std::string& reports) {
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
+  const std::vector<char*> arguments = argument_pointers(words);
   ::setenv(kReportsVariable, reports.c_str(), 1);
   // A launcher may give ranks a terminal of their own, whatever this process has.
   const bool plain = !shows_color(stdout);
