@@ -192,6 +192,19 @@ def test_fp8_pairs(pair, size, top_k):
     assert error <= HALF_BAR
 
 
+@pytest.mark.parametrize("block", [(64, 64), (32, 96), (1, 16), (128, 40)], ids=str)
+def test_rows_have_groups_as_wide_as_blocks(block):
+    hidden, w1, w2, weights, ids = random_case(11, 33, 128, 200, 8, 2, torch.float32)
+    codes1, scale1, exact1 = quantise_weights(w1, "block", block)
+    codes2, scale2, exact2 = quantise_weights(w2, "block", block)
+    config = conclave.fp8_w8a8_moe_quant_config(scale1, scale2, block_shape=list(block))
+    out = conclave.fused_experts(hidden, codes1, codes2, weights, ids, quant_config=config)
+    # A GPU has rows in groups of 128 columns, and leaves others as they are.
+    quantise = None if is_on_gpu() else lambda r: fp8_rows(r, block[1])
+    error = worst_quantised_error(out, hidden, exact1, exact2, weights, ids, quantise=quantise)
+    assert error <= HALF_BAR
+
+
 def test_fp8_scales_of_gate_and_up_apart():
     """[E, 2], as checkpoints have them; nothing is quantised again."""
     hidden, w1, w2, weights, ids = random_case(11, 5, 128, 128, 4, 2, torch.float32)

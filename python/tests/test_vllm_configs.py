@@ -112,7 +112,10 @@ PLAIN_ROWS = ("int4_w4afp8",)
         ({"weight_dtype": "int4", "w1_zp": SCALE}, "w1_zp and w2_zp"),
         ({"weight_dtype": "mxfp4", "w1_scale": object(), "w2_scale": SCALE}, "w1_precision"),
         ({"weight_dtype": "mxfp4", "w2_scale": object(), "w1_scale": SCALE}, "w2_precision"),
-        ({"quant_dtype": "int8", "block_shape": [64, 64]}, "128"),
+        (
+            {"quant_dtype": "int8", "weight_dtype": "int4", "block_shape": [1, 64]},
+            "rows of int4 have a scale each",
+        ),
     ],
 )
 def test_what_does_not_run_says_why(arguments, reason):
@@ -189,9 +192,10 @@ def test_precision_objects_are_told_from_scales():
     assert vllm.FUSED_MOE_UNQUANTIZED_CONFIG.w1_precision is None
 
 
-def test_fp8_groups_of_another_width_say_why():
-    config = conclave.fp8_w8a8_moe_quant_config(SCALE, SCALE, block_shape=[64, 64])
-    assert "128" in config.unsupported_reason
+@pytest.mark.parametrize("rows", [FP8, "int8"])
+def test_rows_in_groups_of_any_width_run(rows):
+    config = conclave.FusedMoEQuantConfig.make(rows, block_shape=[64, 32])
+    assert config.unsupported_reason is None and not config.rows_stay_plain
 
 
 # Parallel configurations: the examples in vLLM's documentation of `make`.

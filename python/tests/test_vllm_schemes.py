@@ -70,6 +70,15 @@ CASES = [
     (in_blocks(None), "block", "none", WIDE, "weight_scale"),
     (in_blocks(GROUPS), "block", "dynamic", WIDE, "weight_scale"),
     (in_blocks(DYNAMIC), "block", "dynamic", WIDE, "weight_scale"),
+    ({**BLOCK, "weight_block_size": [64, 32]}, "block", "dynamic", (64, 32), "weight_scale_inv"),
+    (in_blocks(None, (64, 32)), "block", "none", (64, 32), "weight_scale"),
+    (
+        in_blocks({**GROUPS, "group_size": 32}, (64, 32)),
+        "block",
+        "dynamic",
+        (64, 32),
+        "weight_scale",
+    ),
     (modelopt("FP8"), "tensor", "static", None, "weight_scale"),
     (modelopt("FP8_PER_CHANNEL_PER_TOKEN"), "channel", "token", None, "weight_scale"),
     (modelopt("FP8_PB_WO"), "block", "none", WIDE, "weight_scale"),
@@ -110,9 +119,10 @@ def test_groups_of_a_row_share_a_scale_as_blocks_of_one_row():
     [
         (in_blocks(STATIC), "config_groups: static scales do not go with blocks"),
         ({**BLOCK, "activation_scheme": "static"}, "activation_scheme: static scales"),
-        ({**BLOCK, "weight_block_size": [64, 64]}, r"weight_block_size: .* 128 .* \[64, 64\]"),
-        (in_blocks(None, (64, 64)), r"config_groups: .* 128 columns, found blocks of \[64, 64\]"),
-        (in_blocks({**GROUPS, "group_size": 64}), "config_groups: .* 128 columns, found 64"),
+        (
+            in_blocks({**GROUPS, "group_size": 64}),
+            r"config_groups: .* found groups of 64 beside blocks of \[128, 128\]",
+        ),
         (
             compressed({"strategy": "channel"}, {**GROUPS, "group_size": 32}),
             "config_groups: rows in groups of 32 columns",

@@ -19,7 +19,7 @@ from conclave.vllm._formats import (
 )
 from conclave.vllm.quant import FusedMoEQuantConfig, dtype_text
 
-_GROUP = 128  # columns of a row that share a dynamic scale
+_GROUP = 128  # the default of `QuantSpec` where nothing is said of blocks
 _OPERANDS = (
     *(f"{operand}_{kind}" for operand in ("w1", "w2") for kind in ("scale", "zp", "bias")),
     *(f"{operand}_{kind}" for operand in ("a1", "a2") for kind in ("scale", "gscale")),
@@ -40,7 +40,10 @@ def _row_fields(config: FusedMoEQuantConfig, kind: WeightFormat) -> dict[str, An
         return {}
     if rows not in ROWS_IN_GROUPS:
         powers = config.scale_fmt == "ue8m0"
-        return {"activations": _row_scales(config, kind), "power_of_two_scales": powers}
+        fields = {"activations": _row_scales(config, kind), "power_of_two_scales": powers}
+        # Groups of rows have as many columns as blocks of weights.
+        block = config.block_shape if fields["activations"] == "group" else None
+        return fields if block is None else {**fields, "activation_group": int(block[1])}
     return {"activations": "group", "activation_group": 32, **ROWS_IN_GROUPS[rows]}
 
 
@@ -125,7 +128,8 @@ def _sharing(
     block = config.block_shape
     if block is not None and config._w1.shape is not None and block[1] > 0:
         return "block", max(int(block[0]), 1), int(block[1])
-    if config.per_out_ch_quant:
+    # vLLM says so of w4afp8, whose scales of groups the alphas multiply, a number for each row.
+    if config.per_out_ch_quant and not rows_stay_plain(config):
         return "channel", _GROUP, _GROUP
     if kind.middle == 0:
         return "tensor", _GROUP, _GROUP

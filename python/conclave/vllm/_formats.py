@@ -132,8 +132,8 @@ def unsupported_reason(config: FusedMoEQuantConfig) -> str | None:
     if config.w1_zp is not None and (kind.middle == 0 or rows is not None):
         return "zero points belong to integers whose rows stay as they are"
     block = config.block_shape
-    if rows in kind.rows and not kind.group and block is not None and block[1] != 128:
-        return f"rows are quantised in groups of 128 columns, found block_shape {block}"
+    if rows in kind.rows and kind.bits == 4 and not kind.group and block is not None:
+        return f"rows of {weights} have a scale each, found block_shape {block}"
     if config.scale_fmt == "ue8m0" and (rows not in (FP8, "mxfp8") or config.a1_scale is not None):
         found = f"rows of {rows}" if config.a1_scale is None else "static ones"
         return f"scale_fmt: ue8m0 is of scales that are made of rows of {FP8}, found {found}"

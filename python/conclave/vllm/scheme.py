@@ -205,15 +205,13 @@ def _fixed(config: FusedMoEQuantConfig, has_bias: bool) -> Scheme:
 
 # The reader's names of rows are the keys, those of a `Scheme` the values.
 _ROWS = {"none": "none", "tensor_static": "static", "token": "token", "group": "dynamic"}
-_GROUP = 128  # columns of a row that share a scale, beside weights in blocks
 
 
-def _plain_e4m3(method: Method, rows_key: str, block_key: str) -> Scheme:
-    """Codes of e4m3 under the names of plain matrices. The keys are those that state rows and
-    blocks, for messages."""
+def _plain_e4m3(method: Method, rows_key: str) -> Scheme:
+    """Codes of e4m3 under the names of plain matrices. The key states rows, for messages."""
     powers = "ue8m0" if method.row_scales_are_powers else None
     if method.shares == "block":
-        return _in_blocks(method, rows_key, block_key, powers)
+        return _in_blocks(method, rows_key, powers)
     if method.rows == "group":
         raise ConclaveUnsupportedError(
             f"{rows_key}: rows in groups of {method.row_group} columns go with weights in blocks"
@@ -221,18 +219,13 @@ def _plain_e4m3(method: Method, rows_key: str, block_key: str) -> Scheme:
     return Scheme(method.shares, _ROWS[method.rows], scale_fmt=powers)
 
 
-def _in_blocks(method: Method, rows_key: str, block_key: str, powers: str | None) -> Scheme:
+def _in_blocks(method: Method, rows_key: str, powers: str | None) -> Scheme:
     if method.rows == "tensor_static":
         raise ConclaveUnsupportedError(f"{rows_key}: static scales do not go with blocks")
-    if method.block[1] != _GROUP:
+    if method.rows == "group" and method.row_group != method.block[1]:
         raise ConclaveUnsupportedError(
-            f"{block_key}: rows are quantised in groups of {_GROUP} columns, found blocks of "
-            f"{list(method.block)}"
-        )
-    if method.rows == "group" and method.row_group != _GROUP:
-        raise ConclaveUnsupportedError(
-            f"{rows_key}: rows are quantised in groups of {_GROUP} columns, found "
-            f"{method.row_group}"
+            f"{rows_key}: rows are quantised in groups of as many columns as a block has, found "
+            f"groups of {method.row_group} beside blocks of {list(method.block)}"
         )
     # Rows with a scale each have one for each group beside blocks, as in vLLM.
     rows = "none" if method.rows == "none" else "dynamic"
@@ -241,7 +234,7 @@ def _in_blocks(method: Method, rows_key: str, block_key: str, powers: str | None
 
 def _fp8(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme:
     method = Method("fp8", stated, modules)
-    found = _plain_e4m3(method, "activation_scheme", "weight_block_size")
+    found = _plain_e4m3(method, "activation_scheme")
     if found.rows == "token":
         # vLLM calls these rows dynamic by tensor; layers quantise each by itself.
         found = dataclasses.replace(found, rows="dynamic")
@@ -259,14 +252,14 @@ def _fp8(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme:
 def _compressed(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | MethodScheme:
     method = Method("compressed-tensors", stated, modules)
     if method.is_plain_e4m3:
-        return _plain_e4m3(method, "config_groups", "config_groups")
+        return _plain_e4m3(method, "config_groups")
     return _method_readers.compressed_tensors(method)
 
 
 def _modelopt(stated: Mapping[str, Any], modules: tuple[str, ...]) -> Scheme | MethodScheme:
     method = Method("modelopt", stated, modules)
     if method.is_plain_e4m3:
-        return _plain_e4m3(method, "quant_algo", "quant_algo")
+        return _plain_e4m3(method, "quant_algo")
     return _method_readers.modelopt(method)
 
 

@@ -135,6 +135,15 @@ FORMATS: dict[str, tuple[Any, Any]] = {
             block_shape=[1, 32],
         ),
     ),
+    "int4_w4afp8-by-row": (  # as vLLM's method calls it
+        scaled_rows,
+        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
+            *both(a, b, "scale"),
+            *both(a, b, "alphas"),
+            per_act_token_quant=True,
+            per_out_ch_quant=True,
+        ),
+    ),
     "gptq_marlin-4": (
         integers(4, 32, True),
         lambda a, b: vllm.gptq_marlin_moe_quant_config(

@@ -18,8 +18,6 @@ OTHERS = {
     "awq-gemv": "awq of version gemv",
     "-mixed-": "prefix: expected the layer's name",
     "bnb-nf4-bf16-storage": "bnb_4bit_quant_storage",
-    "compressed-block64": "128 columns",
-    "compressed-block32": "128 columns",
 }
 SKIPPED = ("mlx", "deepseek_v4", "stacked", "gpt_oss", "deepseek_v3", "qwen2_moe")
 ALL = sorted(path.parent.name for path in QUANTISED.glob("*/config.json"))
