@@ -17,7 +17,11 @@ from conclave.transformers import _packed, _traits  # noqa: E402
 from support.coded import Coder, in_pairs, spread, table  # noqa: E402
 from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
-from support.vllm_reference import fp8_rows, worst_quantised_error  # noqa: E402
+from support.vllm_reference import (  # noqa: E402
+    fp8_rows,
+    quantise_weights,
+    worst_quantised_error,
+)
 
 pytestmark = pytest.mark.usefixtures("float32_products")
 
@@ -76,6 +80,38 @@ def test_fp4_experts_equal_their_dequantised_weights(scale_fmt: str) -> None:
         return in_powers_of_two(values) if powers else fp8_rows(values, 128)
 
     error = worst_quantised_error(actual, hidden, *exact, weights, ids, quantise=rows)
+    assert error <= 6e-3
+
+
+@pytest.mark.parametrize("block", [(128, 128), (64, 32), (16, 48)], ids=str)
+def test_float8_experts_of_any_blocks(block: tuple[int, int]) -> None:
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    fields = SimpleNamespace(
+        hidden_size=192,
+        moe_intermediate_size=128,
+        num_local_experts=E,
+        hidden_act="silu",
+        hidden_activation="silu",
+    )
+    module, numbers, exact = fp8.FP8Experts(fields, block_size=block), seeded(4), []
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            codes, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")
+            values = torch.randn(codes.shape, generator=numbers) / codes.shape[2] ** 0.5
+            found, scales, values = quantise_weights(values, "block", block)
+            codes.copy_(found)
+            scale.copy_(scales)
+            exact.append(values)
+    hidden = torch.randn(T, 192, generator=numbers).bfloat16()
+    ids = torch.stack([torch.randperm(E, generator=numbers)[:K] for _ in range(T)])
+    weights = torch.rand(T, K, generator=numbers)
+    with torch.no_grad():
+        actual = fp8.ALL_FP8_EXPERTS_FUNCTIONS["conclave"](module, hidden, ids, weights)
+    spec = _packed.packed_experts(module, 192).layer.spec  # type: ignore[union-attr]
+    assert spec.quant.activation_group == block[1]
+    error = worst_quantised_error(
+        actual, hidden, *exact, weights, ids, quantise=lambda rows: fp8_rows(rows, block[1])
+    )
     assert error <= 6e-3
 
 

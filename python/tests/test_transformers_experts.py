@@ -261,10 +261,11 @@ def test_cast_makes_another_layer(module: Any) -> None:
     check(module, call(torch.bfloat16), BARS[torch.bfloat16])
 
 
-def test_float8_groups_of_another_size_are_not_ours() -> None:
+def test_float8_groups_of_another_size_are_not_ours_on_a_gpu() -> None:
     module = SimpleNamespace(block_size=(64, 64), activation_scheme="dynamic")
+    scale = SimpleNamespace(dtype=torch.float32, is_cuda=True)
     with pytest.raises(_traits.NotOurs, match="64 columns"):
-        _traits._quant_of(module, torch.ones(1))
+        _traits._quant_of(module, scale)
 
 
 def test_refusal_ends_with_the_weights_that_it_was_for(module: Any, caplog: Any) -> None:

@@ -16,7 +16,7 @@ from conclave.transformers import _activation
 
 _FP4 = "float4_e2m1fn_x2"
 _FP4_GROUP = 32  # columns of such weights that share a scale
-_GROUP_COLS = 128  # of a row that shares a scale, QuantSpec.activations "group"
+_GPU_GROUP = 128  # columns of a row that share a scale on a GPU, which has no other groups
 
 
 class NotOurs(Exception):
@@ -130,13 +130,14 @@ def _quant_of(module: torch.nn.Module, scale: torch.Tensor, is_fp4: bool = False
         )
     if block is None:
         return QuantSpec(weights="tensor", activations="tensor_static" if static else "token")
-    if not static and block[1] != _GROUP_COLS:
-        raise NotOurs(f"rows are quantised in groups of {block[1]} columns, not {_GROUP_COLS}")
+    if not static and scale.is_cuda and block[1] != _GPU_GROUP:
+        raise NotOurs(f"rows are quantised in groups of {block[1]} columns, not {_GPU_GROUP}")
     return QuantSpec(
         weights="block",
         block_rows=int(block[0]),
         block_cols=int(block[1]),
         activations="tensor_static" if static else "group",
+        activation_group=_GPU_GROUP if static else int(block[1]),
         power_of_two_scales=powers,
     )
 
