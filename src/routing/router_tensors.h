@@ -63,6 +63,7 @@ struct RouterTensor {
   // Names in checkpoints: a NamePattern::text of every family, and what follows "blk.N." in GGUF.
   std::string_view pattern = {};
   std::string_view gguf_name = {};
+  std::string_view gguf_layers_key = {};  // says how many of the first layers have it
   // Sets what a GGUF file says by having the tensor with this many rows: the router and its sizes.
   void (*imply)(RouterSpec& router, int64_t rows) = nullptr;
 

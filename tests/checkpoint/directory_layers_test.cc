@@ -88,11 +88,10 @@ class TinyFile {
     if (usual_.gating != GgufGating::kNone) return usual_.gating;
     return family_.gating == GgufGating::kNone ? GgufGating::kSigmoid : family_.gating;
   }
-  bool gated() const { return family_.activation != GgufActivation::kRelu2; }
+  bool gated() const { return family_.gate != GgufPresence::kNever; }
   // Some families have one always.
   bool has_shared() const {
-    return family_.shared == SharedMode::kSigmoidGate || family_.weight_on_input ||
-           family_.model_type == "deepseek_v4";
+    return family_.shared_by == GgufRule::kAlways || family_.model_type == "deepseek_v4";
   }
   bool chooses_by_bias() const {
     if (family_.name == "mimo2" || family_.name == "nemotron_h_moe") return true;
@@ -154,7 +153,7 @@ const std::map<std::string_view, std::string_view> kRefused = {
     {"laguna", "another factor of weights"},
     {"maple", "another activation"},
     {"minimax-m3", "another factor of weights"},
-    {"nomic-bert-moe", "another normalisation of weights"},
+    {"nomic-bert-moe", "is not an activation"},
     {"smallthinker", "no family of this name is known"},
 };
 

@@ -23,6 +23,16 @@ enum class GgufGating : uint8_t {
 // Whether a rule is fixed or the file's key decides.
 enum class GgufRule : uint8_t { kNever, kAlways, kKey };
 
+// Which layers of a file have a tensor that some layers do without. kOneForAll: all, if one has.
+enum class GgufPresence : uint8_t { kNever, kAlways, kOneForAll };
+
+// Which blocks have experts.
+enum class GgufBlocks : uint8_t {
+  kAll,
+  kBehindDense,  // those behind as many dense ones as leading_dense_block_count says
+  kByTensors,    // those with tensors of experts
+};
+
 enum class GgufActivation : uint8_t {
   kSilu,  // with bounds after silu, if swiglu_clamp_exp gives some
   kSiluClampBefore,
@@ -41,7 +51,14 @@ struct GgufFamily {
   GgufRule scale = GgufRule::kNever;  // kKey: expert_weights_scale, unless it is 0
   GgufActivation activation = GgufActivation::kSilu;
   double clamp_otherwise = 0;  // the limit if there is no key
+  GgufBlocks blocks = GgufBlocks::kAll;
+  GgufPresence gate = GgufPresence::kAlways;  // routed and shared experts have one
+  GgufPresence selection_bias = GgufPresence::kOneForAll;
   SharedMode shared = SharedMode::kAdd;
+  // Whether there must be shared experts; kKey: if expert_shared_count or
+  // expert_shared_feed_forward_length is above 0. Tensors count under any rule.
+  GgufRule shared_by = GgufRule::kNever;
+  bool has_biases = false;      // the router and the experts have some
   bool chooses_logits = false;  // the logits choose, whatever the function is
   bool weight_on_input = false;
   bool has_residual = false;       // ffn_gate, ffn_up and ffn_down are a MLP beside the experts

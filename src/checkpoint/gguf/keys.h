@@ -26,12 +26,13 @@ class GgufKeys {
   // A finite number from 0 to 1e30.
   double number(std::string_view key, double otherwise, int64_t layer = 0) const;
   bool flag(std::string_view key, bool otherwise) const;
+  // Throws an Error that names the file and the key.
+  [[noreturn]] void reject(ErrorCode code, std::string_view key, ErrorDetail detail) const;
 
  private:
   const io::GgufValue* find(std::string_view key) const;
   // Nothing if the key is absent.
   std::optional<double> entry(std::string_view key, int64_t layer) const;
-  [[noreturn]] void reject(ErrorCode code, std::string_view key, ErrorDetail detail) const;
 
   const io::GgufFile& file_;
   std::string architecture_;

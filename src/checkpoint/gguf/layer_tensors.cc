@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -51,11 +52,31 @@ Place find_among(std::span<const Place> own, std::string_view rest, size_t prefi
   return at != own.end() && name(*at) == rest ? *at : Place();
 }
 
+// "ffn_up.3.weight": the matrix of an expert in old files.
+bool is_of_one_expert(std::string_view rest) {
+  constexpr std::array<std::string_view, 3> kMatrices = {"ffn_gate.", "ffn_up.", "ffn_down."};
+  return std::ranges::any_of(kMatrices, [rest](std::string_view matrix) {
+    return rest.starts_with(matrix) && rest.size() > matrix.size() && rest[matrix.size()] >= '0' &&
+           rest[matrix.size()] <= '9';
+  });
+}
+
+// Whether the tensor belongs to a router, routed or shared experts, and has a meaning here. Steps
+// of quantised rows are what llama.cpp itself reads and never uses.
+bool belongs_to_experts(std::string_view rest) {
+  constexpr std::array<std::string_view, 4> kParts = {"ffn_gate_inp", "exp_probs_b", "_exps.",
+                                                      "_shexp."};
+  if (rest.ends_with(".input_scale") || rest.starts_with("ffn_norm_exps")) return false;
+  return is_of_one_expert(rest) || std::ranges::any_of(kParts, [rest](std::string_view part) {
+           return rest.find(part) != std::string_view::npos;
+         });
+}
+
 class LayerFinder {
  public:
   LayerFinder(const io::GgufFile& file, const GgufTensorsByLayer& by_layer, int64_t index,
-              const GgufSizes& sizes)
-      : file_(file), sizes_(sizes) {
+              const GgufSizes& sizes, const GgufDemands& demands)
+      : file_(file), sizes_(sizes), demands_(demands) {
     layer_.index = index;
     layer_.prefix = prefix_of(index);
     own_ = tensors_of(by_layer, index);
@@ -89,10 +110,21 @@ class LayerFinder {
     const Place place = look_up(name);
     if (!place) {
       fail(ErrorCode::kTensorMissing, place,
-           {.what =
-                fmt::format("layer {} lacks the tensor {}{}", layer_.index, layer_.prefix, name)});
+           {.what = fmt::format("layer {} lacks a tensor of the model", layer_.index),
+            .tensor = layer_.prefix + std::string(name)});
     }
     return place;
+  }
+
+  // Null only if the tensor may be absent.
+  Place look_up(std::string_view name, bool is_demanded) {
+    return is_demanded ? require(name) : look_up(name);
+  }
+
+  bool has_any(const std::function<bool(std::string_view rest)>& wanted) const {
+    return std::ranges::any_of(own_, [&](const Place& place) {
+      return wanted(std::string_view(place.tensor->name).substr(layer_.prefix.size()));
+    });
   }
 
   void use(const Place& place) {
@@ -143,12 +175,13 @@ class LayerFinder {
   }
 
   // Vectors are matrices of one row.
-  void take_optional(WeightId id, std::string_view name, int64_t rows, int64_t cols) {
-    if (const Place place = look_up(name)) take(id, place, 1, rows, cols);
+  void take_optional(WeightId id, std::string_view name, int64_t rows, int64_t cols,
+                     bool is_demanded = false) {
+    if (const Place place = look_up(name, is_demanded)) take(id, place, 1, rows, cols);
   }
 
-  GgufMatrix take_factor(std::string_view name) {
-    const Place place = look_up(name);
+  GgufMatrix take_factor(std::string_view name, bool is_demanded) {
+    const Place place = look_up(name, is_demanded);
     if (!place) return {};
     check_type(weights::kExpertScale, place);
     check_shape(place, 1, 1, sizes_.num_experts);
@@ -159,7 +192,7 @@ class LayerFinder {
     const int64_t hidden = sizes_.hidden_size;
     const int64_t experts = sizes_.num_experts;
     take(weights::kRouter, require("ffn_gate_inp.weight"), 1, experts, hidden);
-    take_optional(weights::kRouterBias, "ffn_gate_inp.bias", 1, experts);
+    take_optional(weights::kRouterBias, "ffn_gate_inp.bias", 1, experts, demands_.biases);
     if (sizes_.normalises_router) {
       take(weights::kRouterInputScale, require("ffn_gate_inp.scale"), 1, 1, hidden);
     }
@@ -167,9 +200,12 @@ class LayerFinder {
     if (!layer_.has(weights::kSelectionBias)) {
       take_optional(weights::kSelectionBias, "exp_probs_b", 1, experts);
     }
+    if (!layer_.has(weights::kSelectionBias) && demands_.selection_bias) {
+      require("exp_probs_b.bias");
+    }
     for (const routing::RouterTensor* own : routing::all_router_tensors()) {
       if (own->gguf_name.empty()) continue;
-      const Place place = look_up(own->gguf_name);
+      const Place place = look_up(own->gguf_name, own == demands_.router_tensor);
       if (place) take(*own->id, place, 1, count_rows(place), row_length(place));
     }
   }
@@ -182,37 +218,45 @@ class LayerFinder {
         {"ffn_routed_down.weight", "ffn_routed_up.weight"},
     }};
     for (const auto& [down, up] : kNames) {
-      const Place place = look_up(down);
+      const Place place = look_up(down, static_cast<bool>(look_up(up)));
       if (!place) continue;
       width_ = count_rows(place);
       take(weights::kLatentDown, place, 1, width_, sizes_.hidden_size);
       take(weights::kLatentUp, require(up), 1, sizes_.hidden_size, width_);
       take_optional(weights::kLatentNorm, "ffn_routed_norm.weight", 1, width_);
     }
+    if (demands_.projections && !layer_.has(weights::kLatentDown)) require(kNames[0][0]);
   }
 
   void find_experts() {
-    if (look_up("ffn_down_exps.weight")) {
-      find_stacks();
-    } else {
+    if (has_any(is_of_one_expert)) {
       find_per_expert();
-    }
-    const int64_t inner = layer_.rows(weights::kUp);
-    take_expert_bias(weights::kGate, "ffn_gate_exps.bias", inner);
-    take_expert_bias(weights::kUp, "ffn_up_exps.bias", inner);
-    take_expert_bias(weights::kDown, "ffn_down_exps.bias", width_);
-    layer_.gate_factor = take_factor("ffn_gate_exps.scale");
-    layer_.up_factor = take_factor("ffn_up_exps.scale");
-    if (sizes_.scales_experts) {
-      take_optional(weights::kExpertScale, "ffn_down_exps.scale", 1, sizes_.num_experts);
     } else {
-      layer_.down_factor = take_factor("ffn_down_exps.scale");
+      find_stacks();
+    }
+    find_expert_biases();
+    layer_.gate_factor = take_factor("ffn_gate_exps.scale", demands_.gate_factor);
+    layer_.up_factor = take_factor("ffn_up_exps.scale", demands_.up_factor);
+    if (sizes_.scales_experts) {
+      take_optional(weights::kExpertScale, "ffn_down_exps.scale", 1, sizes_.num_experts,
+                    demands_.expert_scale);
+    } else {
+      layer_.down_factor = take_factor("ffn_down_exps.scale", demands_.down_factor);
     }
   }
 
+  // All matrices of experts have biases, or none.
+  void find_expert_biases() {
+    const auto is_bias = [](std::string_view rest) { return rest.ends_with("_exps.bias"); };
+    if (!demands_.biases && !has_any(is_bias)) return;
+    const int64_t inner = layer_.rows(weights::kUp);
+    if (layer_.has(weights::kGate)) take_expert_bias(weights::kGate, "ffn_gate_exps.bias", inner);
+    take_expert_bias(weights::kUp, "ffn_up_exps.bias", inner);
+    take_expert_bias(weights::kDown, "ffn_down_exps.bias", width_);
+  }
+
   void take_expert_bias(WeightId matrix, std::string_view name, int64_t width) {
-    const Place place = look_up(name);
-    if (!place) return;
+    const Place place = require(name);
     check_shape(place, sizes_.num_experts, 1, width);
     store(matrix.with(WeightPlane::kBias), place, sizes_.num_experts, 1, width, 0, 1);
   }
@@ -242,7 +286,7 @@ class LayerFinder {
       const Place up = require("ffn_up_exps.weight");
       inner = rows_of_stack(up, 1);
       take(weights::kUp, up, experts, inner, width_);
-      if (const Place gate = look_up("ffn_gate_exps.weight")) {
+      if (const Place gate = look_up("ffn_gate_exps.weight", demands_.gate)) {
         take(weights::kGate, gate, experts, inner, width_);
       }
     }
@@ -266,8 +310,11 @@ class LayerFinder {
   // holds both if the down product is half as wide.
   void find_shared() {
     const int64_t hidden = sizes_.hidden_size;
-    const Place down = look_up("ffn_down_shexp.weight");
-    if (!down) return;
+    const auto is_shared = [](std::string_view rest) {
+      return rest.find("_shexp.") != rest.npos && belongs_to_experts(rest);
+    };
+    if (!demands_.shared && !has_any(is_shared)) return;
+    const Place down = require("ffn_down_shexp.weight");
     const int64_t inner = row_length(down);
     take(weights::kSharedDown, down, 1, hidden, inner);
     const Place up = require("ffn_up_shexp.weight");
@@ -278,9 +325,12 @@ class LayerFinder {
       check_shape(up, 1, 2 * inner, hidden);
       store(weights::kSharedGate, up, 1, inner, hidden, 0, inner);
       store(weights::kSharedUp, up, 1, inner, hidden, inner, inner);
+    } else if (demands_.gate) {
+      require("ffn_gate_shexp.weight");
     }
     if (!layer_.has(weights::kSharedUp)) take(weights::kSharedUp, up, 1, inner, hidden);
-    take_optional(weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight", 1, hidden);
+    take_optional(weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight", 1, hidden,
+                  demands_.shared_gate);
   }
 
   void find_residual() {
@@ -289,17 +339,6 @@ class LayerFinder {
     take(weights::kResidualDown, down, 1, sizes_.hidden_size, inner);
     take(weights::kResidualUp, require("ffn_up.weight"), 1, inner, sizes_.hidden_size);
     take(weights::kResidualGate, require("ffn_gate.weight"), 1, inner, sizes_.hidden_size);
-  }
-
-  // Whether the tensor belongs to a router, routed or shared experts, and has a meaning here. Steps
-  // of quantised rows are what llama.cpp itself reads and never uses.
-  static bool belongs_to_experts(std::string_view rest) {
-    constexpr std::array<std::string_view, 4> kParts = {"ffn_gate_inp", "exp_probs_b", "_exps.",
-                                                        "_shexp."};
-    return !rest.ends_with(".input_scale") && !rest.starts_with("ffn_norm_exps") &&
-           std::ranges::any_of(kParts, [&](std::string_view part) {
-             return rest.find(part) != std::string_view::npos;
-           });
   }
 
   void check_all_used() const {
@@ -314,6 +353,7 @@ class LayerFinder {
 
   const io::GgufFile& file_;
   const GgufSizes& sizes_;
+  const GgufDemands& demands_;
   GgufLayer layer_;
   std::span<const Place> own_;  // the layer's tensors by name
   int64_t width_ = 0;           // the length of the rows that routed experts read
@@ -339,18 +379,26 @@ GgufTensorsByLayer sort_by_layer(const io::GgufFile& file) {
   return by_layer;
 }
 
-bool has_experts(const GgufTensorsByLayer& by_layer, int64_t index) {
-  const std::span<const Place> own = tensors_of(by_layer, index);
-  const auto holds = [&](std::string_view rest) {
-    return static_cast<bool>(find_among(own, rest, prefix_of(index).size()));
-  };
-  return holds("ffn_gate_inp.weight") &&
-         (holds("ffn_down_exps.weight") || holds("ffn_down.0.weight"));
+bool has_tensors(const GgufTensorsByLayer& by_layer, int64_t index) {
+  return !tensors_of(by_layer, index).empty();
+}
+
+io::GgufFile::Place find_tensor(const GgufTensorsByLayer& by_layer, int64_t index,
+                                std::string_view rest) {
+  return find_among(tensors_of(by_layer, index), rest, prefix_of(index).size());
+}
+
+io::GgufFile::Place find_expert_tensor(const GgufTensorsByLayer& by_layer, int64_t index) {
+  const size_t prefix = prefix_of(index).size();
+  for (const Place& place : tensors_of(by_layer, index)) {
+    if (belongs_to_experts(std::string_view(place.tensor->name).substr(prefix))) return place;
+  }
+  return {};
 }
 
 GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
-                             int64_t index, const GgufSizes& sizes) {
-  return LayerFinder(file, by_layer, index, sizes).find();
+                             int64_t index, const GgufSizes& sizes, const GgufDemands& demands) {
+  return LayerFinder(file, by_layer, index, sizes, demands).find();
 }
 
 }  // namespace conclave::inline v0::checkpoint

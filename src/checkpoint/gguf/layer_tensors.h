@@ -2,6 +2,7 @@
 #pragma once
 
 #include "io/gguf/file.h"
+#include "routing/router_tensors.h"
 
 #include "conclave/weights.h"
 
@@ -53,16 +54,35 @@ struct GgufSizes {
   bool normalises_router = false;  // ffn_gate_inp.scale is the weight of its norm
 };
 
+// A layer has this by its file's architecture and keys: the tensors must be there.
+struct GgufDemands {
+  const routing::RouterTensor* router_tensor = nullptr;  // null: none
+  bool gate = false;                                     // routed and shared experts have one
+  bool shared = false;
+  bool shared_gate = false;  // shared experts, if there are some, have a factor
+  bool selection_bias = false;
+  bool biases = false;
+  bool expert_scale = false;
+  bool projections = false;
+  bool gate_factor = false;
+  bool up_factor = false;
+  bool down_factor = false;
+};
+
 // The tensors of each layer by its prefix, such as "blk.3.", sorted by name. Names and places are
 // the file's.
 using GgufTensorsByLayer = std::map<std::string_view, std::vector<io::GgufFile::Place>>;
 GgufTensorsByLayer sort_by_layer(const io::GgufFile& file);
 
-// Whether layer `index` has a router and experts.
-bool has_experts(const GgufTensorsByLayer& by_layer, int64_t index);
+bool has_tensors(const GgufTensorsByLayer& by_layer, int64_t index);
+// The tensor whose name is `rest` behind the layer's prefix; empty if there is none.
+io::GgufFile::Place find_tensor(const GgufTensorsByLayer& by_layer, int64_t index,
+                                std::string_view rest);
+// Any tensor of a router or of experts; empty if the layer has none.
+io::GgufFile::Place find_expert_tensor(const GgufTensorsByLayer& by_layer, int64_t index);
 
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType, kTensorUnexpected) naming the tensor.
 GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
-                             int64_t index, const GgufSizes& sizes);
+                             int64_t index, const GgufSizes& sizes, const GgufDemands& demands);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -2,6 +2,7 @@
 
 #include "checkpoint/gguf/family.h"
 #include "checkpoint/gguf/keys.h"
+#include "checkpoint/gguf/layer_demands.h"
 #include "checkpoint/gguf/layer_form.h"
 #include "checkpoint/gguf/layer_tensors.h"
 #include "checkpoint/gguf/source.h"
@@ -61,9 +62,12 @@ class GgufContents final : public Contents {
     num_hidden_layers = all - extra;
     const GgufSizes sizes = read_gguf_sizes(keys, family);
     const GgufTensorsByLayer by_layer = sort_by_layer(file_);
+    const GgufLayerRules rules(keys, family, by_layer, num_hidden_layers, all);
     const int64_t end = options.extra_layers ? all : num_hidden_layers;
     for (int64_t index = 0; index < end; ++index) {
-      if (has_experts(by_layer, index)) add_layer(keys, family, sizes, by_layer, index);
+      if (!rules.has_experts(index)) continue;
+      const GgufDemands demands = rules.demands_of(index);
+      add_layer(keys, family, find_layer_tensors(file_, by_layer, index, sizes, demands));
     }
     add_totals();
   }
@@ -90,11 +94,9 @@ class GgufContents final : public Contents {
   }
 
  private:
-  void add_layer(const GgufKeys& keys, const GgufFamily& family, const GgufSizes& sizes,
-                 const GgufTensorsByLayer& by_layer, int64_t index) {
-    GgufLayer found = find_layer_tensors(file_, by_layer, index, sizes);
+  void add_layer(const GgufKeys& keys, const GgufFamily& family, GgufLayer found) {
     CheckpointLayer layer;
-    layer.index = index;
+    layer.index = found.index;
     layer.prefix = found.prefix;
     layer.layout = found.layout;
     layer.bytes = found.bytes;

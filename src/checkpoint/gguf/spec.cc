@@ -1,7 +1,6 @@
 #include "checkpoint/gguf/spec.h"
 
 #include "checkpoint/spec_reader.h"
-#include "core/shared_facts.h"
 #include "routing/router_tensors.h"
 
 #include <algorithm>
@@ -107,9 +106,6 @@ void read_shared(const GgufKeys& keys, const GgufFamily& family, const GgufLayer
   const double routed = keys.number("swiglu_clamp_exp", family.clamp_otherwise, layer.index);
   const double limit = keys.number("swiglu_clamp_shexp", routed, layer.index);
   spec.shared.mode = family.shared;
-  if (shared_facts(family.shared).has_sigmoid_gate() && !layer.has(weights::kSharedExpertGate)) {
-    spec.shared.mode = SharedMode::kAdd;
-  }
   spec.shared.intermediate_size = layer.rows(weights::kSharedUp);
   spec.shared.activation = read_activation(keys, family, gated, limit);
   if (form.shared != form.routed) spec.shared.weight_dtype = form.shared;
@@ -121,10 +117,6 @@ Support support_of(const GgufFamily& family, const GgufLayer& layer, const MoeSp
   if (gated != layer.has(weights::kGate)) {
     return Support::no("its experts have " + std::string(gated ? "no" : "a") + " gate, which \"" +
                        spec.activation.name + "\" does not fit");
-  }
-  const bool has_bias = layer.has(weights::kDown.with(WeightPlane::kBias));
-  if (has_bias != layer.has(weights::kUp.with(WeightPlane::kBias))) {
-    return Support::no("only some matrices of its experts have biases");
   }
   if (layer.has(weights::kLatentDown) && spec.residual.intermediate_size != 0) {
     return Support::no("it has projections and a residual MLP");

@@ -43,6 +43,7 @@ inline constexpr std::array kHashTensors = {RouterTensor{
     .index_limit = [](const MoeSpec& spec) { return spec.num_experts; },
     .pattern = "{base}gate.tid2eid",
     .gguf_name = "ffn_gate_tid2eid.weight",
+    .gguf_layers_key = "hash_layer_count",
     .imply = imply_hash,
     .weights_field = &ExpertWeights::hash_table,
     .call_field = &RouteArgs::hash_table,

@@ -1,0 +1,51 @@
+// What the architecture and the keys of a GGUF file say that its layers have, wherever a layer
+// without the tensor would be another valid layer: one without a gate, a bias, shared experts, or
+// any experts.
+#pragma once
+
+#include "checkpoint/gguf/family.h"
+#include "checkpoint/gguf/keys.h"
+#include "checkpoint/gguf/layer_tensors.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace conclave::inline v0::checkpoint {
+
+class GgufLayerRules {
+ public:
+  // The file has `num_blocks` blocks, of which the first `num_layers` are no extra layers. All
+  // arguments must outlive it.
+  GgufLayerRules(const GgufKeys& keys, const GgufFamily& family, const GgufTensorsByLayer& by_layer,
+                 int64_t num_layers, int64_t num_blocks);
+
+  // Whether block `index` is a MoE layer. Throws Error(kConfigValue) if a key says that it is dense
+  // and it has experts.
+  bool has_experts(int64_t index) const;
+  // What such a layer has. Throws Error(kConfigValue).
+  GgufDemands demands_of(int64_t index) const;
+
+ private:
+  bool any_block_has(std::string_view name) const;
+  bool lies_before_experts(int64_t index) const;
+  bool has_shared(int64_t index) const;
+  const routing::RouterTensor* router_tensor_of(int64_t index) const;
+  bool has_selection_bias(int64_t index) const;
+  bool has_factor(int64_t index, std::string_view matrix) const;
+
+  const GgufKeys& keys_;
+  const GgufFamily& family_;
+  const GgufTensorsByLayer& by_layer_;
+  int64_t num_layers_;
+  int64_t num_blocks_;
+  int64_t num_dense_ = 0;  // blocks at the begin, where a key counts them
+  bool some_have_selection_bias_ = false;
+  GgufDemands same_;  // what is the same for all layers
+  // Whether stacks of a matrix and a type have factors.
+  mutable std::map<std::pair<std::string, const io::GgufType*>, bool> factors_;
+};
+
+}  // namespace conclave::inline v0::checkpoint
