@@ -67,9 +67,11 @@ DType row_type(const MatrixMeaning& meaning) {
 // Rows stay codes if all ask for the same, of a type that may stand beside the common codes.
 bool same_rows(std::span<const MatrixMeaning> meanings, DType element) {
   const QuantSpec& first = meanings.front().quant;
-  const bool usual = first.activation_scale_rule == RowScaleRule::kQuotient;
-  const DType rows =
-      usual ? quant::format_of(element).row_codes->element : row_type(meanings.front());
+  const DType rows = row_type(meanings.front());
+  if (first.activation_scale_rule == RowScaleRule::kQuotient &&
+      !quant::takes_quotient_rows(element, rows)) {
+    return false;
+  }
   return std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
     const QuantSpec& own = meaning.quant;
     return !is_plain(meaning.element) && own.activations == first.activations &&

@@ -156,6 +156,11 @@ bool takes_int8_rows(DType weights) {
          ActivationRule::kNoLimit;
 }
 
+bool takes_quotient_rows(DType weights, DType rows) {
+  if (rows == DType::kI8) return takes_int8_rows(weights);
+  return rows == DType::kF8E4M3 || rows == format_of(weights).row_codes->element;
+}
+
 uint8_t activation_code(const CodeBook& codes, float value, float scale) {
   if (!std::isfinite(value)) {
     // Without a code for NaN the scale says it, and what is multiplied with it does not matter.

@@ -42,6 +42,9 @@ std::string float_row_types();
 
 // Whether int8 rows go beside weights of this type, which are codes.
 bool takes_int8_rows(DType weights);
+// Whether rows of this type with scales by RowScaleRule::kQuotient go beside weights of codes: the
+// usual ones do, e4m3 beside any, and int8 beside whole numbers.
+bool takes_quotient_rows(DType weights, DType rows);
 
 // The units that power_step of code_quotient.h adds to a magnitude for the rule's powers of two.
 uint32_t power_rounding(const ActivationRule& rule);

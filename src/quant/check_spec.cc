@@ -87,11 +87,11 @@ void check_row_type(const MoeSpec& spec) {
   }
   const DType usual = format_of(spec.weight_dtype).row_codes->element;
   if (spec.quant.activation_scale_rule != RowScaleRule::kQuotient) return check_float_rows(*rows);
-  if (*rows == usual) return;
-  if (*rows == DType::kI8 && takes_int8_rows(spec.weight_dtype)) return;
+  if (takes_quotient_rows(spec.weight_dtype, *rows)) return;
+  const char* const other = usual == DType::kF8E4M3 ? "" : " or F8_E4M3";
   refuse("quant.activation_dtype", found,
-         std::string(to_string(usual)) + " beside weights of " +
-             std::string(to_string(spec.weight_dtype)));
+         fmt::format("{}{} beside weights of {}", to_string(usual), other,
+                     to_string(spec.weight_dtype)));
 }
 
 // The columns of one step are those of whole scales.

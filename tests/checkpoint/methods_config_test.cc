@@ -29,10 +29,13 @@ json with(json config, const json& changes) {
   return config;
 }
 
+void expect_reason_of(const Quantization& found, const std::string& words) {
+  EXPECT_FALSE(found.weights);
+  EXPECT_NE(found.reason.find(words), std::string::npos) << found.reason;
+}
 void expect_reason(const json& config, const std::string& words) {
-  const Quantization found = read(config);
-  EXPECT_FALSE(found.weights) << config.dump();
-  EXPECT_NE(found.reason.find(words), std::string::npos) << config.dump() << ": " << found.reason;
+  SCOPED_TRACE(config.dump());
+  expect_reason_of(read(config), words);
 }
 void expect_error(const json& config, ErrorCode code) {
   const auto error = error_of([&] { static_cast<void>(read(config)); });
@@ -488,6 +491,39 @@ TEST(CompressedTensorsConfig, RowsWithoutAType_HaveThatBesideTheWeights) {
       {"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}},
       {"input_activations", {{"num_bits", 8}, {"dynamic", true}}}};
   expect_reason(integers, "I8");
+}
+
+TEST(CompressedTensorsConfig, RowsBesideIntegers_AreInt8OrE4m3) {
+  const auto found = [](const json& weights, const json& rows) {
+    const json own = {{"symmetric", true}, {"strategy", "token"}, {"dynamic", true}};
+    return read({{"quant_method", "compressed-tensors"},
+                 {"format", "pack-quantized"},
+                 {"config_groups",
+                  {{"group_0", {{"weights", weights}, {"input_activations", with(own, rows)}}}}}});
+  };
+  const json four = {{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 128}};
+  const json e4m3 = {{"num_bits", 8}, {"type", "float"}};
+  const json int8 = {{"num_bits", 8}, {"type", "int"}};
+  const auto floats = found(four, e4m3);
+  ASSERT_TRUE(floats.weights) << floats.reason;
+  EXPECT_EQ(floats.weights->spec.activations, ActivationScale::kToken);
+  EXPECT_EQ(floats.weights->spec.activation_dtype, DType::kF8E4M3);
+  EXPECT_EQ(floats.weights->note, "");
+  const auto integers = found(four, int8);
+  ASSERT_TRUE(integers.weights) << integers.reason;
+  EXPECT_EQ(integers.weights->spec.activation_dtype, std::nullopt);
+  expect_reason_of(found(four, {{"num_bits", 8}, {"type", "int"}, {"symmetric", false}}),
+                   "activations with zero points");
+
+  for (const int64_t bits : {4, 8}) {
+    const json zeros = with(four, {{"symmetric", false}, {"num_bits", bits}});
+    const auto beside = found(zeros, int8);
+    ASSERT_TRUE(beside.weights) << beside.reason;
+    EXPECT_EQ(beside.weights->spec.zeros, WeightZero::kPoint);
+    EXPECT_EQ(beside.weights->spec.activations, ActivationScale::kToken);
+    expect_plain_rows(*found(zeros, e4m3).weights);
+    expect_plain_rows(*found(with(four, {{"actorder", "group"}}), int8).weights);
+  }
 }
 
 TEST(MlxConfig, IsKnownWithoutAMethod) {

@@ -51,6 +51,11 @@ QuantSpec grouped(int64_t cols, WeightZero zeros = WeightZero::kNone) {
 QuantSpec by_row(WeightZero zeros = WeightZero::kNone) {
   return {.weights = kChannel, .zeros = zeros};
 }
+QuantSpec by_token(QuantSpec spec, std::optional<DType> rows = std::nullopt) {
+  spec.activations = kToken;
+  spec.activation_dtype = rows;
+  return spec;
+}
 QuantSpec in_order(QuantSpec spec) {
   spec.has_column_order = true;
   return spec;
@@ -135,6 +140,8 @@ const std::vector<Expected> kCheckpoints = {
     coded("mixtral-compressed-int4-asymmetric-group8", DType::kI4, grouped(8, kPoint)),
     coded("mixtral-compressed-int4-order", DType::kI4, in_order(grouped(16))),
     coded("mixtral-compressed-int8-asymmetric", DType::kI8, by_row(kPoint)),
+    coded("mixtral-compressed-int8-asymmetric-token", DType::kI8, by_token(by_row(kPoint))),
+    coded("qwen3_moe-compressed-int4-e4m3-rows", DType::kI4, by_token(grouped(32), DType::kF8E4M3)),
     {"mixtral-compressed-int8-rows32",
      {.weights = kChannel, .activations = kGroup, .activation_group = 32},
      "per_expert",

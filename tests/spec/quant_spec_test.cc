@@ -122,6 +122,23 @@ TEST(QuantSpec, Int8Rows_GoBesideWholeNumbers) {
   EXPECT_THROW(with_int8_rows(plain), Error);
 }
 
+TEST(QuantSpec, E4m3Rows_GoBesideAllCodesWithoutZeros) {
+  for (const DType weights : {DType::kI8, DType::kI4, DType::kIQ4, DType::kF4, DType::kNF4}) {
+    for (const ActivationScale rows :
+         {ActivationScale::kTensorStatic, ActivationScale::kToken, ActivationScale::kGroup}) {
+      MoeSpec spec = quantised(WeightScale::kChannel, rows);
+      spec.weight_dtype = weights;
+      spec.quant.activation_dtype = DType::kF8E4M3;
+      EXPECT_NO_THROW(validate(spec)) << to_string(weights);
+      spec.quant.zeros = WeightZero::kPoint;
+      expect_refused(spec, ErrorCode::kInvalidArgument, "quant.zeros");
+      spec.quant.zeros = WeightZero::kNone;
+      spec.quant.activation_dtype = DType::kF8E5M2;
+      expect_refused(spec, ErrorCode::kInvalidArgument, "quant.activation_dtype");
+    }
+  }
+}
+
 TEST(QuantSpec, KnownCodes_AreLessThanTheLayersForm) {
   MoeSpec spec = quantised(WeightScale::kBlock);
   spec.weight_dtype = DType::kI8;

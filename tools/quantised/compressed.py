@@ -57,7 +57,7 @@ class CompressedTensors(Case):
         scheme = QuantizationScheme(
             targets=["Linear"],
             weights=QuantizationArgs(**self.codes, strategy=self.strategy, **blocks),
-            input_activations=QuantizationArgs(**self.codes, **self.activations) if self.activations else None,
+            input_activations=QuantizationArgs(**self.codes | self.activations) if self.activations else None,
             format=self.format,
         )
         model = self.tree()
@@ -238,6 +238,14 @@ class QwenInt4Group128(QwenInt4):
     hidden, inner, experts, top_k = 256, 128, 2, 1
 
 
+class QwenInt4E4m3Rows(QwenInt4):
+    """Rows of e4m3 by token, as the preset W4AFP8 of llm-compressor has them."""
+
+    activations = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token", "group_size": None}
+    hidden, inner, experts, top_k = 160, 96, 4, 2
+    rows = {"form": "token"}
+
+
 class QwenInt4SharedPlain(SharedPlain, QwenInt4):
     hidden, inner, experts, top_k = 64, 32, 5, 2
     ignore = ["re:.*gate$", "re:.*shared_expert[.].*"]
@@ -261,5 +269,6 @@ CASES = {
     "qwen2_moe-compressed-int4-shared-bf16": QwenInt4SharedPlain,
     "qwen3_moe-compressed-int4-group128": QwenInt4Group128,
     "qwen3_moe-compressed-int4-group32": QwenInt4,
+    "qwen3_moe-compressed-int4-e4m3-rows": QwenInt4E4m3Rows,
     "qwen3_moe-compressed-int8-channel": QwenInt8Channel,
 }

@@ -272,6 +272,13 @@ class Nvfp4Rows(RowsOfPackage, Nvfp4):
         return 1 / min(of(self.leaves["gate"]), of(self.leaves["up"])), 1 / of(self.leaves["down"])
 
 
+class Int8AsymmetricToken(MixtralInt8Asymmetric):
+    """Rows of int8 by token beside zero points."""
+
+    activations = {"symmetric": True, "dynamic": True, "strategy": "token"}
+    rows = {"form": "token", "codes": "int8"}
+
+
 CASES = {
     "qwen3_moe-compressed-int4-asymmetric": PackedAsymmetric,
     "mixtral-compressed-int4-asymmetric-group8": PackedAsymmetricOdd,
@@ -281,6 +288,7 @@ CASES = {
     "mixtral-compressed-int4-order": OrderedSymmetric,
     "qwen3_moe-compressed-int8-asymmetric": Int8Asymmetric,
     "mixtral-compressed-int8-asymmetric": MixtralInt8Asymmetric,
+    "mixtral-compressed-int8-asymmetric-token": Int8AsymmetricToken,
     "qwen3_moe-compressed-mxfp4": Mxfp4,
     "mixtral-compressed-mxfp4": MixtralMxfp4,
     "qwen3_moe-compressed-mxfp8": Mxfp8,

@@ -5,6 +5,7 @@
 #include "checkpoint/methods/module_rules.h"
 #include "checkpoint/methods/words.h"
 #include "io/text.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include <fmt/format.h>
@@ -77,13 +78,12 @@ bool is_dynamic(const io::JsonValue& scheme) {
 }
 
 // A scheme of rows may leave its type out, which is then the one that goes beside the weights.
-void check_row_type(const io::JsonValue& scheme, DType weights) {
-  if (!scheme.find_set("num_bits") && !scheme.find_set("type")) return;
-  const quant::WeightFormat* const format = quant::find_format(weights);
+DType row_type(const io::JsonValue& scheme, DType weights) {
+  const DType usual = quant::format_of(weights).row_codes->element;
+  if (!scheme.find_set("num_bits") && !scheme.find_set("type")) return usual;
   const DType element = type_of_scheme(scheme);
-  if (format == nullptr || element != format->row_codes->element) {
-    throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
-  }
+  if (quant::takes_quotient_rows(weights, element)) return element;
+  throw NotRead{fmt::format("activations in {} beside such weights", to_string(element))};
 }
 
 // Groups of rows without a size of their own are as wide as the blocks of the weights.
@@ -93,12 +93,19 @@ int64_t group_of_rows(const io::JsonValue& scheme, const QuantSpec& spec) {
   return block_size(size ? *size : scheme.at("group_size"));
 }
 
-void read_activations(const io::JsonValue& scheme, DType weights, QuantSpec& spec) {
-  check_row_type(scheme, weights);
+void read_activations(const io::JsonValue& scheme, QuantizedWeights& weights) {
+  QuantSpec& spec = weights.spec;
+  const DType rows = row_type(scheme, weights.element);
   if (!is_symmetric(scheme)) throw NotRead{"activations with zero points"};
-  if (spec.zeros != WeightZero::kNone || spec.has_column_order) {
-    throw NotRead{"quantised activations beside zero points or an order of columns"};
+  // Zeros are multiplied with sums of rows' codes, which are exact for integers alone.
+  QuantSpec coded = spec;
+  coded.activation_dtype = rows;
+  const bool is_exact = quant::activation_rule(weights.element, coded).is_exact();
+  if (spec.has_column_order || (spec.zeros != WeightZero::kNone && !is_exact)) {
+    weights.note = kPlainRows;
+    return;
   }
+  if (rows != quant::format_of(weights.element).row_codes->element) spec.activation_dtype = rows;
   const std::string strategy = text_of(scheme, "strategy", "tensor");
   const bool dynamic = is_dynamic(scheme);
   if (!dynamic && strategy == "tensor") {
@@ -168,7 +175,7 @@ void read_rows(const io::JsonValue& scheme, QuantizedWeights& weights) {
   const int64_t bits = given ? given->as_int64() : 0;
   const bool other = floats && ((given && bits < 8) || has_small_scales(scheme));
   if (!other || text_of(scheme, "strategy", "tensor") == "token") {
-    return read_activations(scheme, weights.element, weights.spec);
+    return read_activations(scheme, weights);
   }
   if (!read_scaled_rows(scheme, bits, weights)) weights.note = kPlainRows;
 }
@@ -262,10 +269,13 @@ std::optional<QuantizedWeights> usual_storage(DType element, const QuantSpec& sp
 
 namespace {
 
+DType row_codes_of(const MethodForm& form) {
+  return form.quant.activation_dtype.value_or(quant::format_of(form.codes).row_codes->element);
+}
+
 // The scheme that read_scaled_rows takes as this form.
 nlohmann::ordered_json scaled_rows(const MethodForm& form) {
-  const DType rows =
-      form.quant.activation_dtype.value_or(quant::format_of(form.codes).row_codes->element);
+  const DType rows = row_codes_of(form);
   nlohmann::ordered_json scheme = {{"num_bits", bit_size(rows)},
                                    {"type", "float"},
                                    {"symmetric", true},
@@ -301,8 +311,9 @@ std::string write_compressed_tensors(const MethodForm& form, const std::vector<s
   if (form.quant.activation_scale_rule != RowScaleRule::kQuotient) {
     rows = scaled_rows(form);
   } else if (form.quant.activations == ActivationScale::kToken) {
-    rows = {{"num_bits", 8},
-            {"type", type},
+    const quant::WeightFormat& of_rows = quant::format_of(row_codes_of(form));
+    rows = {{"num_bits", bit_size(of_rows.element)},
+            {"type", of_rows.compressed_tensors},
             {"symmetric", true},
             {"strategy", "token"},
             {"dynamic", true}};
