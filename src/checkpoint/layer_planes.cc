@@ -1,6 +1,7 @@
 #include "checkpoint/layer_planes.h"
 
 #include "checkpoint/coded_values.h"
+#include "checkpoint/methods/inputs.h"
 #include "checkpoint/name_list.h"
 #include "checkpoint/scale_names.h"
 #include "checkpoint/tensor_name.h"
@@ -223,6 +224,40 @@ void find_inputs(const LayerView& view, NamedTensors& names, LayerPlanes& planes
   }
 }
 
+// In a layer all codes lie in words in one way, which tensors tell whose shapes fit only one.
+void settle_words(const LayerView& view, LayerPlanes& planes) {
+  WordLayout known = WordLayout::kEither;
+  int32_t first = -1;
+  for (const PlaneReading& reading : planes.readings) {
+    if (reading.coded || reading.row->words == nullptr) continue;
+    const int32_t tensor = reading.inputs.front();
+    const TensorInfo& info = view.table.info(tensor);
+    const WordLayout own = reading.row->words(reading.form, info.shape);
+    if (own != WordLayout::kAcross && own != WordLayout::kWhole) continue;
+    if (first >= 0 && own != known) {
+      throw Error(ErrorCode::kTensorShape,
+                  {.what = "codes of a layer lie in words in two ways",
+                   .file = view.table.path_of(tensor),
+                   .tensor = info.name,
+                   .expected = "words as those of " + view.table.info(first).name,
+                   .found = render_shape(info.shape)});
+    }
+    known = own;
+    first = tensor;
+  }
+  for (PlaneReading& reading : planes.readings) {
+    if (reading.coded || reading.row->words == nullptr) continue;
+    const int32_t tensor = reading.inputs.front();
+    const TensorInfo& info = view.table.info(tensor);
+    reading.form.words = known;
+    const bool is_open =
+        known == WordLayout::kEither && reading.form.quant->stored.words == WordLayout::kEither;
+    if (is_open && reading.row->words(reading.form, info.shape) == WordLayout::kEither) {
+      reject_words(view.table.path_of(tensor), info);
+    }
+  }
+}
+
 }  // namespace
 
 bool LayerPlanes::has(WeightId id, int64_t expert) const {
@@ -257,6 +292,7 @@ LayerPlanes place_tensors(const LayerView& view, const LayerLayout& layout,
   NamedTensors names(view);
   for (const TensorMatch& match : matches) place(view, layout, match, names, planes);
   find_inputs(view, names, planes);
+  settle_words(view, planes);
   return planes;
 }
 

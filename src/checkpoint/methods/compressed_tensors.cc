@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -226,6 +228,20 @@ ModuleScheme read_scheme(const io::JsonValue& group, const std::string& stored) 
   }
 }
 
+// Codes lie over the ends of words since 0.17; builds between releases had either.
+WordLayout words_of_version(const io::JsonValue& config) {
+  constexpr int kFirstAcross = 17;
+  const std::string text = text_of(config, "version", "");
+  int major = 0;
+  int minor = 0;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, major);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '.') return WordLayout::kEither;
+  if (std::from_chars(first.ptr + 1, end, minor).ec != std::errc()) return WordLayout::kEither;
+  if (major > 0 || minor >= kFirstAcross) return WordLayout::kAcross;
+  return minor + 1 < kFirstAcross ? WordLayout::kWhole : WordLayout::kEither;
+}
+
 // Names and expressions come before classes of modules, which begin with a capital: "Linear". A
 // group without targets is for all modules.
 void add_rules(const io::JsonValue& group, size_t scheme, std::vector<ModuleRule>& by_name,
@@ -342,6 +358,8 @@ QuantizedWeights read_compressed_tensors(const io::JsonValue& config) {
     const std::string stored = by_group ? text_of(group.value, "format", "none given") : format;
     add_rules(group.value, found.schemes.size(), found.rules, by_class);
     found.schemes.push_back(read_scheme(group.value, stored));
+    auto& weights = found.schemes.back().weights;
+    if (weights) weights->stored.words = words_of_version(config);
   }
   if (found.schemes.empty()) throw NotRead{"no config_groups"};
   // Classes are not told apart: matrices of experts are "Linear", however a group spells it.

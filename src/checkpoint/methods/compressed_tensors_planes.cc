@@ -14,10 +14,33 @@ int64_t bits_of(const MatrixForm& form) { return form.quant->stored.bits; }
 int64_t words_of(int64_t codes, int64_t bits) { return ceil_div(codes * bits, kWordBits); }
 int64_t whole_words_of(int64_t codes, int64_t bits) { return ceil_div(codes, kWordBits / bits); }
 
-// Code `index` of a line that takes `words` words, in either way.
+// How a line of codes lies in `words` words.
+WordLayout layout_of(int64_t codes, int64_t words, int64_t bits) {
+  const bool across = words == words_of(codes, bits);
+  const bool whole = words == whole_words_of(codes, bits);
+  if (across != whole) return across ? WordLayout::kAcross : WordLayout::kWhole;
+  const bool same = kWordBits % bits == 0 || codes <= kWordBits / bits;
+  return same ? WordLayout::kSame : WordLayout::kEither;
+}
+WordLayout layout_of_codes(const MatrixForm& form, std::span<const int64_t> shape) {
+  return layout_of(form.cols, shape.back(), bits_of(form));
+}
+WordLayout layout_of_zeros(const MatrixForm& form, std::span<const int64_t> shape) {
+  return layout_of(form.scale_rows, shape[shape.size() - 2], bits_of(form));
+}
+
+// Whether codes of the tensor have whole words each. Throws Error(kTensorShape) if nothing tells.
+bool has_whole_words(const MatrixForm& form, WordLayout own, const PlaneInput& input) {
+  WordLayout layout = own == WordLayout::kEither ? form.words : own;
+  if (layout == WordLayout::kEither) layout = form.quant->stored.words;
+  if (layout == WordLayout::kEither) reject_words(input.file, *input.info);
+  return layout == WordLayout::kWhole;
+}
+
+// Code `index` of a line.
 template <class Word>
-uint32_t code_of(const Word& word, int64_t codes, int64_t words, int64_t index, int64_t bits) {
-  if (words == words_of(codes, bits)) return code_in_line(word, index, bits);
+uint32_t code_of(const Word& word, bool whole_words, int64_t index, int64_t bits) {
+  if (!whole_words) return code_in_line(word, index, bits);
   const int64_t each = kWordBits / bits;
   return word(index / each) >> (index % each * bits) & ((uint32_t{1} << bits) - 1);
 }
@@ -32,12 +55,13 @@ bool fills_words(const MatrixForm& form) {
 void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
                   std::span<std::byte> plane) {
   const int64_t bits = bits_of(form);
-  const int64_t words = inputs[0].info->shape.back();
+  const std::vector<int64_t>& shape = inputs[0].info->shape;
+  const int64_t words = shape.back();
+  const bool whole = has_whole_words(form, layout_of_codes(form, shape), inputs[0]);
   for (int64_t row = 0; row < form.rows; ++row) {
     const auto word = [&](int64_t i) { return word_at(inputs[0].bytes, row * words + i); };
     for (int64_t col = 0; col < form.cols; ++col) {
-      set_integer(plane.data(), row * form.cols + col, bits,
-                  code_of(word, form.cols, words, col, bits));
+      set_integer(plane.data(), row * form.cols + col, bits, code_of(word, whole, col, bits));
     }
   }
 }
@@ -51,12 +75,12 @@ StoredShapes zero_word_shapes(const MatrixForm& form) {
 void decode_zero_words(const MatrixForm& form, std::span<const PlaneInput> inputs,
                        std::span<std::byte> plane) {
   const int64_t bits = bits_of(form);
-  const int64_t words =
-      static_cast<int64_t>(inputs[0].bytes.size() / sizeof(uint32_t)) / form.groups;
+  const WordLayout layout = layout_of_zeros(form, inputs[0].info->shape);
+  const bool whole = has_whole_words(form, layout, inputs[0]);
   for (int64_t group = 0; group < form.groups; ++group) {
     const auto word = [&](int64_t i) { return word_at(inputs[0].bytes, i * form.groups + group); };
     for (int64_t row = 0; row < form.scale_rows; ++row) {
-      const uint32_t zero = code_of(word, form.scale_rows, words, row, bits);
+      const uint32_t zero = code_of(word, whole, row, bits);
       set_float(plane, row * form.groups + group,
                 static_cast<float>(static_cast<int64_t>(zero) - middle_of(bits)));
     }
@@ -82,6 +106,7 @@ constexpr StoredPlane kWordCodes = {.suffix = "_packed",
                                     .ending = "",
                                     .types = kWordTypes,
                                     .shapes = code_shapes,
+                                    .words = layout_of_codes,
                                     .decode = decode_codes,
                                     .lies_in_place = fills_words};
 constexpr StoredPlane with_signs_flipped(StoredPlane codes) {
@@ -94,6 +119,7 @@ constexpr StoredPlane kZeroWords = {.suffix = "_zero_point",
                                     .types = kWordTypes,
                                     .shapes = zero_word_shapes,
                                     .type = DType::kF32,
+                                    .words = layout_of_zeros,
                                     .decode = decode_zero_words};
 constexpr StoredPlane kZeroBytes = {.suffix = "_zero_point",
                                     .ending = "",

@@ -98,4 +98,17 @@ void reject_value(const PlaneInput& input, std::string_view what, int64_t expect
                                         .found = fmt::format("{}", found)});
 }
 
+void reject_words(std::string_view file, const TensorInfo& tensor) {
+  throw Error(
+      ErrorCode::kTensorShape,
+      {.what = "codes may lie over the ends of words or have whole words, and neither the "
+               "shapes of the layer nor the configuration tells",
+       .file = std::string(file),
+       .tensor = tensor.name,
+       .expected = "a matrix of the layer whose shape fits one of the two, or the package's "
+                   "version in the configuration",
+       .found = render_shape(tensor.shape),
+       .hint = "quantise the model again with compressed-tensors 0.17 or later"});
+}
+
 }  // namespace conclave::inline v0::checkpoint

@@ -40,5 +40,7 @@ void check_input(const PlaneInput& input, std::span<const DType> types, const St
 // Throws Error(kTensorValue) for a number that differs from what it must be.
 [[noreturn]] void reject_value(const PlaneInput& input, std::string_view what, int64_t expected,
                                int64_t found);
+// Throws Error(kTensorShape) for a tensor whose codes may lie in words in two ways.
+[[noreturn]] void reject_words(std::string_view file, const TensorInfo& tensor);
 
 }  // namespace conclave::inline v0::checkpoint

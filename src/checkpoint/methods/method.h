@@ -27,11 +27,20 @@ namespace conclave::inline v0::checkpoint {
 struct StoredPlane;
 struct ModuleSchemes;
 
+// How codes lie in words, where a method has had two ways.
+enum class WordLayout : uint8_t {
+  kAcross,  // over the ends of words
+  kWhole,   // as many as a word has room for
+  kEither,  // both are possible, and give other codes
+  kSame,    // both give the same codes
+};
+
 // A file says this about codes beside what they mean.
 struct StoredCodes {
   int64_t bits = 0;             // that a stored code has
   bool zeros_less_one = false;  // zero points are stored less one
   int64_t flat_block = 0;  // codes that share a scale, counted over rows that follow each other
+  WordLayout words = WordLayout::kEither;  // where shapes do not tell
 };
 
 // Says what quantised matrices are, and how files hold them.
@@ -86,6 +95,7 @@ struct MatrixForm {
   int64_t groups = 0;      // columns of its scales
   int64_t group_cols = 0;  // columns of the matrix that share a scale
   const QuantizedWeights* quant = nullptr;
+  WordLayout words = WordLayout::kEither;  // as other tensors of the layer tell
 };
 
 // A stored tensor, or the part of a stack, from which a plane is computed.
@@ -111,6 +121,8 @@ struct StoredPlane {
   StoredShapes (*shapes)(const MatrixForm& form) = nullptr;
   // The type of the plane's elements; without one, that of codes, or for other planes the stored.
   std::optional<DType> type = std::nullopt;
+  // What the shape tells of its words; null: there is one way.
+  WordLayout (*words)(const MatrixForm& form, std::span<const int64_t> shape) = nullptr;
   // Whether such a tensor has codes; null: its name says so.
   bool (*has_codes)(const TensorInfo& tensor) = nullptr;
 
