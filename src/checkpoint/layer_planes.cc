@@ -170,8 +170,26 @@ void check_matrix(const LayerView& view, const TensorMatch& match, AxisOrder axe
   }
 }
 
+// Groups end where rows do, unless the method may have a partial last one.
+void check_groups(const LayerView& view, const NamePattern& pattern, WeightId id) {
+  if (!view.quant || !view.quant->whole_groups) return;
+  const int64_t width = view.shapes[id].plane.block_cols;
+  const int64_t cols = view.shapes[id.with(WeightPlane::kWeights)].cols;
+  if (view.layer.spec.quant.weights != WeightScale::kBlock || cols % width == 0) return;
+  const GroupKey& key = *view.quant->whole_groups;
+  throw Error(ErrorCode::kConfigValue,
+              {.what = "groups of columns do not fill the rows of a matrix",
+               .file = key.file,
+               .tensor = key.path,
+               .found = std::to_string(width),
+               .limit = fmt::format("a divisor of {}, the columns of {}", cols, pattern.text)});
+}
+
 void check_plane(const LayerView& view, const LayerLayout& layout, const TensorMatch& match) {
   const NamePattern& pattern = *match.name.pattern;
+  if (match.plane == WeightPlane::kScale || match.plane == WeightPlane::kZero) {
+    check_groups(view, pattern, ids_of(pattern.part, match.plane).front());
+  }
   const auto expected = [&] { return expected_shape(view, layout, pattern, match.plane); };
   const auto fits_matrix = [&] {
     const auto shapes = plane_shapes(view, layout, pattern, *match.plane);

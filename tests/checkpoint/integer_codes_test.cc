@@ -90,6 +90,9 @@ TEST(IntegerConfig, WhatIsNotRead_HasAReason) {
                   "int codes of " + std::to_string(bits) + " bits");
   }
   expect_reason(config_of("int-quantized", scheme(4, "group")), "int-quantized");
+  json nameless = scheme(4, "group");
+  nameless["type"] = "";
+  expect_reason(config_of("pack-quantized", nameless), "\"\" codes of 4 bits");
   expect_reason(config_of("", scheme(8, "channel")), "the format");
   expect_reason(config_of("marlin-24", scheme(4, "group")), "marlin-24");
   expect_reason(config_of("pack-quantized", scheme(4, "group"), token_rows(4)), "I4");

@@ -9,6 +9,7 @@
 #include "conclave/tensor.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cstring>
 #include <limits>
@@ -197,6 +198,35 @@ TEST(BitsandbytesValues, StatesThatMeanNothing_AreNamed) {
     ASSERT_TRUE(error);
     EXPECT_NE(error->detail().file.find(name), std::string::npos) << error->what();
   }
+}
+
+// 33 columns make as many groups of 96 as 32 do.
+TEST(GroupsOfColumns, ThatDoNotFillRows_NameTheKey) {
+  using Json = nlohmann::json;
+  const auto refused = [](const char* folder, const Json::json_pointer& key) {
+    SCOPED_TRACE(folder);
+    TinyModel model = golden_folder(folder);
+    ASSERT_TRUE(model.config.contains(key));
+    model.config[key] = 33;
+    const TempDir directory;
+    write_single(model, directory.path());
+    const auto error = open_error(directory.path());
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
+    EXPECT_TRUE(error->detail().file.ends_with("config.json")) << error->what();
+    EXPECT_TRUE(error->detail().tensor.ends_with("group_size")) << error->what();
+    EXPECT_EQ(error->detail().found, "33");
+    EXPECT_TRUE(error->detail().limit.starts_with("a divisor of ")) << error->what();
+  };
+  const Json::json_pointer flat("/quantization_config/group_size");
+  const Json::json_pointer in_group(
+      "/quantization_config/config_groups/group_0/weights/group_size");
+  refused("qwen3_moe-awq-group32", flat);
+  refused("qwen3_moe-awq-gemv", flat);
+  refused("qwen3_moe-compressed-int4-group32", in_group);
+  refused("qwen3_moe-compressed-mxfp4", in_group);
+  refused("qwen3_moe-compressed-mxfp8", in_group);
+  refused("qwen3_moe-mlx-4bit", flat);
 }
 
 TEST(CompressedTensorsValues, DivisorsThatDivideNothing_AreNamed) {

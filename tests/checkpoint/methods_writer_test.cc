@@ -21,8 +21,8 @@
 namespace conclave::testing {
 namespace {
 
-constexpr int64_t kHidden = 128;
-constexpr int64_t kInner = 64;
+constexpr int64_t kHidden = 256;
+constexpr int64_t kInner = 128;
 constexpr std::string_view kExperts = "model.layers.0.mlp.experts.";
 
 struct Case {

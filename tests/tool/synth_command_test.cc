@@ -10,10 +10,15 @@
 namespace conclave::testing {
 namespace {
 
+struct Sizes {
+  std::string hidden = "48";
+  std::string inner = "24";
+};
+
 std::vector<std::string> synth_arguments(const std::string& directory,
-                                         std::vector<std::string> more = {}) {
-  std::vector<std::string> arguments = {"synth", "-E", "4",  "-k", "2", "-H",
-                                        "48",    "-I", "24", "-n", "2", directory};
+                                         std::vector<std::string> more = {}, Sizes sizes = {}) {
+  std::vector<std::string> arguments = {"synth",      "-E", "4",         "-k", "2", "-H",
+                                        sizes.hidden, "-I", sizes.inner, "-n", "2", directory};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
 }
@@ -71,13 +76,18 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
     if (form.method.empty()) continue;
     SCOPED_TRACE(form.name);
     const std::string type(form.name);
-    const char* shared = form.packed_in ? "16" : "9";  // words hold eight codes
+    // Groups of columns fill rows.
+    const bool grouped = form.quant.weights == WeightScale::kBlock && form.quant.block_rows == 1;
+    const char* shared = grouped ? "128" : form.packed_in ? "16" : "9";  // words hold eight codes
+    const Sizes sizes = grouped ? Sizes{"256", "128"} : Sizes{};
     const ScratchDirectory scratch;
     const std::string model = (scratch / "model").string();
-    ASSERT_EQ(run_tool(synth_arguments(model, {"--dtype", type, "--shared", shared, "--model-type",
-                                               "qwen2_moe"}))
-                  .exit_code,
-              0);
+    ASSERT_EQ(
+        run_tool(synth_arguments(model,
+                                 {"--dtype", type, "--shared", shared, "--model-type", "qwen2_moe"},
+                                 sizes))
+            .exit_code,
+        0);
     const ToolResult inspected = run_tool({"inspect", model});
     EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
     if (inspected.out.find("cannot run") != std::string::npos) {

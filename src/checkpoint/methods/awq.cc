@@ -188,12 +188,14 @@ QuantizedWeights read_awq(const io::JsonValue& config) {
   const int64_t bits = either(config, "bits", "w_bit").as_int64();
   if (bits != kBits) throw NotRead{fmt::format("codes of {} bits", bits)};
   QuantSpec spec;
-  set_group(either(config, "group_size", "q_group_size"), spec);
+  const io::JsonValue group = either(config, "group_size", "q_group_size");
+  set_group(group, spec);
   const bool gemv = version == "gemv";
   // Layers of "gemv" always have zero points.
   const bool has_zeros = gemv || flag_of(config, "zero_point", true);
   spec.zeros = has_zeros ? WeightZero::kPoint : WeightZero::kNone;
   QuantizedWeights weights{.element = integer_type(bits), .spec = spec, .stored = {.bits = bits}};
+  weights.whole_groups = key_of(group);
   if (gemv) {
     weights.planes = kGemv;
   } else {

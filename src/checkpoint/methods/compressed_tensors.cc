@@ -30,10 +30,11 @@ DType type_of_scheme(const io::JsonValue& scheme) {
   const std::string kind = text_of(scheme, "type", "int");
   if (kind == "int" && bits >= 2 && bits <= 8) return integer_type(bits);
   for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
-    const bool has_codes = format.codes != nullptr && kind == format.compressed_tensors;
+    const bool has_codes =
+        format.codes != nullptr && !kind.empty() && kind == format.compressed_tensors;
     if (has_codes && bits == bit_size(format.element)) return format.element;
   }
-  throw NotRead{fmt::format("{} codes of {} bits", kind, bits)};
+  throw NotRead{fmt::format("{} codes of {} bits", kind.empty() ? "\"\"" : kind, bits)};
 }
 
 bool is_symmetric(const io::JsonValue& scheme) { return flag_of(scheme, "symmetric", true); }
@@ -208,6 +209,10 @@ QuantizedWeights read_config_group(const io::JsonValue& group, const std::string
   if (!weights) throw NotRead{"activations only"};
   QuantizedWeights found{.element = type_of_scheme(*weights)};
   read_weights(*weights, found.spec);
+  const auto group_size = weights->find_set("group_size");
+  if (group_size && found.spec.weights == WeightScale::kBlock && found.spec.block_rows == 1) {
+    found.whole_groups = key_of(*group_size);
+  }
   const Storage storage = storage_of(*weights, stored, found.spec);
   found.spec.has_global_scale = stored == "nvfp4-pack-quantized";
   found.stored.bits = storage.bits;

@@ -78,6 +78,8 @@ void set_group(const io::JsonValue& value, int64_t size, QuantSpec& spec) {
   set_block(spec, 1, checked_block(value, size));
 }
 
+GroupKey key_of(const io::JsonValue& value) { return {.file = value.file(), .path = value.path()}; }
+
 void set_dynamic_rows(QuantSpec& spec) {
   if (spec.weights != WeightScale::kBlock) {
     spec.activations = ActivationScale::kToken;

@@ -25,6 +25,8 @@ void set_block_text(const io::JsonValue& value, QuantSpec& spec);  // "128x128"
 void set_group(const io::JsonValue& size, QuantSpec& spec);
 // The same of a size that stands for it; errors name the value.
 void set_group(const io::JsonValue& value, int64_t size, QuantSpec& spec);
+// The key that a value of the configuration stands below.
+GroupKey key_of(const io::JsonValue& value);
 // Rows that are quantised as they come; their groups follow the blocks of the weights.
 void set_dynamic_rows(QuantSpec& spec);
 

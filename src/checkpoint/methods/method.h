@@ -43,6 +43,12 @@ struct StoredCodes {
   WordLayout words = WordLayout::kEither;  // where shapes do not tell
 };
 
+// A key of the configuration that says how many columns a group has.
+struct GroupKey {
+  std::string file;
+  std::string path;
+};
+
 // Says what quantised matrices are, and how files hold them.
 struct QuantizedWeights {
   DType element = DType::kF32;  // that codes have
@@ -50,6 +56,8 @@ struct QuantizedWeights {
   StoredCodes stored = {};
   // The method's own tensors; without any, codes and scales lie in tensors of the usual names.
   std::span<const StoredPlane> planes = {};
+  // Set where the method has whole groups alone: columns of a matrix must be a multiple.
+  std::optional<GroupKey> whole_groups = std::nullopt;
   // Completes what depends on the sizes of a layer; null: nothing does.
   void (*fit)(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) = nullptr;
   std::string_view note = {};  // for the user: how the layer differs from what the file asks for

@@ -118,11 +118,12 @@ constexpr std::array<StoredPlane, 3> planes_with(const StoredPlane& codes) {
 constexpr std::array kPlanes = planes_with(kCodes);
 constexpr std::array kPlanesOfBytes = planes_with(with_signs_flipped(kCodes));
 
-QuantizedWeights weights_of(int64_t bits, int64_t group) {
+QuantizedWeights weights_of(int64_t bits, const io::JsonValue& group) {
   if ((bits < 2 || bits > 6) && bits != 8) throw NotRead{fmt::format("codes of {} bits", bits)};
   QuantizedWeights weights{.element = integer_type(bits), .stored = {.bits = bits}};
   weights.planes = bits == 8 ? kPlanesOfBytes : kPlanes;
-  set_block(weights.spec, 1, group);
+  set_block(weights.spec, 1, block_size(group));
+  weights.whole_groups = key_of(group);
   weights.spec.zeros = WeightZero::kOffset;
   weights.spec.signed_scales = true;
   return weights;
@@ -140,13 +141,13 @@ bool is_of_experts(std::string_view name) {
   return is_expert && !name.ends_with("gate");
 }
 
-ModuleScheme read_module(const io::JsonValue& module, int64_t bits, int64_t group) {
+ModuleScheme read_module(const io::JsonValue& module, int64_t bits, const io::JsonValue& group) {
   const auto own_bits = module.find_set("bits");
   const auto own_group = module.find_set("group_size");
   try {
     check_mode(module);
-    return {.weights = weights_of(own_bits ? own_bits->as_int64() : bits,
-                                  own_group ? block_size(*own_group) : group),
+    return {.weights =
+                weights_of(own_bits ? own_bits->as_int64() : bits, own_group ? *own_group : group),
             .reason = {}};
   } catch (const NotRead& refusal) {
     return {.weights = {}, .reason = refusal.reason};
@@ -166,7 +167,7 @@ bool wrote_mlx(const io::JsonValue& config) {
 QuantizedWeights read_mlx(const io::JsonValue& config) {
   check_mode(config);
   const int64_t bits = config.at("bits").as_int64();
-  const int64_t group = block_size(config.at("group_size"));
+  const io::JsonValue group = config.at("group_size");
   ModuleSchemes found;
   found.schemes.push_back({.weights = weights_of(bits, group), .reason = {}});
   for (const io::JsonMember& module : config.members()) {

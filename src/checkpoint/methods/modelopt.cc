@@ -101,21 +101,26 @@ constexpr std::array kNvfp4Awq = {
     row_factors(".pre_quant_scale", ".weight"), row_factors("_pre_quant_scale", "")};
 
 // Stated by itself, or in the first of the groups of modules, which are alike.
-int64_t group_size(const io::JsonValue& config, int64_t otherwise) {
-  if (const auto size = config.find_set("group_size")) return block_size(*size);
+std::optional<io::JsonValue> stated_group(const io::JsonValue& config) {
+  if (const auto size = config.find_set("group_size")) return size;
   const auto groups = config.find_set("config_groups");
-  if (!groups) return otherwise;
+  if (!groups) return std::nullopt;
   for (const io::JsonMember& group : groups->members()) {
     const auto weights = group.value.find_set("weights");
     const auto size = weights ? weights->find_set("group_size") : weights;
-    if (size) return block_size(*size);
+    if (size) return size;
   }
-  return otherwise;
+  return std::nullopt;
+}
+int64_t group_size(const io::JsonValue& config, int64_t otherwise) {
+  const auto size = stated_group(config);
+  return size ? block_size(*size) : otherwise;
 }
 
 QuantizedWeights awq(const io::JsonValue& config) {
   QuantizedWeights weights{.element = DType::kI4, .planes = kAwq};
   set_block(weights.spec, 1, group_size(config, kAwqGroup));
+  if (const auto size = stated_group(config)) weights.whole_groups = key_of(*size);
   weights.spec.has_column_factors = true;
   return weights;
 }

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -110,6 +111,9 @@ struct MethodWriter::Impl {
     quant = read_back(method, form);
     const std::vector<TensorRow> rows = tensor_rows(quant, form.method, kAnyMatrix);
     whole_cols = whole_of(rows, WeightPlane::kWeights, false);
+    if (quant.whole_groups && quant.spec.weights == WeightScale::kBlock) {
+      whole_cols = std::lcm(whole_cols, quant.spec.block_cols);
+    }
     whole_rows = std::max(whole_of(rows, WeightPlane::kWeights, true),
                           whole_of(rows, WeightPlane::kZero, true));
   }
