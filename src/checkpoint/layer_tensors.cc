@@ -352,6 +352,13 @@ LayerConfig settled_layer(const ModelConfig& config, const TensorTable& table,
 
 namespace {
 
+void settle_stored(const TensorTable& table, QuantizedWeights& quant) {
+  if (quant.settle == nullptr) return;
+  std::vector<const TensorInfo*> tensors;
+  for (const StoredTensor& tensor : table.tensors) tensors.push_back(tensor.info);
+  quant.settle(tensors, quant.stored);
+}
+
 // Whether some matrices of the layer's routed experts are codes, and others values.
 bool is_partly_plain(const ModelConfig& config, const TensorTable& table,
                      std::span<const LayerTensor> items) {
@@ -386,6 +393,7 @@ void take_modules_apart(const LayerTensors& tensors, const TensorTable& table,
 void settle_quantization(const LayerTensors& tensors, const TensorTable& table,
                          ModelConfig& config) {
   if (!config.quant) return;
+  settle_stored(table, *config.quant);
   if (!config.quant->by_module) take_modules_apart(tensors, table, config);
   try {
     if (config.quant->by_module) return settle_every_module(tensors, table, config);

@@ -189,8 +189,10 @@ TEST(BitsandbytesValues, StatesThatMeanNothing_AreNamed) {
   };
   EXPECT_FALSE(run_error(with_state(valid("[64, 128]", 64))));
   expect_value_error(with_state(valid("[128, 64]", 64)), name, ErrorCode::kTensorShape);
-  expect_value_error(with_state(valid("[64, 128]", 128)), name,
-                     ErrorCode::kUnsupportedQuantization);
+  expect_value_error(with_state(valid("[64, 128]", 96)), name, ErrorCode::kUnsupportedQuantization);
+  const std::string scales = std::string(kQwen) + "weight.absmax";
+  expect_value_error(with_state(valid("[64, 128]", 128)), scales, ErrorCode::kTensorShape);
+  expect_value_error(with_state(valid("[64, 128]", 32)), name, ErrorCode::kUnsupportedQuantization);
   expect_value_error(with_state("{}"), name, ErrorCode::kConfigMissingKey);
   for (const std::string& broken :
        {std::string("{"), std::string(5000, '['), std::string("\xff")}) {

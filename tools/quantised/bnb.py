@@ -12,7 +12,7 @@ class Bnb4(Packaged):
     """Linear4bit quantises and names the tensors; scales are float32 as it decodes them."""
 
     hidden, inner, experts, top_k = 128, 64, 4, 2
-    values, nested, storage = "nf4", False, torch.uint8
+    values, nested, storage, flat_block = "nf4", False, torch.uint8, 64
     agreement = 2.0**-24
 
     @property
@@ -34,7 +34,7 @@ class Bnb4(Packaged):
 
         given = bitsandbytes.nn.Params4bit(
             torch.from_numpy(weight).to(torch.bfloat16), requires_grad=False, compress_statistics=self.nested,
-            quant_type=self.values, quant_storage=self.storage,
+            quant_type=self.values, quant_storage=self.storage, blocksize=self.flat_block,
         )  # fmt: skip
         rows, cols = weight.shape
         layer = bitsandbytes.nn.Linear4bit(cols, rows, bias=False, quant_type=self.values)
@@ -53,7 +53,9 @@ class Bnb4(Packaged):
         from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
 
         packed, state = disk[f"{module}.weight"].reshape(-1).view(torch.uint8), self.state(disk, module)
-        return _dequantize_4bit_compute(packed, self.scales(disk, module), state.code, 64, state.shape, torch.float32)
+        return _dequantize_4bit_compute(
+            packed, self.scales(disk, module), state.code, self.flat_block, state.shape, torch.float32
+        )
 
     def scales(self, disk: dict, module: str) -> torch.Tensor:
         from bitsandbytes.functional import dequantize_blockwise
@@ -66,7 +68,7 @@ class Bnb4(Packaged):
         codes = np.stack([pairs >> 4, pairs & 15], axis=1).reshape(-1)
         shape = tuple(self.state(disk, module).shape)
         table = disk[f"{module}.weight.quant_map"].to(torch.float64).numpy()
-        scales = np.repeat(self.scales(disk, module).to(torch.float64).numpy(), 64)
+        scales = np.repeat(self.scales(disk, module).to(torch.float64).numpy(), self.flat_block)
         return (table[codes] * scales[: len(codes)])[: shape[0] * shape[1]].reshape(shape)
 
 
@@ -90,6 +92,16 @@ class Straddling(Bnb4):
 
 class NestedStraddling(Bnb4):
     hidden, inner, values, nested = 72, 40, "fp4", True
+
+
+class Blocks128(Bnb4):
+    """Larger blocks, over the ends of rows, with nested scales."""
+
+    hidden, inner, experts, nested, flat_block = 160, 96, 3, True, 128
+
+
+class Blocks32(Mixtral, Bnb4):
+    hidden, inner, experts, values, flat_block = 96, 64, 3, "fp4", 32
 
 
 class Stored(Bnb4):
@@ -200,6 +212,8 @@ class Int8SharedGateToo(WithSharedGate, BnbInt8):
 
 CASES = {
     "qwen3_moe-bnb-nf4": Bnb4,
+    "qwen3_moe-bnb-nf4-nested-blocks128": Blocks128,
+    "mixtral-bnb-fp4-blocks32": Blocks32,
     "mixtral-bnb-fp4": Fp4,
     "mixtral-bnb-nf4-nested": Nested,
     "qwen3_moe-bnb-nf4-straddling": Straddling,

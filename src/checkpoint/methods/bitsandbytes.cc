@@ -14,14 +14,20 @@
 #include "conclave/error.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr int64_t kBlock = 64;  // what transformers quantises with
+// The sizes of the package, each a multiple of those before.
+constexpr std::array<int64_t, 8> kBlocks = {32, kBlock, 128, 256, 512, 1024, 2048, 4096};
 constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max_values = 64};
 
 [[noreturn]] void reject(const PlaneInput& input, const char* what, std::string expected,
@@ -51,10 +57,13 @@ State read_state(const MatrixForm& form, const PlaneInput& input, bool is_nested
                             fmt::format("[{}, {}]", form.rows, form.cols));
   }
   State state{.block = root.at("blocksize").as_int64()};
-  if (state.block != kBlock) {
+  // A group of the layer must lie within a block, whatever the blocks of other matrices are.
+  if (std::ranges::find(kBlocks, state.block) == kBlocks.end() ||
+      (form.group_cols != 0 && state.block % form.group_cols != 0)) {
     root.at("blocksize")
         .reject(ErrorCode::kUnsupportedQuantization, "scales of blocks of another size",
-                fmt::format("{}", kBlock));
+                fmt::format("one of {}, a multiple of {}", fmt::join(kBlocks, ", "),
+                            std::max<int64_t>(form.group_cols, 1)));
   }
   if (is_nested) {
     state.nested_block = block_size(root.at("nested_blocksize"));
@@ -69,6 +78,7 @@ constexpr std::array kStorageTypes = {DType::kU8,   DType::kI8,  DType::kF16,
                                       DType::kBF16, DType::kF32, DType::kF8E4M3};
 
 constexpr std::array kFlatFloats = {DType::kF32};
+constexpr std::array kScaleTypes = {DType::kF32, DType::kU8};
 
 // Any type may hold the bytes; they stand in one column, as no matrix does.
 bool has_one_column(const TensorInfo& tensor) {
@@ -99,7 +109,12 @@ void check_table(const MatrixForm& form, const PlaneInput& table) {
 
 // Blocks reach over the ends of rows: a plane has a scale for each part of a row that lies in one.
 StoredShapes flat_shapes(const MatrixForm& form) {
-  return {{ceil_div(code_count(form), kBlock)}, {ceil_div(code_count(form), kBlock), 1}};
+  StoredShapes shapes = {{ceil_div(code_count(form), kBlock)}};
+  for (const int64_t block : kBlocks) {
+    shapes.push_back({ceil_div(code_count(form), block)});
+    shapes.push_back({ceil_div(code_count(form), block), 1});
+  }
+  return shapes;
 }
 
 float scale_of(std::span<const PlaneInput> inputs, const State& state, int64_t block) {
@@ -115,8 +130,9 @@ State check_scales(const MatrixForm& form, std::span<const PlaneInput> inputs) {
   const State state = read_state(form, inputs[1], inputs.size() > 3);
   check_input(inputs[2], kFloatTypes, {{16}});
   check_table(form, inputs[2]);
+  const int64_t blocks = ceil_div(code_count(form), state.block);
+  check_input(inputs[0], kScaleTypes, {{blocks}, {blocks, 1}});
   if (inputs.size() > 3) {
-    const int64_t blocks = ceil_div(code_count(form), kBlock);
     check_input(inputs[3], kFloatTypes, {{ceil_div(blocks, state.nested_block)}});
     check_input(inputs[4], kFloatTypes, {{256}});
   }
@@ -129,7 +145,7 @@ void decode_scales(const MatrixForm& form, std::span<const PlaneInput> inputs,
   for (int64_t row = 0; row < form.rows; ++row) {
     for (int64_t group = 0; group < form.groups; ++group) {
       const int64_t first = row * form.cols + group * form.group_cols;
-      set_float(plane, row * form.groups + group, scale_of(inputs, state, first / kBlock));
+      set_float(plane, row * form.groups + group, scale_of(inputs, state, first / state.block));
     }
   }
 }
@@ -146,12 +162,14 @@ void decode_flat_values(const MatrixForm& form, std::span<const PlaneInput> inpu
   const bool is_nested = scales.size() > 3;
   check_input(scales[0], is_nested ? std::span<const DType>(kByteTypes) : kFlatFloats,
               flat_shapes(form));
-  const State state = check_scales(form, scales);
+  MatrixForm flat = form;
+  flat.group_cols = 0;
+  const State state = check_scales(flat, scales);
   const quant::WeightFormat& format = quant::format_of(form.quant->element);
   for (int64_t i = 0; i < code_count(form); ++i) {
     const auto pair = value_at<uint8_t>(inputs[0].bytes, i / 2);
     const auto code = static_cast<uint8_t>(i % 2 == 0 ? pair >> 4 : pair & 0xfU);
-    set_float(values, i, format.codes->decode(code) * scale_of(scales, state, i / kBlock));
+    set_float(values, i, format.codes->decode(code) * scale_of(scales, state, i / state.block));
   }
 }
 
@@ -214,6 +232,37 @@ void fit_to_rows(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spe
   spec.block_cols = width;
 }
 
+// The size of the blocks of a matrix with so many bytes of codes; the last may hold padding. 0:
+// the number of scales fits several, or none.
+int64_t block_of(uint64_t code_bytes, int64_t scales) {
+  constexpr int64_t kMostPadding = 8;
+  const auto codes = 2 * static_cast<int64_t>(code_bytes);
+  int64_t found = 0;
+  for (const int64_t block : kBlocks) {
+    if (scales < ceil_div(codes - kMostPadding + 1, block) || scales > ceil_div(codes, block)) {
+      continue;
+    }
+    if (found != 0) return 0;
+    found = block;
+  }
+  return found;
+}
+
+// The smallest blocks of the model, which lie within all others.
+void settle_block(std::span<const TensorInfo* const> tensors, StoredCodes& stored) {
+  std::map<std::string_view, const TensorInfo*> by_name;
+  for (const TensorInfo* tensor : tensors) by_name.emplace(tensor->name, tensor);
+  int64_t smallest = 0;
+  for (const auto& [name, scales] : by_name) {
+    if (!name.ends_with(kScales) || name.ends_with(kNestedScales)) continue;
+    const auto codes = by_name.find(name.substr(0, name.size() - kScales.size()));
+    if (codes == by_name.end() || scales->shape.empty()) continue;
+    const int64_t block = block_of(codes->second->bytes, scales->shape.front());
+    if (block != 0) smallest = smallest == 0 ? block : std::min(smallest, block);
+  }
+  if (smallest != 0) stored.flat_block = smallest;
+}
+
 QuantizedWeights read_flat_codes(const io::JsonValue& config) {
   const std::string type = text_of(config, "bnb_4bit_quant_type", "fp4");
   if (type != "nf4" && type != "fp4") throw NotRead{"codes of the type " + io::show_name(type)};
@@ -222,6 +271,7 @@ QuantizedWeights read_flat_codes(const io::JsonValue& config) {
       .element = nf4 ? DType::kNF4 : DType::kBnbFP4,
       .stored = {.bits = 4, .flat_block = kBlock},
       .planes = planes_for(nf4, flag_of(config, "bnb_4bit_use_double_quant", false)),
+      .settle = settle_block,
       .fit = fit_to_rows};
   set_block(weights.spec, 1, kBlock);
   return weights;

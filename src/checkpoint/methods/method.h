@@ -58,6 +58,8 @@ struct QuantizedWeights {
   std::span<const StoredPlane> planes = {};
   // Set where the method has whole groups alone: columns of a matrix must be a multiple.
   std::optional<GroupKey> whole_groups = std::nullopt;
+  // Completes what the tensors of a model tell; null: nothing is told.
+  void (*settle)(std::span<const TensorInfo* const> tensors, StoredCodes& stored) = nullptr;
   // Completes what depends on the sizes of a layer; null: nothing does.
   void (*fit)(const StoredCodes& stored, const MoeSpec& layer, QuantSpec& spec) = nullptr;
   std::string_view note = {};  // for the user: how the layer differs from what the file asks for
