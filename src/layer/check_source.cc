@@ -1,3 +1,4 @@
+#include "core/located.h"
 #include "layer/packed_weights.h"
 #include "quant/plane_types.h"
 #include "spec/layer_weights.h"
@@ -29,16 +30,16 @@ void check_weights(const WeightSource& source, const WeightShape& shape) {
   }
   if (info.count != shape.count || info.rows != shape.rows || info.cols != shape.cols) {
     throw Error(ErrorCode::kTensorShape,
-                {.what = "weights have another shape than the layer",
-                 .tensor = source.locate(shape.id, 0),
-                 .expected = shape_text(shape.count, shape.rows, shape.cols),
-                 .found = shape_text(info.count, info.rows, info.cols)});
+                located(source.locate(shape.id, 0),
+                        {.what = "weights have another shape than the layer",
+                         .expected = shape_text(shape.count, shape.rows, shape.cols),
+                         .found = shape_text(info.count, info.rows, info.cols)}));
   }
   if (is_stored_as(shape, info.dtype)) return;
-  throw Error(ErrorCode::kTensorDType, {.what = "weights have another type than the layer",
-                                        .tensor = source.locate(shape.id, 0),
-                                        .expected = wanted_text(shape),
-                                        .found = std::string(to_string(info.dtype))});
+  throw Error(ErrorCode::kTensorDType, located(source.locate(shape.id, 0),
+                                               {.what = "weights have another type than the layer",
+                                                .expected = wanted_text(shape),
+                                                .found = std::string(to_string(info.dtype))}));
 }
 
 }  // namespace

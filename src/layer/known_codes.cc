@@ -1,5 +1,6 @@
 #include "layer/known_codes.h"
 
+#include "core/located.h"
 #include "core/weight_types.h"
 #include "quant/weight_format.h"
 
@@ -19,10 +20,10 @@ constexpr uint8_t kNone = 0x80;
 [[noreturn]] void refuse(const BlockOfMatrix& place, WeightPlane plane, std::string expected,
                          std::string found) {
   throw Error(ErrorCode::kTensorValue,
-              {.what = "codes are not what MoeSpec.quant says is known of them",
-               .tensor = place.source.locate(place.id.with(plane), place.expert),
-               .expected = std::move(expected),
-               .found = std::move(found)});
+              located(place.source.locate(place.id.with(plane), place.expert),
+                      {.what = "codes are not what MoeSpec.quant says is known of them",
+                       .expected = std::move(expected),
+                       .found = std::move(found)}));
 }
 
 // Keeps the first of the numbers of neighbouring groups that are to be equal. `groups` is the

@@ -1,5 +1,6 @@
 #include "layer/pack_mlp.h"
 
+#include "core/located.h"
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "layer/known_codes.h"
@@ -156,10 +157,9 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
         mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
   } catch (const Error& error) {
     // Parts have rows of gate and up, or of down.
-    ErrorDetail detail = error.detail();
     const WeightId id = requests[has_inner ? 1 : 2].id;
-    detail.tensor = source.locate(id.with(WeightPlane::kScale), source_expert);
-    throw Error(error.code(), std::move(detail));
+    const std::string place = source.locate(id.with(WeightPlane::kScale), source_expert);
+    throw Error(error.code(), located(place, error.detail()));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "quant/code_meaning.h"
 
 #include "core/float8.h"
+#include "core/located.h"
 #include "core/weight_types.h"
 #include "quant/planes.h"
 #include "quant/weight_block.h"
@@ -57,10 +58,9 @@ auto load_block(const WeightSource& source, WeightId id, int64_t expert, const W
     if (id.plane() == WeightPlane::kColumnFactor) return "the factor of a column has no meaning";
     return "a scale has no meaning";
   };
-  throw Error(ErrorCode::kTensorValue, {.what = what(),
-                                        .tensor = source.locate(id, expert),
-                                        .expected = expected,
-                                        .found = fmt::format("{}", value)});
+  throw Error(ErrorCode::kTensorValue,
+              located(source.locate(id, expert),
+                      {.what = what(), .expected = expected, .found = fmt::format("{}", value)}));
 }
 
 constexpr WeightBlock kSingle{0, 1, 0, 1};
@@ -130,10 +130,11 @@ class MeaningLoader {
     const auto groups = static_cast<int32_t>(plane_.cols);
     for (const int32_t group : order) {
       if (group >= 0 && group < groups) continue;
-      throw Error(ErrorCode::kTensorValue, {.what = "a column belongs to no group of columns",
-                                            .tensor = source_.locate(id, expert_),
-                                            .expected = fmt::format("0 to {}", groups - 1),
-                                            .found = fmt::format("{}", group)});
+      throw Error(
+          ErrorCode::kTensorValue,
+          located(source_.locate(id, expert_), {.what = "a column belongs to no group of columns",
+                                                .expected = fmt::format("0 to {}", groups - 1),
+                                                .found = fmt::format("{}", group)}));
     }
     return order;
   }
@@ -148,12 +149,12 @@ class MeaningLoader {
     const auto [up, other] = std::ranges::mismatch(factors, of_gate);
     if (up == factors.end()) return factors;
     throw Error(ErrorCode::kTensorValue,
-                {.what = "gate and up of an expert scale the same rows in two ways",
-                 .tensor = source_.locate(matrix_, expert_),
-                 .expected = fmt::format("the factor {} of column {}, as {}", *other,
-                                         block.col_begin + (up - factors.begin()),
-                                         source_.locate(gate, expert_)),
-                 .found = fmt::format("{}", *up)});
+                located(source_.locate(matrix_, expert_),
+                        {.what = "gate and up of an expert scale the same rows in two ways",
+                         .expected = fmt::format("the factor {} of column {}, as {}", *other,
+                                                 block.col_begin + (up - factors.begin()),
+                                                 source_.locate(gate, expert_)),
+                         .found = fmt::format("{}", *up)}));
   }
 
  private:

@@ -1,3 +1,4 @@
+#include "core/located.h"
 #include "core/weight_types.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
@@ -34,10 +35,10 @@ void read_values(const QuantSpec& quant, const WeightSource& source, WeightId ma
   const WeightInfo info = source.describe(matrix);
   const quant::WeightFormat* const format = quant::find_format(info.dtype);
   if (format == nullptr) {
-    throw Error(ErrorCode::kTensorDType, {.what = "a type that is no form of weights",
-                                          .tensor = source.locate(matrix, expert),
-                                          .expected = quant::known_formats(true),
-                                          .found = std::string(to_string(info.dtype))});
+    throw Error(ErrorCode::kTensorDType, located(source.locate(matrix, expert),
+                                                 {.what = "a type that is no form of weights",
+                                                  .expected = quant::known_formats(true),
+                                                  .found = std::string(to_string(info.dtype))}));
   }
   const int64_t rows = block.row_end - block.row_begin;
   const int64_t cols = block.col_end - block.col_begin;

@@ -341,7 +341,8 @@ TEST(QuantisedCheckpoint, BadScaleValue_IsRefusedNamingTheTensor) {
         [&] { static_cast<void>(MoeLayer::create(context, checkpoint.layer(0).spec, *source)); });
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), ErrorCode::kTensorValue);
-    EXPECT_NE(error->detail().tensor.find(kExpert), std::string::npos) << error->what();
+    EXPECT_EQ(error->detail().tensor, std::string(kExpert) + "_scale_inv") << error->what();
+    EXPECT_EQ(error->detail().file, "model.safetensors");
   }
 }
 
