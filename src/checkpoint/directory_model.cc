@@ -81,7 +81,8 @@ class DirectoryContents final : public Contents {
       throw Error(ErrorCode::kUnsupportedQuantization,
                   {.what = "the weights are " + quantization_reason(config_.quantization),
                    .file = (path / kConfigFile).string(),
-                   .expected = "a model without quantization_config",
+                   .tensor = "quantization_config",
+                   .expected = "a method and settings of docs/quantisation.md, or values",
                    .found = config_.quantization});
     }
     return make_layer_source(shards_, *data_, maps_[position], verifier_.get());

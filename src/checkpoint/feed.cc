@@ -289,7 +289,8 @@ CheckpointFeed CheckpointFeed::from_config(std::string_view config_json) {
     throw Error(ErrorCode::kUnsupportedQuantization,
                 {.what = "the weights are " + checkpoint::quantization_reason(config.quantization),
                  .file = std::string(kConfigName),
-                 .expected = "a model without quantization_config",
+                 .tensor = "quantization_config",
+                 .expected = "a method and settings of docs/quantisation.md, or values",
                  .found = config.quantization});
   }
   if (config.architecture->router.selection_bias_by_file) {

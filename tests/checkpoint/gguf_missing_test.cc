@@ -183,5 +183,19 @@ TEST(GgufMissing, DenseByKeyButWithExperts_NamesTheKey) {
   EXPECT_TRUE(error->detail().found.starts_with("2, and the tensor blk.1.")) << error->what();
 }
 
+TEST(GgufKeys, GroupsOfExpertsThatAreUneven_NameTheKey) {
+  const std::string key = "deepseek2.expert_group_count";
+  const GgufReader model = open_model("deepseek2-q5_0");
+  for (const uint32_t groups : {3U, 16U}) {  // of 16 experts
+    const auto error = error_of(write_copy(model, {.keys = {GgufKey::of_u32(key, groups)}}));
+    ASSERT_TRUE(error) << groups;
+    EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
+    EXPECT_EQ(error->detail().file, copy_path().string());
+    EXPECT_EQ(error->detail().tensor, key);
+    EXPECT_EQ(error->detail().found, std::to_string(groups));
+  }
+  EXPECT_EQ(error_of(write_copy(model, {.keys = {GgufKey::of_u32(key, 8)}})), std::nullopt);
+}
+
 }  // namespace
 }  // namespace conclave::testing

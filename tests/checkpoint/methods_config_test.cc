@@ -93,6 +93,22 @@ TEST(GptqConfig, RulesForSomeModules) {
   }
 }
 
+TEST(GptqConfig, RulesThatCannotBe_NameTheirKey) {
+  const auto named = [](const json& dynamic, const std::string& key) {
+    const auto error = error_of([&] { read(with(gptq(), {{"dynamic", dynamic}})); });
+    ASSERT_TRUE(error) << dynamic.dump();
+    EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
+    EXPECT_TRUE(error->detail().tensor.ends_with(key)) << error->what();
+  };
+  named({{"down", {{"group_size", 0}}}}, "down.group_size");
+  named({{"down", {{"bitz", 8}}}}, "down.bitz");
+  named({{"down", 3}}, "down");
+  named(3, "dynamic");
+  named(json::array(), "dynamic");
+  EXPECT_TRUE(read(with(gptq(), {{"dynamic", {{"-:down", {}}}}})).weights);
+  EXPECT_TRUE(read(with(gptq(), {{"dynamic", nullptr}})).weights);
+}
+
 TEST(GptqConfig, WhatIsNotRead_HasAReason) {
   expect_reason(with(gptq(), {{"bits", 5}}), "5 bits");
   for (const char* layout : {"gptq_p", "marlin", "bitblas"}) {

@@ -3,6 +3,8 @@
 #include "checkpoint/spec_reader.h"
 #include "routing/router_tensors.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
@@ -38,6 +40,14 @@ void set_score(GgufGating gating, const GgufFamily& family, RouterSpec& router) 
 void set_groups(const GgufKeys& keys, int64_t num_experts, RouterSpec& router) {
   const int64_t groups = keys.size("expert_group_count", 0, {.low = 0, .high = num_experts});
   if (groups <= 1) return;
+  constexpr int64_t kChosenOfAGroup = 2;
+  if (num_experts % groups != 0 || num_experts / groups < kChosenOfAGroup) {
+    keys.reject(ErrorCode::kConfigValue, "expert_group_count",
+                {.what = "the experts do not come in groups of equal size, of two at least",
+                 .found = std::to_string(groups),
+                 .limit = fmt::format("a divisor of {}, the number of experts, and at most {}",
+                                      num_experts, num_experts / kChosenOfAGroup)});
+  }
   router.num_groups = groups;
   router.topk_groups = keys.size("expert_group_used_count", 1,
                                  {.low = 1, .high = groups, .why = ", the number of groups"});

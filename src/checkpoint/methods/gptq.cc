@@ -10,9 +10,12 @@
 #include "conclave/error.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
@@ -248,22 +251,63 @@ void check_layout(const io::JsonValue& config) {
 struct Settings {
   int64_t bits = 0;
   int64_t group_size = 0;
+  io::JsonValue group_key;  // says the size
   bool symmetric = false;
   bool ordered = false;
+  bool static_groups = false;
 };
 
 Settings settings_of(const io::JsonValue& config) {
   return {.bits = config.at("bits").as_int64(),
           .group_size = config.at("group_size").as_int64(),
+          .group_key = config.at("group_size"),
           .symmetric = flag_of(config, "sym", false),
-          .ordered = flag_of(config, "desc_act", false)};
+          .ordered = flag_of(config, "desc_act", false),
+          .static_groups = flag_of(config, "static_groups", false)};
+}
+
+// Keys that a rule may replace. All but the first five change how weights are sought, and not what
+// is stored.
+constexpr std::array<std::string_view, 17> kRuleKeys = {"bits",
+                                                        "group_size",
+                                                        "sym",
+                                                        "desc_act",
+                                                        "static_groups",
+                                                        "act_group_aware",
+                                                        "damp_percent",
+                                                        "damp_auto_increment",
+                                                        "mse",
+                                                        "hyb_act",
+                                                        "gptaq",
+                                                        "gptaq_alpha",
+                                                        "gptaq_memory_device",
+                                                        "fallback",
+                                                        "failsafe",
+                                                        "smooth",
+                                                        "true_sequential"};
+
+void check_rule(const io::JsonValue& rule) {
+  if (!rule.is_object()) {
+    rule.reject(ErrorCode::kConfigValue, "a rule of dynamic is no object of settings",
+                "an object, such as {\"bits\": 8}");
+  }
+  for (const io::JsonMember& setting : rule.members()) {
+    if (std::ranges::find(kRuleKeys, setting.key) != kRuleKeys.end()) continue;
+    setting.value.reject(ErrorCode::kConfigValue, "a rule of dynamic replaces an unknown setting",
+                         fmt::format("one of {}", fmt::join(kRuleKeys, ", ")));
+  }
 }
 
 Settings replaced(const io::JsonValue& rule, Settings settings) {
+  check_rule(rule);
   if (const auto bits = rule.find_set("bits")) settings.bits = bits->as_int64();
-  if (const auto size = rule.find_set("group_size")) settings.group_size = size->as_int64();
+  if (const auto size = rule.find_set("group_size")) {
+    settings.group_size = size->as_int64();
+    settings.group_key = *size;
+  }
   settings.symmetric = flag_of(rule, "sym", settings.symmetric);
   settings.ordered = flag_of(rule, "desc_act", settings.ordered);
+  settings.static_groups = flag_of(rule, "static_groups", settings.static_groups);
   return settings;
 }
 
@@ -273,9 +317,9 @@ QuantizedWeights weights_of(const io::JsonValue& config, const Settings& setting
     throw NotRead{fmt::format("codes of {} bits", bits)};
   }
   QuantSpec spec;
-  set_group(config.at("group_size"), settings.group_size, spec);
-  const bool ordered = settings.ordered && !flag_of(config, "static_groups", false) &&
-                       spec.weights == WeightScale::kBlock;
+  set_group(settings.group_key, settings.group_size, spec);
+  const bool ordered =
+      settings.ordered && !settings.static_groups && spec.weights == WeightScale::kBlock;
   spec.zeros = settings.symmetric ? WeightZero::kNone : WeightZero::kPoint;
   spec.has_column_order = ordered;
   const bool first_version = text_of(config, "checkpoint_format", "gptq") == "gptq";
@@ -300,7 +344,6 @@ QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dy
   found.schemes.push_back(scheme_with(config, usual));
   for (const io::JsonMember& rule : dynamic.members()) {
     const bool leaves_out = rule.key.starts_with("-:");
-    if (!leaves_out && !rule.value.is_object()) continue;
     const bool has_sign = leaves_out || rule.key.starts_with("+:");
     found.rules.push_back({.kind = ModuleRule::Kind::kExpression,
                            .text = std::string(rule.key.substr(has_sign ? 2 : 0)),
@@ -327,7 +370,11 @@ std::string pattern_of(const std::string& name) {
 QuantizedWeights read_gptq(const io::JsonValue& config) {
   check_layout(config);
   const auto dynamic = config.find_set("dynamic");
-  if (dynamic && dynamic->is_object()) return with_rules(config, *dynamic);
+  if (dynamic && !dynamic->is_object()) {
+    dynamic->reject(ErrorCode::kConfigValue, "dynamic is no object of rules",
+                    "an object of expressions and settings");
+  }
+  if (dynamic) return with_rules(config, *dynamic);
   return weights_of(config, settings_of(config));
 }
 
