@@ -44,7 +44,7 @@ std::vector<Subject> subjects(const ExplainOptions& options) {
     const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
     for (const CheckpointLayer* layer : select_layers(checkpoint, options.layers)) {
       list.push_back({fmt::format("{} layer {}", options.model_dir, layer->index),
-                      with_rows(options.shape.rows, layer->spec)});
+                      with_rows(options.shape.rows, layer->spec, options.model_dir)});
     }
     return list;
   }
@@ -179,7 +179,8 @@ void add_explain_command(CommandLine& line) {
       "explain", "Show the plan of a layer: every kernel, chosen or rejected and why, and memory");
   auto options = std::make_shared<ExplainOptions>();
   const Option model_dir =
-      command.positional(kModelDir, options->model_dir, "Explain the layers of this model");
+      command.positional(kModelDir, options->model_dir,
+                         "Explain the layers of this model");
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)")
       .needs(model_dir);
   add_model_option(command, options->shape, "");

@@ -112,7 +112,7 @@ class RunCommand {
   }
 
   void print_header() {
-    const MoeSpec spec = with_rows(options_.rows, layers_.front()->spec);
+    const MoeSpec spec = with_rows(options_.rows, layers_.front()->spec, options_.model_dir);
     const Plan plan =
         make_plan(context_, spec, layer_options(options_.machine, 1), team_.parallel());
     uint64_t bytes = 0;
@@ -141,7 +141,7 @@ class RunCommand {
     console_.subject(fmt::format("layer {}", info.index));
     const Batch batch = batches_.load(info.index, info.spec);
     const LayerInput input = batch.view();
-    const MoeSpec spec = with_rows(options_.rows, info.spec);
+    const MoeSpec spec = with_rows(options_.rows, info.spec, options_.model_dir);
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
     const LayerRun result = run_split_layer({.team = team_,

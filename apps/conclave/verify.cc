@@ -37,7 +37,7 @@ LayerRow verify_layer(const RankTeam& team, const Context& context, const Checkp
   const BatchSource batches(
       {.input = "", .record = "", .random_tokens = options.tokens, .seed = options.seed});
   const Batch batch = batches.load(info.index, info.spec);
-  const MoeSpec spec = with_rows(options.rows, info.spec);
+  const MoeSpec spec = with_rows(options.rows, info.spec, options.model_dir);
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
   const LayerRun result =
       run_split_layer({.team = team,
@@ -69,7 +69,7 @@ ExitCode run_verify(const VerifyOptions& options, const RankTeam& team) {
   Console console(team.leads() ? options.printing.progress() : ProgressMode::kOff);
   const Context context = make_context(options.machine, &console, team);
 
-  const MoeSpec spec = with_rows(options.rows, layers.front()->spec);
+  const MoeSpec spec = with_rows(options.rows, layers.front()->spec, options.model_dir);
   const Plan plan = make_plan(context, spec, layer_options(options.machine, 1), team.parallel());
   nlohmann::ordered_json facts = machine_facts(context);
   facts["device"] = plan.device;

@@ -71,6 +71,18 @@ TEST(Verify, RowsOfInt8_AreComparedWithRowsCodedLikewise) {
   EXPECT_EQ(plain.exit_code, 2);
   EXPECT_NE(plain.err.find("rows cannot be int8 beside these weights"), std::string::npos)
       << plain.err;
+  EXPECT_NE(plain.err.find("--rows int8"), std::string::npos) << plain.err;
+}
+
+TEST(Run, Int8RowsBesideAnOrderOfColumns_NameTheOptionAndTheModel) {
+  const std::string model = "testdata/quantised/qwen3_moe-gptq-int4-order";
+  for (const char* command : {"run", "verify", "explain"}) {
+    const ToolResult result = run_tool({command, model, "--rows", "int8"});
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    for (const char* part : {"--rows int8", model.c_str(), "has_column_order"}) {
+      EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Run, BundledModel,

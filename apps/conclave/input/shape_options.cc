@@ -117,9 +117,19 @@ void add_rows_option(Command& command, std::string& rows) {
                  "form says");
 }
 
-MoeSpec with_rows(const std::string& rows, const MoeSpec& spec) {
+MoeSpec with_rows(const std::string& rows, const MoeSpec& spec, const std::string& model) {
   if (rows.empty()) return spec;
-  return rows == "plain" ? with_plain_rows(spec) : with_int8_rows(spec);
+  if (rows == "plain") return with_plain_rows(spec);
+  try {
+    return with_int8_rows(spec);
+  } catch (const Error& error) {
+    ErrorDetail detail = error.detail();
+    if (!detail.tensor.empty()) detail.what += " (" + detail.tensor + ")";
+    if (detail.hint.empty()) detail.hint = "leave --rows out, or give --rows plain";
+    detail.tensor = "--rows int8";
+    detail.file = model;
+    throw Error(error.code(), std::move(detail));
+  }
 }
 
 bool any_size_given(const ShapeOptions& options) {

@@ -30,8 +30,9 @@ void add_model_option(Command& command, ShapeOptions& options, const std::string
 
 // Adds --rows.
 void add_rows_option(Command& command, std::string& rows);
-// The spec with rows as the option says; "" leaves them. Throws Error(kInvalidArgument).
-MoeSpec with_rows(const std::string& rows, const MoeSpec& spec);
+// The spec with rows as the option says; "" leaves them. Throws Error(kInvalidArgument) that names
+// the option, and the model that the spec is of.
+MoeSpec with_rows(const std::string& rows, const MoeSpec& spec, const std::string& model = {});
 
 struct NamedShape {
   std::string name;        // "qwen3-30b-a3b", or "E128.k8.H2048.I768"
