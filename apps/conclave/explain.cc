@@ -180,7 +180,7 @@ void add_explain_command(CommandLine& line) {
   auto options = std::make_shared<ExplainOptions>();
   const Option model_dir =
       command.positional(kModelDir, options->model_dir,
-                         "Explain the layers of this model");
+                         "Explain the layers of this model: a directory, or a GGUF file");
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)")
       .needs(model_dir);
   add_model_option(command, options->shape, "");

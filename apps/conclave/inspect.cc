@@ -198,7 +198,7 @@ void add_inspect_command(CommandLine& line) {
   auto options = std::make_shared<InspectOptions>();
   command
       .positional(kModelDir, options->model_dir,
-                  "Hugging Face model directory: config.json and safetensors")
+                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
       .required();
   add_expert_set_option(command, options->experts);
   add_extra_layers_option(command, options->extra_layers);

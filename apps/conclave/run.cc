@@ -196,7 +196,7 @@ void add_run_command(CommandLine& line) {
   auto options = std::make_shared<RunOptions>();
   command
       .positional(kModelDir, options->model_dir,
-                  "Hugging Face model directory: config.json and safetensors")
+                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
       .required();
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   add_expert_set_option(command, options->experts);

@@ -112,7 +112,7 @@ void add_synth_command(CommandLine& line) {
                   "[PRESET] OUT_DIR: what to write (see bench --help for the presets), and "
                   "where; without a preset give -E, -k, -H and -I")
       .required();
-  add_shape_options(command, options->shape, TypesOf::kDirectories);
+  add_shape_options(command, options->shape, TypesOf::kWritten);
   command.choice("--model-type", options->model_type, synth_model_types(),
                  "Family whose names and config keys to use (default: the preset's)");
   command.number("-n,--layers", "N", options->layers, {1, 1 << 16},

@@ -100,6 +100,20 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
   }
 }
 
+TEST(Synth, FormsWithoutACheckpoint_AreNotOffered) {
+  const ToolResult help = run_tool({"synth", "--help"});
+  for (const WeightForm& form : weight_forms()) {
+    const bool is_written = form.quant.weights == WeightScale::kNone || !form.method.empty();
+    if (is_written) continue;
+    EXPECT_EQ(help.out.find("|" + std::string(form.name)), std::string::npos) << form.name;
+    const ScratchDirectory scratch;
+    const ToolResult result = run_tool(
+        synth_arguments((scratch / "model").string(), {"--dtype", std::string(form.name)}));
+    EXPECT_EQ(result.exit_code, 2) << form.name;
+    EXPECT_NE(result.err.find("--dtype"), std::string::npos) << result.err;
+  }
+}
+
 TEST(Synth, MissingRoom_IsSaidBeforeAnythingIsWritten) {
   const ScratchDirectory scratch;
   const std::string model = (scratch / "model").string();

@@ -77,6 +77,16 @@ std::vector<WeightForm> all_forms() {
   return forms;
 }
 
+std::vector<WeightForm> forms_of(TypesOf types) {
+  if (types == TypesOf::kAnyFile) return all_forms();
+  std::vector<WeightForm> forms = weight_forms();
+  if (types != TypesOf::kWritten) return forms;
+  std::erase_if(forms, [](const WeightForm& form) {
+    return form.quant.weights != WeightScale::kNone && form.method.empty();
+  });
+  return forms;
+}
+
 std::vector<std::string> names_of(const std::vector<WeightForm>& forms) {
   std::vector<std::string> names;
   for (const WeightForm& form : forms) names.emplace_back(form.name);
@@ -101,7 +111,7 @@ void add_shape_options(Command& command, ShapeOptions& options, TypesOf types) {
                  "Intermediate size of a shared expert");
   const bool blocks = types == TypesOf::kAnyFile;
   Option dtype = command.choice(
-      "--dtype", options.dtype, names_of(blocks ? all_forms() : weight_forms()),
+      "--dtype", options.dtype, names_of(forms_of(types)),
       fmt::format(
           "Type of the weights{} (default: the preset's, or bf16)",
           blocks

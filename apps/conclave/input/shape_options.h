@@ -22,9 +22,9 @@ struct ShapeOptions {
   std::string rows;  // "int8": rows that the spec leaves as they are become codes
 };
 // Adds -E -k -H -I, --shared and --dtype.
-// Which types of weights --dtype takes: "int4-group128" and others of checkpoints in a directory,
-// or also "Q4_K" and other blocks of GGUF files.
-enum class TypesOf { kDirectories, kAnyFile };
+// Which types of weights --dtype takes: those of checkpoints that are written here, "int4-group128"
+// and others of any checkpoint in a directory, or also "Q4_K" and other blocks of GGUF files.
+enum class TypesOf { kWritten, kDirectories, kAnyFile };
 void add_shape_options(Command& command, ShapeOptions& options, TypesOf types);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
