@@ -36,6 +36,8 @@ struct ConvertOptions {
   std::string report;
   int64_t tokens = 32;
   uint64_t seed = 0;
+  std::string input;
+  std::string record;
   bool force = false;
   MachineOptions machine;
   OutputOptions printing;
@@ -70,8 +72,11 @@ ExitCode run_convert(const ConvertOptions& options) {
   const ConvertRequest request = request_of(options);
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
-  const ConversionReport report =
-      convert_model(context, request, {.tokens = options.tokens, .seed = options.seed});
+  const ConversionReport report = convert_model(context, request,
+                                                {.tokens = options.tokens,
+                                                 .seed = options.seed,
+                                                 .input = options.input,
+                                                 .record = options.record});
   console.clear();
   if (!options.report.empty()) {
     write_durably(options.report, json_text(to_json(report), 1) + "\n");
@@ -116,6 +121,10 @@ void add_convert_command(CommandLine& line) {
               "Random rows for the error of each layer's output; 0: none")
       .with_default();
   command.seed(options->seed, "Seed of the random rows");
+  Option input = command.text("--input", kFileValue, options->input,
+                              "Recorded rows in place of random ones: a safetensors file as run "
+                              "takes it, hidden_states for all layers or layers.N.hidden_states");
+  command.text("--record", "NAME", options->record, "Record of the input file to use").needs(input);
   command.text("--report", kFileValue, options->report, "Also write conversion.json here");
   command.flag("--force", options->force,
                "Replace a model of this name, and begin an unfinished conversion anew");

@@ -228,6 +228,53 @@ TEST(Convert, Report_IsATableAFileAndAPage) {
   }
 }
 
+// The file has rows of both layers; a layer's median is then that of its own rows.
+TEST(Convert, RecordedRows_AreThoseOfTheComparison) {
+  const ScratchDirectory scratch;
+  const std::string model = bundled("qwen3-moe-tiny");
+  const fs::path rows = fs::path(model) / "reference.safetensors";
+  const auto report = [&](const fs::path& out, std::vector<std::string> more) {
+    const ToolResult result = convert(model, out, "int8-channel", std::move(more));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return read_json(out / "conversion.json");
+  };
+  const Json random = report(scratch / "random", {});
+  const Json recorded = report(scratch / "recorded", {"--input", rows.string()});
+  EXPECT_EQ(random["input"], "");
+  EXPECT_EQ(recorded["input"], rows.string());
+  const SafetensorsFile file = SafetensorsFile::open(rows);
+  ASSERT_EQ(recorded["layers"].size(), random["layers"].size());
+  for (size_t i = 0; i < recorded["layers"].size(); ++i) {
+    const Json& layer = recorded["layers"][i];
+    const TensorInfo* const hidden =
+        file.find("layers." + std::to_string(layer["layer"].get<int64_t>()) + ".hidden_states");
+    ASSERT_NE(hidden, nullptr);
+    EXPECT_EQ(static_cast<int64_t>(layer["tokens"].size()), hidden->shape[0]);
+    EXPECT_GT(layer["median"].get<double>(), 0.0);
+    EXPECT_NE(layer["median"], random["layers"][i]["median"]);
+  }
+  const std::string page = read_text(scratch / "recorded" / "conversion.html");
+  EXPECT_NE(page.find("recorded rows"), std::string::npos);
+  EXPECT_EQ(page.find("random rows"), std::string::npos);
+}
+
+TEST(Convert, RowsOfAnotherWidth_AreRefusedBeforeAnythingIsWritten) {
+  const ScratchDirectory scratch;
+  const fs::path out = scratch / "out";
+  const fs::path rows = scratch / "rows.safetensors";
+  Tensor hidden(DType::kF32, {3, 7});
+  std::fill_n(hidden.as<float>(), 3 * 7, 1.0F);
+  const NamedTensor named{"hidden_states", hidden.const_view()};
+  save_safetensors(rows.string(), {&named, 1});
+  const ToolResult result =
+      convert(bundled("mixtral-tiny"), out, "int8-channel", {"--input", rows.string()});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_NE(result.err.find("kTensorShape"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("rows.safetensors"), std::string::npos) << result.err;
+  EXPECT_FALSE(fs::exists(out));
+  EXPECT_FALSE(fs::exists(out.string() + ".partial"));
+}
+
 TEST(Convert, NoTokens_LeavesLayersUnmeasured) {
   const ScratchDirectory scratch;
   const fs::path out = scratch / "out";

@@ -8,6 +8,7 @@
 #include "convert/result_files.h"
 #include "convert/source_model.h"
 #include "convert/write_shard.h"
+#include "input/batch.h"
 
 #include "conclave/error.h"
 #include "conclave/version.h"
@@ -46,6 +47,13 @@ nlohmann::ordered_json key_of(const SourceModel& source, const ConvertRequest& r
           {"shard_bytes", request.shard_bytes}};
 }
 
+BatchSource rows_of(const ErrorMeasurement& measurement) {
+  return BatchSource({.input = measurement.input,
+                      .record = measurement.record,
+                      .random_tokens = measurement.tokens,
+                      .seed = measurement.seed});
+}
+
 class Conversion {
  public:
   Conversion(const Context& context, const ConvertRequest& request)
@@ -61,7 +69,7 @@ class Conversion {
     Journal journal(directory_.unfinished(), key_of(*source_, request_));
     const std::vector<const ShardRecord*> intact = find_intact(journal);
     clean_up(intact);
-    check_possible(intact);
+    check_possible(intact, measurement);
     for (const ShardRecord* record : intact) keep(*record);
     write_missing(journal);
     left_out_ = files_->finish(directory_);
@@ -95,14 +103,25 @@ class Conversion {
   }
 
   // A conversion that cannot be leaves nothing behind.
-  void check_possible(const std::vector<const ShardRecord*>& intact) const {
+  void check_possible(const std::vector<const ShardRecord*>& intact,
+                      const ErrorMeasurement& measurement) const {
     try {
+      check_rows(measurement);
       require_readable(source_->checkpoint(), *files_, request_,
                        directory_.unfinished() / "outline");
       directory_.require_room(plan_.bytes - bytes_of(intact));
     } catch (const Error&) {
       if (intact.empty()) directory_.discard();
       throw;
+    }
+  }
+
+  // Recorded rows must be there for every layer.
+  void check_rows(const ErrorMeasurement& measurement) const {
+    if (measurement.tokens == 0 || measurement.input.empty()) return;
+    const BatchSource batches = rows_of(measurement);
+    for (const int64_t layer : request_.layers) {
+      static_cast<void>(batches.check(layer, source_->checkpoint().layer(layer).spec));
     }
   }
 
@@ -209,6 +228,8 @@ class Conversion {
     report.tokens = measurement.tokens;
     report.seed = measurement.seed;
     if (measurement.tokens == 0) return;
+    report.input = measurement.input;
+    const BatchSource batches = rows_of(measurement);
     const Checkpoint result = Checkpoint::open(files_->model_in(directory_.unfinished()));
     const Context context = measuring_context();
     const auto bytes_of_layer = [&](int64_t layer) {
@@ -218,8 +239,9 @@ class Conversion {
     for (const int64_t layer : request_.layers) total += bytes_of_layer(layer);
     int64_t done = 0;
     for (const int64_t layer : request_.layers) {
-      report.layers.push_back(layer_error(context, source_->checkpoint(), result, layer,
-                                          measurement.tokens, measurement.seed));
+      report.layers.push_back(layer_error(context, source_->checkpoint(), result, layer, batches));
+      const auto rows = static_cast<int64_t>(report.layers.back().tokens.size());
+      report.tokens = report.layers.size() == 1 ? rows : std::max(report.tokens, rows);
       context_.progress("measuring", done += bytes_of_layer(layer), total);
     }
   }

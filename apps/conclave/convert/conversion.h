@@ -32,8 +32,9 @@ struct ConversionReport {
   std::string model_type;
   std::string form;
   std::string scales;  // "amax" or "search"
-  int64_t tokens = 0;
+  int64_t tokens = 0;  // rows of a layer; of the most, where a file has its own for each
   uint64_t seed = 0;
+  std::string input = {};     // the file of recorded rows; empty: they are random
   uint64_t bytes_before = 0;  // in all tensors
   uint64_t bytes_after = 0;
   size_t shards = 0;
@@ -50,6 +51,8 @@ struct ConversionReport {
 struct ErrorMeasurement {
   int64_t tokens = 32;  // random rows for each layer; 0: layers are not measured
   uint64_t seed = 0;
+  std::string input = {};   // a file of rows, in place of random ones
+  std::string record = {};  // in that file; empty: it has one record of each layer
 };
 
 // Throws Error: kUnsupported before anything is written, kFileWrite, kFileChanged, kTensorValue.

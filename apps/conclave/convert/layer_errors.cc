@@ -1,7 +1,6 @@
 #include "convert/layer_errors.h"
 
 #include "convert/median.h"
-#include "input/batch.h"
 
 #include "conclave/reference.h"
 #include "conclave/tensor.h"
@@ -30,16 +29,14 @@ std::vector<double> output_of(const Context& context, const Checkpoint& model, i
 }  // namespace
 
 LayerError layer_error(const Context& context, const Checkpoint& source, const Checkpoint& result,
-                       int64_t layer, int64_t tokens, uint64_t seed) {
-  const BatchSource batches({.input = "", .record = "", .random_tokens = tokens, .seed = seed});
+                       int64_t layer, const BatchSource& batches) {
   const Batch batch = batches.load(layer, source.layer(layer).spec);
   const std::vector<double> expected = output_of(context, source, layer, batch.view());
   std::vector<double> actual = output_of(context, result, layer, batch.view());
-  const int64_t hidden = source.layer(layer).spec.hidden_size;
-  LayerError error{
-      .layer = layer,
-      .tokens = token_errors(
-          {.data = actual.data(), .dtype = DType::kF64, .shape = {tokens, hidden}}, expected)};
+  const Shape shape = batch.hidden.shape();
+  LayerError error{.layer = layer,
+                   .tokens = token_errors(
+                       {.data = actual.data(), .dtype = DType::kF64, .shape = shape}, expected)};
   const auto worst = std::ranges::max_element(
       error.tokens, {}, [](double value) { return std::isnan(value) ? HUGE_VAL : value; });
   if (worst != error.tokens.end()) {

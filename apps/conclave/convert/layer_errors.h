@@ -1,6 +1,8 @@
 // Compares the outputs of both models' layers, in float64 on the same rows.
 #pragma once
 
+#include "input/batch.h"
+
 #include "conclave/checkpoint.h"
 #include "conclave/context.h"
 
@@ -18,9 +20,9 @@ struct LayerError {
   std::vector<double> tokens;  // [T]
 };
 
-// Random rows route by the layer's gate, which both models share. Memory is that of one expert in
-// float64 for each thread of the context. Throws as reference_forward.
+// Rows route by the layer's gate, which both models share. Memory is that of one expert in float64
+// for each thread of the context. Throws as BatchSource::load and reference_forward.
 LayerError layer_error(const Context& context, const Checkpoint& source, const Checkpoint& result,
-                       int64_t layer, int64_t tokens, uint64_t seed);
+                       int64_t layer, const BatchSource& batches);
 
 }  // namespace conclave::tool

@@ -163,10 +163,10 @@ std::string output_section(const ConversionReport& report) {
                              key("main", "median of the layer") + key("warm", "worst token") +
                              "</div>\n";
   return section("Outputs of layers",
-                 fmt::format("{} random rows went through each layer of both models in float64. "
+                 fmt::format("{} {} rows went through each layer of both models in float64. "
                              "The error of a token is the length of the difference over the "
                              "length of the original's output.",
-                             report.tokens),
+                             report.tokens, report.input.empty() ? "random" : "recorded"),
                  legend + output_chart(report));
 }
 
@@ -223,10 +223,12 @@ std::string conversion_page(const ConversionReport& report) {
                   matrix_chart(report));
   page += worst_sections(report);
   page += fmt::format(
-      "<footer>{} → {}; {} shard{}; seed {}. Everything on this page is also in "
+      "<footer>{} → {}; {} shard{}; {}. Everything on this page is also in "
       "conversion.json.</footer>\n</main>\n</body>\n</html>\n",
       escaped(report.source), escaped(report.destination), report.shards,
-      report.shards == 1 ? "" : "s", report.seed);
+      report.shards == 1 ? "" : "s",
+      report.input.empty() ? fmt::format("seed {}", report.seed)
+                           : "rows of " + escaped(report.input));
   return page;
 }
 

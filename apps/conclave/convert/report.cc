@@ -106,6 +106,7 @@ nlohmann::ordered_json facts_of(const ConversionReport& report) {
           {"scales", report.scales},
           {"tokens", report.tokens},
           {"seed", report.seed},
+          {"input", report.input},
           {"bytes_before", report.bytes_before},
           {"bytes_after", report.bytes_after},
           {"shards", report.shards},
