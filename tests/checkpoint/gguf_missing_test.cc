@@ -186,7 +186,7 @@ TEST(GgufMissing, DenseByKeyButWithExperts_NamesTheKey) {
 TEST(GgufKeys, GroupsOfExpertsThatAreUneven_NameTheKey) {
   const std::string key = "deepseek2.expert_group_count";
   const GgufReader model = open_model("deepseek2-q5_0");
-  for (const uint32_t groups : {3U, 16U}) {  // of 16 experts
+  for (const uint32_t groups : {3U, 16U}) {  // the model has 16 experts
     const auto error = error_of(write_copy(model, {.keys = {GgufKey::of_u32(key, groups)}}));
     ASSERT_TRUE(error) << groups;
     EXPECT_EQ(error->code(), ErrorCode::kConfigValue) << error->what();
