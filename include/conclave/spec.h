@@ -255,9 +255,9 @@ struct QuantSpec {
   int64_t block_cols = 128;
   ActivationScale activations = ActivationScale::kNone;
   int64_t activation_group = 128;  // neighbouring columns of a row, for ActivationScale::kGroup
-  // The type of the rows' codes; unset: kI8 beside integers, kF8E4M3 beside all others. kF8E4M3 goes
-  // beside integers, too, and kI8 beside all weights whose values are whole numbers of a unit; with
-  // a scale rule but kQuotient any of kF8E4M3, kF8E5M2, kF6E2M3, kF6E3M2 and kF4.
+  // The type of the rows' codes; unset: kI8 beside integers, kF8E4M3 beside all others. kF8E4M3
+  // goes beside integers, too, and kI8 beside all weights whose values are whole numbers of a unit;
+  // with a scale rule but kQuotient any of kF8E4M3, kF8E5M2, kF6E2M3, kF6E3M2 and kF4.
   std::optional<DType> activation_dtype = std::nullopt;
   // Others are for ActivationScale::kGroup.
   RowScaleRule activation_scale_rule = RowScaleRule::kQuotient;
