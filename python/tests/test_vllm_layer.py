@@ -177,7 +177,6 @@ def test_zero_experts_return_the_token():
         ({"quant_config": vllm.FusedMoEQuantConfig.make("int8", weight_dtype="mxfp4")}, "mxfp4"),
         ({"quant_config": {"quant_method": "exl2"}}, "exl2"),
         ({"quant_config": 3}, "quant_config"),
-        ({"quant_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "128"),
     ],
 )
 def test_arguments_that_do_not_go_say_why(arguments, name):
