@@ -17,14 +17,18 @@ consteval bool exact_in_bf16() {
 }
 
 // The least odd number, of those below 64, by which multiplied bf16 holds every value of a format;
-// 0 if there is none. 3 does for halves, quarters and thirds.
+// 0 if there is none. 3 does for halves, quarters and thirds. Infinity and NaN do not matter.
 template <class Format>
 consteval int bf16_multiplier() {
-  for (int factor = 1; factor < 64; factor += 2) {
+  if (exact_in_bf16<Format>()) return 1;
+  for (int factor = 3; factor < 64; factor += 2) {
     bool holds_all = true;
     for (int code = 0; code < 1 << Format::kBits; ++code) {
-      const float value = Format::decode(static_cast<uint8_t>(code)) * static_cast<float>(factor);
-      holds_all &= value != value || (__builtin_bit_cast(uint32_t, value) & 0xffffU) == 0;
+      const float value = Format::decode(static_cast<uint8_t>(code));
+      constexpr uint32_t kExponent = 0x7f800000U;
+      if ((__builtin_bit_cast(uint32_t, value) & kExponent) == kExponent) continue;
+      const float product = value * static_cast<float>(factor);
+      holds_all &= (__builtin_bit_cast(uint32_t, product) & 0xffffU) == 0;
     }
     if (holds_all) return factor;
   }
