@@ -95,8 +95,8 @@ function(conclave_add_mpi_test name)
   endforeach()
 endfunction()
 
-# What mpiexec of Open MPI needs where there are fewer cores than ranks, and in containers; others do
-# not look at it.
+# mpiexec of Open MPI needs these where there are fewer cores than ranks, and in containers; others do
+# not look at them.
 set(CONCLAVE_MPI_ENVIRONMENT
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
     OMPI_MCA_hwloc_base_binding_policy=none)

@@ -31,18 +31,20 @@ E, K, T = 5, 2, 9
 # Fine-grained float8 with experts of fp4.
 
 
+FLOAT8_FIELDS = SimpleNamespace(
+    hidden_size=192,
+    moe_intermediate_size=128,
+    num_local_experts=E,
+    hidden_act="silu",
+    hidden_activation="silu",
+)
+
+
 def fp4_experts(scale_fmt: str) -> Any:
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
-    fields = SimpleNamespace(
-        hidden_size=192,
-        moe_intermediate_size=128,
-        num_local_experts=E,
-        hidden_act="silu",
-        hidden_activation="silu",
-    )
     try:
         module = fp8.FP8Experts(
-            fields, block_size=(128, 128), expert_dtype="fp4", scale_fmt=scale_fmt
+            FLOAT8_FIELDS, block_size=(128, 128), expert_dtype="fp4", scale_fmt=scale_fmt
         )
     except TypeError:
         pytest.skip("this version has no fp4 experts")
@@ -86,14 +88,7 @@ def test_fp4_experts_equal_their_dequantised_weights(scale_fmt: str) -> None:
 @pytest.mark.parametrize("block", [(128, 128), (64, 32), (16, 48)], ids=str)
 def test_float8_experts_of_any_blocks(block: tuple[int, int]) -> None:
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
-    fields = SimpleNamespace(
-        hidden_size=192,
-        moe_intermediate_size=128,
-        num_local_experts=E,
-        hidden_act="silu",
-        hidden_activation="silu",
-    )
-    module, numbers, exact = fp8.FP8Experts(fields, block_size=block), seeded(4), []
+    module, numbers, exact = fp8.FP8Experts(FLOAT8_FIELDS, block_size=block), seeded(4), []
     with torch.no_grad():
         for name in ("gate_up_proj", "down_proj"):
             codes, scale = getattr(module, name), getattr(module, f"{name}_scale_inv")

@@ -17,7 +17,7 @@ constexpr bool is_reduction(CommKind kind) {
   return kind == CommKind::kAllReduce || kind == CommKind::kReduceScatter;
 }
 
-// What one rank says of an operation to another.
+// One rank says this of an operation to another.
 struct Claim {
   CommKind kind = CommKind::kBarrier;
   DType dtype = DType::kU8;

@@ -91,7 +91,7 @@ Tensor run_split(const MoeSpec& spec, const SplitCase& split, const GridRank& pl
   return first;
 }
 
-// What the thread at the same place of a grid of threads computes.
+// The thread at the same place of a grid of threads computes this.
 Tensor run_by_threads(const MoeSpec& spec, const SplitCase& split, const GridRank& mine,
                       const Tensor& hidden) {
   Tensor result;
@@ -151,7 +151,7 @@ TEST(MpiLayers, EveryExchange_HasTheBitsOfThreadsAndOfOneRank) {
   });
 }
 
-// What a call threw on this rank.
+// A call threw this on this rank.
 struct Thrown {
   std::string code = "nothing";
   int32_t peer = -1;

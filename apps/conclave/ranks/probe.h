@@ -7,9 +7,9 @@
 
 namespace conclave::tool {
 
-// What transports() says, where ranks are processes after one has connected: `reason` then has what
-// only a running library knows, or why it does not run. `command` is this command's name, in whose
-// place the probe is started.
+// As transports() says, and where ranks are processes once one has connected: `reason` then has
+// what only a running library knows, or why it does not run. `command` is this command's name, in
+// whose place the probe is started.
 std::vector<TransportInfo> probed_transports(const char* command);
 
 }  // namespace conclave::tool

@@ -24,7 +24,7 @@ namespace {
 
 using Work = std::function<ExitCode(RankTeam&)>;
 
-// What became of one rank.
+// This became of one rank.
 struct Outcome {
   ExitCode code = ExitCode::kOk;
   std::optional<Error> error;

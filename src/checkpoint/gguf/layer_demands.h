@@ -1,5 +1,5 @@
-// What the architecture and the keys of a GGUF file say that its layers have, wherever a layer
-// without the tensor would be another valid layer: one without a gate, a bias, shared experts, or
+// Finds what layers of a GGUF file have, by its architecture and keys, wherever a layer without
+// the tensor would be another valid layer: one without a gate, a bias, shared experts, or
 // any experts.
 #pragma once
 
@@ -25,7 +25,7 @@ class GgufLayerRules {
   // Whether block `index` is a MoE layer. Throws Error(kConfigValue) if a key says that it is dense
   // and it has experts.
   bool has_experts(int64_t index) const;
-  // What such a layer has. Throws Error(kConfigValue).
+  // Says what such a layer has. Throws Error(kConfigValue).
   GgufDemands demands_of(int64_t index) const;
 
  private:

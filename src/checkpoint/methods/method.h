@@ -131,7 +131,7 @@ struct StoredPlane {
   StoredShapes (*shapes)(const MatrixForm& form) = nullptr;
   // The type of the plane's elements; without one, that of codes, or for other planes the stored.
   std::optional<DType> type = std::nullopt;
-  // What the shape tells of its words; null: there is one way.
+  // Tells by the shape which words it has; null: there is one way.
   WordLayout (*words)(const MatrixForm& form, std::span<const int64_t> shape) = nullptr;
   // Whether such a tensor has codes; null: its name says so.
   bool (*has_codes)(const TensorInfo& tensor) = nullptr;

@@ -52,7 +52,7 @@ uint64_t chunks_of(int64_t bytes) {
   return static_cast<uint64_t>((bytes + kChunkBytes - 1) / kChunkBytes);
 }
 
-// What goes with the announcement.
+// These go with the announcement.
 bool is_inline(int64_t bytes) { return bytes <= kInlineBytes; }
 
 void copy_reason(std::string_view reason, std::array<char, 256>& to) {
@@ -66,7 +66,7 @@ bool means_a_missing_rank(ErrorCode code) {
   return code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost;
 }
 
-// What is left of a communicator that its rank has destroyed.
+// Ends a communicator that its rank has destroyed.
 struct Remains {
   std::shared_ptr<MpiPort> port;
   MpiRuntime& runtime;
@@ -447,7 +447,7 @@ void MpiCommunicator::check_peers(const MpiOperation& mine, std::string_view pha
       fail(farewell.code, culprit, phase,
            fmt::format("rank {} gave up: {}", number, farewell.reason.data()));
     }
-    // What it sent before it left may still be on the way.
+    // Messages that it sent before it left may still be on the way.
     if (port_->chunks_taken(number) < farewell.chunks) continue;
     fail(ErrorCode::kCommPeerLost, number, phase,
          fmt::format("rank {} was destroyed during {}", number, to_string(mine.kind)));

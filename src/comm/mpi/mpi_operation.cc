@@ -23,7 +23,7 @@ struct Filler {
     Lane& lane = part.lanes[round];
     lane = {.from = from, .out_bytes = out_bytes, .to = to, .in_bytes = in_bytes};
     if (peer != me) return;
-    // Where the two counts differ nothing is copied, and matching the part says why.
+    // Nothing is copied if the two counts differ, and matching the part says why.
     if (out_bytes == in_bytes) copy_bytes(to, from, in_bytes);
     lane.sent = out_bytes;
     lane.received = in_bytes;

@@ -1,4 +1,4 @@
-// What ranks of "mpi" send each other. Both sides run one build: the layouts are those of the
+// Ranks of "mpi" send each other these. Both sides run one build: the layouts are those of the
 // structs, and a rank of another version is refused when it connects.
 #pragma once
 

@@ -7,8 +7,8 @@
 
 namespace conclave::inline v0::experts {
 
-// What stands for each code of a format: a number of bf16 in the lower half, and above it the
-// nearest of what this leaves. A value is `unit` times their sum.
+// Each code of a format has a number of bf16 in the lower half, and above it the nearest of what
+// this leaves. A value is `unit` times their sum.
 struct Bf16Values {
   uint32_t of[256] = {};
   float unit = 1;

@@ -346,7 +346,7 @@ __device__ __forceinline__ void run_down(const DecodeParams& params, const Share
     if (plan.pass_rows <= 16) {
       multiply_parts<Config, 1>(params, shared, me, walk, first_row, ring, output);
     } else if (Config::kHasLanes && plan.pass_rows <= 32) {
-      // What products there are not still takes registers and instructions.
+      // Loops over products that are not there would still take registers and instructions.
       multiply_parts<Config, Config::kHasLanes ? 2 : 1>(params, shared, me, walk, first_row, ring,
                                                         output);
     } else {
