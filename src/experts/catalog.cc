@@ -56,6 +56,7 @@ constexpr std::string_view kStreamFp8Sm90 = "cuda.stream_fp8_sm90";
 constexpr std::string_view kStreamInt8Sm90 = "cuda.stream_int8_sm90";
 constexpr std::string_view kTileSm90 = "cuda.tile_sm90";
 constexpr std::string_view kTileCodesSm90 = "cuda.tile_codes_sm90";
+constexpr std::string_view kTileFp4Fp8Sm90 = "cuda.tile_fp4_fp8_sm90";
 constexpr std::string_view kTileFp8Sm90 = "cuda.tile_fp8_sm90";
 constexpr std::string_view kTileInt8Sm90 = "cuda.tile_int8_sm90";
 
@@ -153,6 +154,15 @@ constexpr std::array kDeviceRows = {
                      .workspace_bytes = tile_bytes_memory,
                      .cost = kTileBytesCost,
                      .adds_rows = true}},
+    DeviceKernelRow{{.name = kTileFp4Fp8Sm90, .supports = tile_fp4_fp8_supports},
+                    {.arithmetic = "wgmma_e5m2_e4m3",
+                     .tiles = tile_fp4_fp8_tiles,
+                     .make = make_tile_fp4_fp8,
+                     .workspace_bytes = tile_bytes_memory,
+                     .cost = kTileBytesCost,
+                     .adds_rows = true,
+                     .reads_factors = true,
+                     .decodes_lanes = true}},
     DeviceKernelRow{{.name = kTileInt8Sm90, .supports = tile_int8_supports},
                     {.arithmetic = "wgmma_int8",
                      .tiles = tile_bytes_tiles,
@@ -190,6 +200,7 @@ constexpr std::array kLeftOutRows = {
     KernelRow{.name = kTileCodesSm90, .supports = needs_90a},
     KernelRow{.name = kTileSm90, .supports = needs_90a},
     KernelRow{.name = kTileFp8Sm90, .supports = needs_90a},
+    KernelRow{.name = kTileFp4Fp8Sm90, .supports = needs_90a},
     KernelRow{.name = kTileInt8Sm90, .supports = needs_90a},
 };
 #else

@@ -84,6 +84,9 @@ struct DeviceKernel {
   bool reads_factors = false;
   // Reads quantised rows as values of bf16, where these hold them (quant/gpu_rows.h).
   bool reads_values = false;
+  // Decodes CodeOrder::kLanesOfFloats to bytes: codes of rows lie in their order
+  // (QuantizeRowsCuda::in_lanes), and scales of a matrix within kMostNearSpan of each other.
+  bool decodes_lanes = false;
 };
 
 // The whole forward of few tokens at once (one_launch.h), beside a kernel in tiles, which serves

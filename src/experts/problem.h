@@ -53,6 +53,9 @@ struct ExpertsProblem {
   int64_t whole_intermediate_size = 0;
   // Groups are filled up with places without a column; intermediate_size counts these, too.
   OrderedColumns ordered = {};
+  // The most powers of two that scales of a matrix lie apart, where these are powers and a plan has
+  // looked at them.
+  int32_t scale_span = 0;
   bool has_float_rows = false;  // a projection makes the rows, in float32
   activation::Activation activation = {};
   bool has_bias = false;

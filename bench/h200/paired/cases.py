@@ -52,6 +52,8 @@ _SIZES_OF_FORMAT = {
     "e4m3": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "olmoe", "dsv3-ep8", "deepseek-v3", "deepseek-v2"),
     "int4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
     "mxfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
+    "mxfp4_fp8": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3"),
+    "mxfp4_fp8_group": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3"),
     "nvfp4": ("qwen3-30b", "mixtral-8x7b", "qwen3-235b", "gpt-oss-20b", "dsv3-ep8", "deepseek-v3", "kimi-k2"),
 }
 # These have their biases, as published; those of the table above leave them out.
@@ -63,7 +65,8 @@ def _cases():
         for size in sizes:
             yield Case(size + formats.find(form).suffix, *_SIZES[size], form)
     for size in _GPT_OSS:
-        yield Case(size + "-biases-mxfp4", *_SIZES[size], "mxfp4", gpt_oss=True)
+        for form in ("mxfp4", "mxfp4_fp8", "mxfp4_fp8_group"):
+            yield Case(size + "-biases" + formats.find(form).suffix, *_SIZES[size], form, gpt_oss=True)
 
 
 CASES = {case.name: case for case in _cases()}

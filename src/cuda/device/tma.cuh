@@ -110,5 +110,15 @@ __device__ __forceinline__ void bulk_load(void* destination, const void* source,
       "l"(source), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// Copies shared memory of this block to another of the cluster; the destination and the barrier,
+// which is the other's, are addresses from map_to_block.
+__device__ __forceinline__ void bulk_copy_to_block(uint32_t destination, const void* source,
+                                                   uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(destination),
+      "r"(shared_address(source)), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 
 }  // namespace conclave::inline v0::cuda::device

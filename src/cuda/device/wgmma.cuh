@@ -1,6 +1,6 @@
 // wgmma: D[64, N] (+)= A[64, K] B[N, K]^T of a warpgroup, A and B in shared memory, both with K
 // contiguous, D in float32 registers, or int32 ones for int8. K is 32 bytes of elements: 16 of bf16
-// and f16, 32 of e4m3 and int8.
+// and f16, 32 of e4m3, e5m2 and int8.
 //
 // Thread t of the warpgroup, w = t / 32, l = t % 32, holds these sums for j in [0, N / 8):
 //   d[4j], d[4j + 1]      row 16 w + l / 4,      columns 8 j + 2 (l % 4) and the next
@@ -54,6 +54,9 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_of_low(uint32_t low) {
   asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(kHigh));
   return descriptor;
 }
+
+// Rows of A are e4m3, those of B e5m2.
+struct E4m3TimesE5m2;
 
 // Wgmma<T, N>::mma(d, a, b, accumulate): D = A B + (accumulate ? D : 0).
 template <class T, int N>
@@ -692,6 +695,17 @@ struct Wgmma<__nv_fp8_e4m3, 128> {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " CONCLAVE_R_128
+        ", %64, %65, p, 1, 1;\n}\n"
+        : CONCLAVE_D_128("+f", d)
+        : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+  }
+};
+template <>
+struct Wgmma<E4m3TimesE5m2, 128> {
+  static __device__ __forceinline__ void mma(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e5m2 " CONCLAVE_R_128
         ", %64, %65, p, 1, 1;\n}\n"
         : CONCLAVE_D_128("+f", d)
         : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));

@@ -46,6 +46,14 @@ constexpr int32_t lane_number_bit(const LanePlace& place) {
 // A pair is a byte, as tables of two codes' values are looked up.
 constexpr int32_t lane_pair_bit(const LanePlace& place) { return 8 * place.pair + 4 * place.half; }
 
+// The place of a column's code among those of its 32 columns, in rows of codes of a byte that are
+// multiplied by such weights: a word of these becomes eight bytes, of which the even columns' come
+// first, in the order in which pairs have their bits.
+constexpr int32_t lane_byte(int32_t column) {
+  const LanePlace place = lane_place(column);
+  return column % 8 / 2 * 8 + 4 * place.half + (0x0312 >> (4 * place.pair) & 0xf);
+}
+
 // The bits of a code at its place in a word, and the code at a place.
 template <CodeOrder kOrder>
 constexpr uint32_t lane_bits(const LanePlace& place, uint32_t code) {

@@ -11,8 +11,6 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// The largest exponent that bits of bf16 have.
-constexpr int32_t kMostBits = 254;
 // How far powers may lie apart: half of a code's unit, 2^-133, is the smallest number of bf16.
 constexpr int32_t kMostDistance = 132;
 
@@ -51,7 +49,8 @@ ScaleBytes::ScaleBytes(ScaleValues values, ByteForm form, std::span<const float>
   if (scales.empty()) return;
   const auto [least, most] = std::ranges::minmax(scales);
   largest_ = static_cast<int32_t>(byte_of_power(most));
-  fit_ = largest_ - static_cast<int32_t>(byte_of_power(least)) <= kMostDistance;
+  span_ = largest_ - static_cast<int32_t>(byte_of_power(least));
+  fit_ = span_ <= kMostDistance;
   sum_factor_ = std::ldexp(1.0F, largest_ - 128);
 }
 
@@ -59,7 +58,7 @@ uint8_t ScaleBytes::of(float scale) const {
   if (values_ == ScaleValues::kPowerOfTwo) {
     const auto stored = static_cast<int32_t>(byte_of_power(scale));
     return static_cast<uint8_t>(form_ == ByteForm::kAsStored ? stored
-                                                             : kMostBits - (largest_ - stored));
+                                                             : kMostNear - (largest_ - stored));
   }
   if (scale == 0) return 0;  // without its sign
   if (form_ == ByteForm::kNear) return near_byte(scale);

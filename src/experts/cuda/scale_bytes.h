@@ -14,6 +14,12 @@ namespace conclave::inline v0::experts {
 // matrices have the bytes of their types, kAsStored, which take one or two instructions more.
 enum class ByteForm : uint8_t { kNear, kAsStored };
 
+// The byte of the largest power of a matrix, and that of the least one which numbers of e5m2 hold
+// beside it, times any code of e2m1.
+inline constexpr int32_t kMostNear = 254;
+inline constexpr int32_t kMostNearSpan = 26;
+inline constexpr int32_t kLeastNearOfE5m2 = kMostNear - kMostNearSpan;
+
 class ScaleBytes {
  public:
   // Scales are powers of two, or of e4m3, as `values` says; those of a matrix.
@@ -24,11 +30,14 @@ class ScaleBytes {
   uint8_t of(float scale) const;
   // Sums of products are multiplied by this.
   float sum_factor() const { return sum_factor_; }
+  // How far powers lie apart; 0 for others.
+  int32_t span() const { return span_; }
 
  private:
   ScaleValues values_;
   ByteForm form_;
   int32_t largest_ = 0;  // byte
+  int32_t span_ = 0;
   bool fit_ = true;
   float sum_factor_ = 1;
 };

@@ -84,10 +84,11 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
   return work;
 }
 
-// Each token is read once, each row written and read again: in the type of the weights, or as
-// bf16 beside codes that are decoded to it.
+// Each token is read once, each row written and read again: in the type of the weights, or beside
+// codes that are decoded as bf16, or as the bytes that these become.
 double copy_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row, int64_t tokens) {
-  const int64_t bits = row.reads_factors ? bit_size(DType::kBF16) : bit_size(problem.weight_dtype);
+  const DType decoded = row.decodes_lanes ? DType::kF8E4M3 : DType::kBF16;
+  const int64_t bits = bit_size(row.reads_factors ? decoded : problem.weight_dtype);
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
   const double row_bytes = static_cast<double>(problem.hidden_size * bits) / 8.0;
   const cuda::DeviceRates& device = problem.gpu().rates;

@@ -54,12 +54,23 @@ CudaPlan plan_with_orders(CudaPlanRequest request, const CudaPlan& plan,
   return plan_cuda_layer(request);
 }
 
+// Leaves out kernels that do not take the scales that the weights have.
+void fit_to_scales(CudaPlanRequest& request, CudaPlan& plan, const WeightSource& source) {
+  if (!needs_near_scales(plan)) return;
+  check_source(request.spec, source);
+  const cuda::DeviceGuard guard(request.device.ordinal);
+  const cuda::OwnedStream stream = cuda::make_stream();
+  request.scale_span = read_scale_span(plan, source, to_stream(stream.get()));
+  plan = plan_cuda_layer(request);
+}
+
 // Fuses shared experts into the routed ones' launches, unless that alone would force a copy of
 // weights that are usable in place.
 CudaPlan plan_for(const EngineRequest& request, const WeightSource& source) {
   const cuda::DeviceInfo device = device_of(request.context);
   CudaPlanRequest plan_wanted = plan_request(request, device);
   CudaPlan plan = plan_cuda_layer(plan_wanted);
+  fit_to_scales(plan_wanted, plan, source);
   if (request.spec.quant.has_column_order) return plan_with_orders(plan_wanted, plan, source);
   if (plan.fused.slots() == 0 || source.memory() == MemoryKind::kHost) return plan;
   check_source(request.spec, source);
@@ -213,7 +224,8 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                                                  .parallel = plan_.parallel,
                                                                  .device = plan_.device,
                                                                  .shared = plan_.shared_form,
-                                                                 .orders = plan_.orders}));
+                                                                 .orders = plan_.orders,
+                                                                 .scale_span = plan_.scale_span}));
 }
 
 std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,

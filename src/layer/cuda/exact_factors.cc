@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -18,10 +19,11 @@ namespace {
 // Factors of the codes of one expert's gate and up, or of its down.
 class ExactBuffer {
  public:
-  ExactBuffer(const experts::ExpertsProblem& problem, experts::ByteForm form,
-              const experts::FactorPlanes& planes, int64_t skipped)
-      : quant_(problem.quant),
-        local_(problem.quant),
+  ExactBuffer(const MlpSource& mlp, experts::ByteForm form, const experts::FactorPlanes& planes,
+              int64_t skipped)
+      : quant_(mlp.problem.quant),
+        local_(mlp.problem.quant),
+        must_be_near_(mlp.forms.near_scales),
         form_(form),
         planes_(planes),
         skipped_(skipped),
@@ -36,6 +38,7 @@ class ExactBuffer {
     const CodeMeaning meaning = load_meaning(local_, source, id, expert, block);
     check(meaning.scales, source, id.with(WeightPlane::kScale), expert);
     const experts::ScaleBytes scale_bytes(quant_.scale_values, form_, meaning.scales);
+    if (must_be_near_) check_span(scale_bytes.span(), source, id.with(WeightPlane::kScale), expert);
     if (!scale_bytes.fit()) return false;
     for (int64_t row = 0; row < planes_.rows; ++row) {
       const int64_t to = experts::exact_row(row, part, planes_.parts);
@@ -59,6 +62,16 @@ class ExactBuffer {
   }
 
  private:
+  static void check_span(int32_t span, const WeightSource& source, WeightId id, int64_t expert) {
+    if (span <= experts::kMostNearSpan) return;
+    throw Error(ErrorCode::kTensorValue,
+                {.what = "scales lie too far apart for the kernels of the layer",
+                 .tensor = source.locate(id, expert),
+                 .expected = fmt::format("powers of two within 2^{} of the largest",
+                                         experts::kMostNearSpan),
+                 .found = fmt::format("one at 2^-{} of it", span),
+                 .hint = "create another layer for these weights"});
+  }
   void check(const std::vector<float>& scales, const WeightSource& source, WeightId id,
              int64_t expert) const {
     for (const float scale : scales) {
@@ -77,6 +90,7 @@ class ExactBuffer {
 
   const QuantSpec& quant_;
   QuantSpec local_;  // says what scales are without those of whole matrices
+  bool must_be_near_;
   experts::ByteForm form_;
   experts::FactorPlanes planes_;
   int64_t skipped_;
@@ -88,8 +102,8 @@ class ExactBuffer {
 bool fill_in(experts::ByteForm form, const MlpSource& mlp, WeightUpload& upload,
              CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  ExactBuffer gate_up(problem, form, weights.view.gate_up.factors, 0);
-  ExactBuffer down(problem, form, weights.view.down.factors, problem.skipped_columns);
+  ExactBuffer gate_up(mlp, form, weights.view.gate_up.factors, 0);
+  ExactBuffer down(mlp, form, weights.view.down.factors, problem.skipped_columns);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
     const auto set = [&](ExactBuffer& buffer, int64_t part, WeightMatrix matrix) {
@@ -114,6 +128,25 @@ void fill_exact_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeigh
   // One form serves all experts, so that kernels ask for it once.
   if (fill_in(experts::ByteForm::kNear, mlp, upload, weights)) return;
   fill_in(experts::ByteForm::kAsStored, mlp, upload, weights);
+}
+
+int32_t scale_span(const MlpSource& mlp, const WeightSource& source) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  QuantSpec local = problem.quant;
+  local.has_global_scale = false;
+  int32_t most = 0;
+  const auto add = [&](const LocalExpert& expert, WeightMatrix matrix) {
+    const CodeMeaning meaning = load_meaning(local, source, expert.id(matrix), expert.expert,
+                                             expert.block_of(matrix, problem.hidden_size));
+    const experts::ScaleBytes bytes(local.scale_values, experts::ByteForm::kNear, meaning.scales);
+    most = std::max(most, bytes.span());
+  };
+  for (const LocalExpert& expert : mlp.experts) {
+    if (problem.activation.gated) add(expert, WeightMatrix::kGate);
+    add(expert, WeightMatrix::kUp);
+    add(expert, WeightMatrix::kDown);
+  }
+  return most;
 }
 
 }  // namespace conclave::inline v0

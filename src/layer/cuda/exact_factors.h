@@ -15,7 +15,11 @@ inline int64_t exact_bytes(const experts::FactorPlanes& planes) {
   return planes.groups * planes.byte_stride;
 }
 
-// Throws Error(kTensorValue) naming the tensor for a scale that no byte stands for.
+// Throws Error(kTensorValue) naming the tensor for a scale that no byte stands for, and for those
+// of a matrix that lie further apart than kernels of the layer take.
 void fill_exact_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights);
+
+// The most powers of two that the scales of a matrix lie apart, where these are powers.
+int32_t scale_span(const MlpSource& mlp, const WeightSource& source);
 
 }  // namespace conclave::inline v0

@@ -15,7 +15,9 @@ CodeForms forms_of(const std::vector<experts::LadderRung>& ladder) {
   CodeForms forms{.floats = false, .factors = false};
   for (const experts::LadderRung& rung : ladder) {
     for (const experts::DeviceKernelRow* row : {rung.row, rung.skewed_row}) {
-      if (row != nullptr) (row->reads_factors ? forms.factors : forms.floats) = true;
+      if (row == nullptr) continue;
+      (row->reads_factors ? forms.factors : forms.floats) = true;
+      forms.near_scales |= row->decodes_lanes;
     }
   }
   return forms;

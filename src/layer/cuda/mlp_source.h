@@ -34,8 +34,9 @@ struct LocalExpert {
 
 // In which forms kernels read what belongs to codes.
 struct CodeForms {
-  bool floats = true;    // DeviceExpertMatrix::scale and offset
-  bool factors = false;  // DeviceExpertMatrix::factors
+  bool floats = true;        // DeviceExpertMatrix::scale and offset
+  bool factors = false;      // DeviceExpertMatrix::factors
+  bool near_scales = false;  // kernels decode codes of lanes to bytes
 };
 
 // Experts that one kernel runs.

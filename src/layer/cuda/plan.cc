@@ -226,6 +226,8 @@ void fill_plan(CudaPlan& plan) {
                                        .max_tokens = plan.options.max_tokens,
                                        .target = plan.device});
   lay_out_codes(plan, problems);
+  problems.routed.scale_span = plan.scale_span;
+  if (problems.shared) problems.shared->scale_span = plan.scale_span;
   plan.routed = mlp_plan(problems.routed);
   if (problems.shared) place_shared(plan, *problems.shared);
   if (problems.residual) plan.residual = mlp_plan(*problems.residual);
@@ -247,6 +249,7 @@ CudaPlan plan_of(const CudaPlanRequest& request) {
   plan.device = request.device;
   plan.shared_form = request.shared;
   plan.orders = request.orders;
+  plan.scale_span = request.scale_span;
   return plan;
 }
 

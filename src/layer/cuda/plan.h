@@ -83,6 +83,7 @@ struct CudaPlan : PlanBase {
   // Weights on the input change its codes: rows are weighed first, with one copy per choice.
   bool weighs_rows = false;
   std::optional<LayerOrders> orders;  // as requested
+  int32_t scale_span = 0;             // likewise
   CudaStages stages;
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
@@ -101,6 +102,9 @@ struct CudaPlanRequest {
   SharedForm shared = SharedForm::kFused;  // kFused: if they can be
   // The orders of columns that the weights have, where a spec has such; none: assumed ones.
   std::optional<LayerOrders> orders = {};
+  // The most powers of two that scales of a matrix lie apart; 0: they are near each other, or a
+  // plan without weights assumes so.
+  int32_t scale_span = 0;
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.

@@ -1,5 +1,6 @@
 #include "layer/cuda/weights.h"
 
+#include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/memory_place.h"
 #include "layer/cuda/mlp_source.h"
@@ -142,6 +143,10 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
   }
 }
 
+const WeightSource& on_host(const WeightSource& source, const HostReads& copies) {
+  return source.memory() == MemoryKind::kHost ? source : static_cast<const WeightSource&>(copies);
+}
+
 }  // namespace
 
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
@@ -149,10 +154,24 @@ Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
   return find_layout(routed_source(plan), source, layout);
 }
 
+bool needs_near_scales(const CudaPlan& plan) {
+  return routed_source(plan).forms.near_scales ||
+         (plan.shared && shared_source(plan).forms.near_scales);
+}
+
+int32_t read_scale_span(const CudaPlan& plan, const WeightSource& source, Stream stream) {
+  const HostReads copies(source, to_cuda(stream));
+  const WeightSource& readable = on_host(source, copies);
+  const MlpSource routed = routed_source(plan);
+  int32_t most = routed.forms.near_scales ? scale_span(routed, readable) : 0;
+  if (!plan.shared) return most;
+  const MlpSource shared = shared_source(plan);
+  return shared.forms.near_scales ? std::max(most, scale_span(shared, readable)) : most;
+}
+
 LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream stream) {
   const HostReads copies(source, to_cuda(stream));
-  const WeightSource& readable =
-      source.memory() == MemoryKind::kHost ? source : static_cast<const WeightSource&>(copies);
+  const WeightSource& readable = on_host(source, copies);
   LayerOrders orders;
   orders.routed = read_order(routed_source(plan), readable);
   if (plan.shared && plan.shared->problem.ordered.gate_up != 0) {

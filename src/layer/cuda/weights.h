@@ -73,6 +73,11 @@ Support usable_in_place(const CudaPlan& plan, const WeightSource& source);
 // The orders of columns of the source's experts on this rank. Waits for copies on `stream`.
 LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream stream);
 
+// Whether a kernel of the plan takes scales of a matrix only if they lie near each other, and how
+// many powers of two those of the source lie apart at most.
+bool needs_near_scales(const CudaPlan& plan);
+int32_t read_scale_span(const CudaPlan& plan, const WeightSource& source, Stream stream);
+
 // Memory for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
 // `stream`.
 CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,

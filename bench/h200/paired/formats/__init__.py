@@ -37,6 +37,8 @@ FORMATS = {
         Format("e4m3", "-fp8", code_bits=8, scale_bits=32, group=(128, 128), tflops=1979, limit=5e-2),
         Format("int4", "-int4", code_bits=4, scale_bits=16, group=(1, 128), limit=1.5e-2),
         Format("mxfp4", "-mxfp4", code_bits=4, scale_bits=8, group=(1, 32), limit=1.5e-2),
+        Format("mxfp4_fp8", "-mxfp4-fp8", code_bits=4, scale_bits=8, group=(1, 32), tflops=1979, limit=5e-2),
+        Format("mxfp4_fp8_group", "-mxfp4-fp8-group", code_bits=4, scale_bits=8, group=(1, 32), tflops=1979, limit=5e-2),
         Format("nvfp4", "-nvfp4", code_bits=4, scale_bits=8, group=(1, 16), limit=1.5e-2),
     )
 }

@@ -25,12 +25,14 @@ def decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple:
-    """[M, C] -> e4m3 [M, C], a float32 scale for each group of 128 of a row; C is a multiple of 128."""
-    groups = rows.float().view(rows.shape[0], -1, GROUP)
+    """[M, C] -> e4m3 [M, C], a float32 scale for each group of 128 of a row, whose last may be shorter."""
+    count, columns = rows.shape
+    groups = torch.nn.functional.pad(rows.float(), (0, -columns % GROUP)).view(count, -1, GROUP)
     scales = (groups.abs().amax(-1) / MOST).clamp_min(1e-12)
-    return (groups / scales[..., None]).to(torch.float8_e4m3fn).view(rows.shape), scales
+    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).view(count, -1)
+    return codes[:, :columns].contiguous(), scales
 
 
 def rows_as_read(rows: torch.Tensor) -> torch.Tensor:
     codes, scales = quantise_rows(rows)
-    return (codes.double().view(rows.shape[0], -1, GROUP) * scales.double()[..., None]).view(rows.shape)
+    return codes.double() * scales.double().repeat_interleave(GROUP, 1)[:, : rows.shape[1]]

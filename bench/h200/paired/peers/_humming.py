@@ -10,13 +10,24 @@ import sys
 import torch
 
 from ..plugin import Missing
+from ..problem import ALPHA, CLAMP
 
 # What Humming calls the codes and scales of a format, and the type of its scales.
 SCHEMAS = {
     "int4": ("uint4", "bfloat16", torch.bfloat16),
     "mxfp4": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
+    "mxfp4_fp8": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
+    "mxfp4_fp8_group": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
     "nvfp4": ("float4e2m1", "float8e4m3", torch.float8_e4m3fn),
 }
+# What rows become beside these; of others they stay bf16.
+ROWS = {
+    "mxfp4_fp8": {"a_dtype": "float8e4m3", "input_quant_mode": "dynamic_token"},
+    "mxfp4_fp8_group": {"a_dtype": "float8e4m3", "input_quant_mode": "dynamic_group", "input_scale_group_size": 128},
+}
+# Activations in the kernel that quantises rows, of gate a and up b.
+SILU = "a / (1.f + __expf(-a)) * b"
+CLAMPED = "fminf(a, {0}f) / (1.f + __expf(-{1}f * fminf(a, {0}f))) * (fminf(fmaxf(b, -{0}f), {0}f) + 1.f)"
 # Sizes are rounded up as vLLM has them; Humming's kernels read and write the given ones.
 ROWS_STEP, COLS_STEP = 256, 128
 E8M0_ONE = 127
@@ -38,6 +49,8 @@ class Engine:
         except ImportError as error:
             raise Missing(f"humming cannot be imported ({error}); PAIRED_HUMMING may name its folder") from None
         self.weight_schema = schema.HummingWeightSchema
+        self.input_schema = schema.HummingInputSchema
+        self.process_input = ops.process_input
         self.prepare_layer_config = transform.prepare_layer_config
         self.transform_tensors = transform.transform_humming_tensors
         self.heuristics = tune.get_heuristics_config
@@ -72,11 +85,14 @@ class Description:
         schema = engine.weight_schema(
             b_dtype=code_type, bs_dtype=scale_type, weight_scale_group_size=case.weight_format.group[1], **factor
         )
+        self.quantises = case.format in ROWS
+        given_rows = {"input_schema": engine.input_schema(**ROWS[case.format])} if self.quantises else {}
         rows, cols = (2 * case.inner, case.hidden) if name == "gate_up" else (case.hidden, case.inner)
         self.config = engine.prepare_layer_config(
             shape_n=rows, shape_k=cols, weight_schema=schema, num_experts=case.experts, pad_n_to_multiple=ROWS_STEP,
-            pad_k_to_multiple=COLS_STEP, has_bias=case.gpt_oss, torch_dtype=torch.bfloat16,
+            pad_k_to_multiple=COLS_STEP, has_bias=case.gpt_oss, torch_dtype=torch.bfloat16, **given_rows,
         )
+        self.activation = CLAMPED.format(CLAMP, ALPHA) if case.gpt_oss else SILU
 
     def tuning(self, rows: int, kind: str) -> dict:
         """Tile and schedule that Humming's heuristics choose for so many rows."""
@@ -96,6 +112,17 @@ class Product(Description):
         }
         with padding_of_e8m0():
             self.tensors = engine.transform_tensors(self.config, {key: t for key, t in given.items() if t is not None})
+
+    def quantised(self, rows: torch.Tensor, activates: bool = False) -> dict:
+        """Codes of rows, or of the activation of gates and ups, with a scale for each."""
+        how = {"activation_type": "binary_split", "activation_impl": self.activation} if activates else {}
+        config = self.config
+        codes, of_groups, of_tokens = self.engine.process_input(
+            rows, quant_mode=config.input_quant_mode.value, quant_dtype=config.a_dtype.dtype_str,
+            quant_group_size=config.input_scale_group_size or None, group_scale_dtype=config.as_dtype.dtype_str,
+            use_m_major_input_scale=config.use_block_scaled_mma and config.input_scale_group_size > 0, **how,
+        )
+        return {"rows": codes, "input_scale": of_tokens if of_groups is None else of_groups}
 
     def launch(self, kernel, rows: torch.Tensor, out: torch.Tensor, locks: torch.Tensor, **layout) -> None:
         self.engine.launch(

@@ -17,7 +17,7 @@ from ..plugin import Candidate, Missing, one_line
 from ._humming import SCHEMAS, Description, Engine, Kernels, Product
 
 TITLE = "Humming"
-WHAT = "whole layer from ids and weights, rows in bf16"
+WHAT = "whole layer from ids and weights, rows in bf16 or, where the format says so, e4m3 by token"
 FORMATS = tuple(SCHEMAS)
 GPT_OSS = True
 INDEXED, GROUPED = "indexed", "grouped_contiguous"
@@ -63,16 +63,23 @@ class Layer:
         self.slots = problem.tokens * problem.case.top_k
         self.locks = torch.zeros(LOCKS, dtype=torch.int32, device=problem.device)
 
-    def product(self, name: str, rows: torch.Tensor, **layout) -> torch.Tensor:
-        case = self.problem.case
-        out = rows.new_empty(self.slots, 2 * case.inner if name == "gate_up" else case.hidden)
-        self.products[name].launch(self.kernels[name].result(), rows, out, self.locks, **layout)
+    def product(self, name: str, operand: dict, **layout) -> torch.Tensor:
+        case, hidden = self.problem.case, self.problem.hidden[0]
+        out = hidden.new_empty(self.slots, 2 * case.inner if name == "gate_up" else case.hidden)
+        self.products[name].launch(self.kernels[name].result(), out=out, locks=self.locks, **operand, **layout)
         return out
 
-    def activated(self, both: torch.Tensor) -> torch.Tensor:
+    def operand(self, rows: torch.Tensor) -> dict:
+        product = self.products["gate_up"]
+        return product.quantised(rows) if product.quantises else {"rows": rows}
+
+    def activated(self, both: torch.Tensor) -> dict:
+        product = self.products["down"]
+        if product.quantises:
+            return product.quantised(both, activates=True)
         middle = both.new_empty(self.slots, self.problem.case.inner)
         self.helpers.activate(self.problem.case, both, middle)
-        return middle
+        return {"rows": middle}
 
 
 class Indexed(Layer):
@@ -86,7 +93,7 @@ class Indexed(Layer):
         problem, k = self.problem, self.problem.case.top_k
         hidden, blocks = problem.hidden[index], {name: self.choice.tunings[name]["block_shape"][0] for name in NAMES}
         sortings = {block: self.sorting(index, block) for block in set(blocks.values())}
-        both = self.product("gate_up", hidden, **sortings[blocks["gate_up"]], top_k=k)
+        both = self.product("gate_up", self.operand(hidden), **sortings[blocks["gate_up"]], top_k=k)
         rows = self.product("down", self.activated(both), **sortings[blocks["down"]], top_k=1)
         out = torch.empty_like(hidden)
         self.helpers.sum_choices(rows, out, k, problem.topk_weights[index])
@@ -117,7 +124,7 @@ class Grouped(Layer):
         self.ops.moe_permute(
             hidden, ids, self.slot_numbers, no_map, case.experts, case.experts, case.top_k, rows, starts, places, sources
         )
-        both = self.product("gate_up", rows, expert_layout=starts)
+        both = self.product("gate_up", self.operand(rows), expert_layout=starts)
         rows = self.product("down", self.activated(both), expert_layout=starts)
         out = torch.empty_like(hidden)
         self.ops.moe_unpermute(rows, problem.topk_weights[index], places.flatten(), starts, case.top_k, out)

@@ -9,11 +9,14 @@ from ..problem import ALPHA, CLAMP, MATRICES, PARTS
 
 TITLE = "Conclave"
 WHAT = "whole layer from ids and weights"
-FORMATS = ("bf16", "e4m3", "int4", "mxfp4", "nvfp4")
+FORMATS = ("bf16", "e4m3", "int4", "mxfp4", "mxfp4_fp8", "mxfp4_fp8_group", "nvfp4")
 GPT_OSS = True
-# The package has these names for formats whose rows stay as they are.
-FORMS = {"int4": "int4-group128", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
-SCALE_TYPES = {"mxfp4": torch.float8_e8m0fnu}
+# The package has these names for formats.
+FORMS = {
+    "int4": "int4-group128", "mxfp4": "mxfp4", "mxfp4_fp8": "mxfp4-fp8", "mxfp4_fp8_group": "mxfp4-fp8-group",
+    "nvfp4": "nvfp4",
+}
+SCALE_TYPES = dict.fromkeys(("mxfp4", "mxfp4_fp8", "mxfp4_fp8_group"), torch.float8_e8m0fnu)
 
 
 def numbers_of(conclave, form: str) -> dict:

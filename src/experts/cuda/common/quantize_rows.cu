@@ -65,6 +65,29 @@ __device__ __forceinline__ void store_part(uint8_t* target, int32_t count,
   }
 }
 
+// Puts the codes of 32 columns, which a thread and its neighbour have halves of, in the order of
+// lanes: each gets those of two words of weights, and stores them where its own half would lie.
+__device__ __forceinline__ void arrange_in_lanes(uint32_t (&words)[kPart / 4]) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t both = 3U << (lane & 30U);
+  const bool is_second = lane % 2 != 0;
+  // Columns 0 to 3 and 8 to 11 of both halves are the first thread's, the others the second's.
+  const uint32_t low = __shfl_xor_sync(both, is_second ? words[0] : words[1], 1);
+  const uint32_t high = __shfl_xor_sync(both, is_second ? words[2] : words[3], 1);
+  const uint32_t quarter[4] = {is_second ? low : words[0], is_second ? high : words[2],
+                               is_second ? words[1] : low, is_second ? words[3] : high};
+  // Pairs of columns have their bits in this order.
+  const uint32_t outer[2] = {__byte_perm(quarter[3], quarter[1], 0x5140),
+                             __byte_perm(quarter[3], quarter[1], 0x7362)};
+  const uint32_t inner[2] = {__byte_perm(quarter[0], quarter[2], 0x5140),
+                             __byte_perm(quarter[0], quarter[2], 0x7362)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    words[2 * i] = __byte_perm(outer[i], inner[i], 0x5410);
+    words[2 * i + 1] = __byte_perm(outer[i], inner[i], 0x7632);
+  }
+}
+
 // Rows become codes, two to a half word, and have a scale for their largest magnitude.
 struct E4m3Rows {
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -255,6 +278,7 @@ __global__ void __launch_bounds__(kThreads)
     if (place.row >= rows) continue;
     Words words;
     encode<E4m3Rows, T, kScale>(x, scale, words);
+    if (args.in_lanes) arrange_in_lanes(words);
     for_each_target(args, place.row, [&](int64_t target) {
       if (stores_scale) {
         args.scales[target * args.scale_stride + place.group * args.group_stride] = scale;
@@ -315,6 +339,7 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   const auto store = [&](int64_t column, const float(&values)[kPart]) {
     Words words;
     encode<Codes, T, Scale::kDynamic>(values, scale, words);
+    if (args.in_lanes && column < args.columns) arrange_in_lanes(words);
     for_each_target(args, row, [&](int64_t target) {
       if (column == 0) args.scales[target * args.scale_stride] = scale;
       store_part<kVectors>(args.codes + target * args.code_stride + column, columns_left(column),

@@ -33,6 +33,9 @@ struct QuantizeRowsCuda {
   DType code_dtype = DType::kF8E4M3;                      // what a format has as row_codes
   uint8_t* codes = nullptr;                               // [num_rows, code_stride]
   int64_t code_stride = 0;  // columns from `columns` on are not written
+  // The codes of each 32 columns lie as `lane_byte` says, beside weights in CodeOrder::
+  // kLanesOfFloats. For codes of e4m3 and multiples of 32 columns.
+  bool in_lanes = false;
   // The scale of row r and group g lies at r * scale_stride + g * group_stride; a row has 1 or
   // ceil(columns / 128) groups. Not written for kTensorStatic.
   float* scales = nullptr;

@@ -14,25 +14,28 @@ namespace {
 
 using cuda::MapDimension;
 
-constexpr uint32_t kBoxBytes = 128;
-
 // Columns of K: codes are bytes of them.
-MapDimension columns(int64_t size, DType dtype) {
+MapDimension columns(int64_t size, DType dtype, uint32_t box_bytes) {
   const int64_t bytes = is_plain(dtype) ? byte_size(dtype) : 1;
   return {.size = static_cast<uint64_t>(packed_bytes(dtype, size) / bytes),
-          .box = kBoxBytes / static_cast<uint32_t>(bytes)};
+          .box = box_bytes / static_cast<uint32_t>(bytes)};
 }
 
-MapDimension weight_columns(const ExpertsProblem& sizes, int64_t count) {
-  return columns(stored_columns(sizes, count), sizes.weight_dtype);
+MapDimension weight_columns(const ExpertsProblem& sizes, int64_t count, uint32_t box_bytes) {
+  return columns(stored_columns(sizes, count), sizes.weight_dtype, box_bytes);
 }
 
 uint64_t pitch(int64_t stride, DType dtype) {
   return static_cast<uint64_t>(packed_bytes(dtype, stride));
 }
 
-CUtensorMap make_map(const void* data, DType dtype, std::span<const MapDimension> dimensions) {
-  return cuda::make_tensor_map({.data = data, .type = map_type(dtype), .dimensions = dimensions});
+CUtensorMap make_map(const void* data, DType dtype, std::span<const MapDimension> dimensions,
+                     uint32_t box_bytes) {
+  return cuda::make_tensor_map(
+      {.data = data,
+       .type = map_type(dtype),
+       .dimensions = dimensions,
+       .swizzle = box_bytes == kHalfBoxBytes ? cuda::Swizzle::k64 : cuda::Swizzle::k128});
 }
 
 }  // namespace
@@ -51,12 +54,12 @@ CUtensorMapDataType map_type(DType dtype) {
 }
 
 CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
-                              int32_t box_rows) {
+                              int32_t box_rows, uint32_t box_bytes) {
   const DType dtype = sizes.weight_dtype;
   const uint64_t row = pitch(weights.gate_up.stride, dtype);
   const auto rows = static_cast<uint64_t>(sizes.intermediate_size);
   const std::array dimensions = {
-      weight_columns(sizes, sizes.input_columns()),
+      weight_columns(sizes, sizes.input_columns(), box_bytes),
       MapDimension{.size = 8, .stride_bytes = row, .box = 8},
       MapDimension{.size = 2, .stride_bytes = rows * row, .box = 2},
       MapDimension{.size = (rows + 7) / 8,
@@ -64,28 +67,29 @@ CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& 
                    .box = static_cast<uint32_t>(box_rows) / 16},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = 2 * rows * row}};
-  return make_map(weights.gate_up.data, dtype, dimensions);
+  return make_map(weights.gate_up.data, dtype, dimensions, box_bytes);
 }
 
-CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows) {
+CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows,
+                        uint32_t box_bytes) {
   const DType dtype = sizes.weight_dtype;
   const uint64_t row = pitch(matrix.stride, dtype);
   const auto rows = static_cast<uint64_t>(matrix.rows);
   const std::array dimensions = {
-      weight_columns(sizes, matrix.depth),
+      weight_columns(sizes, matrix.depth, box_bytes),
       MapDimension{.size = rows, .stride_bytes = row, .box = static_cast<uint32_t>(box_rows)},
       MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
                    .stride_bytes = rows * row}};
-  return make_map(matrix.data, dtype, dimensions);
+  return make_map(matrix.data, dtype, dimensions, box_bytes);
 }
 
 CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32_t box_rows) {
   const DType dtype = matrix.dtype.value_or(sizes.weight_dtype);
-  const std::array dimensions = {columns(matrix.columns, dtype),
+  const std::array dimensions = {columns(matrix.columns, dtype, kBoxBytes),
                                  MapDimension{.size = static_cast<uint64_t>(matrix.rows),
                                               .stride_bytes = pitch(matrix.stride, dtype),
                                               .box = static_cast<uint32_t>(box_rows)}};
-  return make_map(matrix.data, dtype, dimensions);
+  return make_map(matrix.data, dtype, dimensions, kBoxBytes);
 }
 
 CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,

@@ -1,5 +1,5 @@
 // Tensor maps of weights and rows as the grouped products read them. Boxes are 128 bytes of K wide,
-// 128-byte swizzled.
+// 128-byte swizzled, but for those of weights that a kernel decodes, which may have half as many.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -10,6 +10,9 @@
 
 namespace conclave::inline v0::experts {
 
+inline constexpr uint32_t kBoxBytes = 128;
+inline constexpr uint32_t kHalfBoxBytes = 64;
+
 // The type of elements in a map: codes are bytes.
 CUtensorMapDataType map_type(DType dtype);
 
@@ -17,7 +20,7 @@ CUtensorMapDataType map_type(DType dtype);
 // rows..., `box_rows` in all, so that a thread's accumulators hold both gate and up of a feature.
 // The last group of rows may reach into what follows the gate; those features are not stored.
 CUtensorMap map_gated_weights(const ExpertsProblem& sizes, const DeviceExperts& weights,
-                              int32_t box_rows);
+                              int32_t box_rows, uint32_t box_bytes = kBoxBytes);
 
 // {K, rows, E}; rows and columns beyond the sizes read as zeros.
 struct WeightMatrix {
@@ -26,7 +29,8 @@ struct WeightMatrix {
   int64_t rows = 0;
   int64_t depth = 0;
 };
-CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows);
+CUtensorMap map_weights(const ExpertsProblem& sizes, const WeightMatrix& matrix, int32_t box_rows,
+                        uint32_t box_bytes = kBoxBytes);
 
 // {columns, rows}, in the type of the weights if no other is given.
 struct RowMatrix {

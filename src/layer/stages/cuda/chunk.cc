@@ -129,6 +129,7 @@ std::vector<CudaRung> make_rungs(const CudaMlpPlan& part, KernelMaker maker) {
                      .sorted_input = rung.tile.sorted_input,
                      .adds_rows = rung.adds_rows,
                      .rounding = rounding_of(part, rung),
+                     .rows_in_lanes = rung.row->decodes_lanes,
                      .skewed = maker.kernel(rung.skewed_row, rung.skewed_tile)});
   }
   return rungs;

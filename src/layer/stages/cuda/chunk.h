@@ -24,6 +24,7 @@ struct CudaRung {
   bool finishes_rows = false;  // can write the output itself
   // Set if quantised rows are values of bf16, not codes: how they become these.
   std::optional<experts::RowRounding> rounding = {};
+  bool rows_in_lanes = false;  // codes of rows lie as those of weights
   // Launched as well, for the tiles that skewed choices are cut into; or null.
   const experts::DeviceExpertsKernel* skewed = nullptr;
 };

@@ -94,6 +94,7 @@ DeviceRows quantised_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Sour
        .code_dtype = codes.element,
        .codes = place.codes,
        .code_stride = rows.row_stride,
+       .in_lanes = rung_for(mlp.rungs, chunk.count).rows_in_lanes,
        .scales = place.scales,
        .scale_stride = rows.scale_stride,
        .group_stride = rows.group_stride,

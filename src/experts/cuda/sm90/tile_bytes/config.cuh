@@ -3,6 +3,7 @@
 
 #include "activation/device/formulas.cuh"
 #include "core/device_flow.h"
+#include "cuda/device/wgmma.cuh"
 #include "experts/cuda/common/e4m3.cuh"
 #include "experts/cuda/common/ring.cuh"
 #include "experts/cuda/common/vocabulary.h"
@@ -25,6 +26,12 @@ struct Params {
   const float* constant_scale = nullptr;  // kRow: [1] for all tokens, instead of row_scales
   int32_t depth = 0;                      // K
   const float* weight_scales = nullptr;
+  // Weights of lanes: bytes of scales, [E, scale_groups, byte_stride], one for 32 columns, and [E,
+  // parts] numbers that multiply sums.
+  const uint8_t* scale_bytes = nullptr;
+  const float* sum_factors = nullptr;
+  int64_t byte_stride = 0;  // a multiple of 16
+  int32_t scale_groups = 0;
   int64_t expert_scale_stride = 0;
   int64_t half_scale_stride = 0;  // from gate to up
   int32_t scale_blocks = 0;       // kBlock: along K
@@ -56,9 +63,16 @@ struct Params {
   activation::DeviceActivation activation;
 };
 
-template <class Element_, Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf>
+// Says how weights lie in memory: as products read them, or as codes of 4 bits in CodeOrder::
+// kLanesOfFloats.
+enum class WeightForm : uint8_t { kBytes, kLanes };
+
+template <class Element_, Product kProductOf, Scaling kScalingOf, bool kWholeRoundsOf,
+          WeightForm kFormOf = WeightForm::kBytes>
 struct Config {
   using Element = Element_;
+  static constexpr bool kHasLanes = kFormOf == WeightForm::kLanes;
+  using Products = std::conditional_t<kHasLanes, ptx::E4m3TimesE5m2, Element>;
   // Sums of integers are exact: they stay in wgmma's accumulators over all of K.
   static constexpr bool kIsInteger = std::is_same_v<Element, int8_t>;
   static constexpr Product kProduct = kProductOf;
@@ -72,19 +86,25 @@ struct Config {
   static constexpr int kTokens = 128;  // per block
   static constexpr int kWeightRows = 256;
   static constexpr int kFeatures = kProduct == Product::kUpGated ? 128 : 256;
-  static constexpr int kDepth = 128;  // bytes and elements
-  static constexpr int kStages = 4;   // 4 x 48 KiB of the 227
+  static constexpr int kDepth = 128;                 // bytes and elements
+  static constexpr int kStages = kHasLanes ? 3 : 4;  // 48 KiB each, and there are 227
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerThreads = 128;
-  static constexpr int kThreads = kConsumerThreads + kProducerThreads;
-  // 256 x 224 + 128 x 56 = 64512 of 65536. Sums and the running chunk take 192 of the 224.
-  static constexpr int kConsumerRegisters = 224;
-  static constexpr int kProducerRegisters = 56;
+  static constexpr int kDecoderThreads = kHasLanes ? 128 : 0;
+  static constexpr int kThreads = kConsumerThreads + kProducerThreads + kDecoderThreads;
+  // 256 x 224 + 128 x 56 = 64512 of 65536, or 256 x 208 + 128 x 40 + 128 x 56 = 65536. Sums and
+  // the running chunk take 192 of a consumer's.
+  static constexpr int kConsumerRegisters = kHasLanes ? 208 : 224;
+  static constexpr int kProducerRegisters = kHasLanes ? 40 : 56;
+  static constexpr int kDecoderRegisters = 56;
+  // A stage is full when the producer and each decoding warp have said so.
+  static constexpr int kFillers = 1 + kDecoderThreads / 32;
   static constexpr int kBoxTokens = 64;  // per copy of token rows
   static constexpr int kStepsAhead = 8;  // weights that kDown prefetches to L2: 256 KiB per block
   static constexpr int kTickets = 8;     // see ClusterTickets
   static_assert(!kIsInteger || kScaling == Scaling::kRow);
-  static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
+  static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters +
+                    kDecoderThreads * kDecoderRegisters <=
                 65536);
 };
 
@@ -98,11 +118,29 @@ struct Item {
   bool shares_weights = false;  // with the other block of the cluster
 };
 
+// What decoders do with a slot of codes. kHalf: the block has one half of the weight rows for both
+// of the cluster; kIdle: it has no rows of the item.
+enum class CodeWork : int32_t { kAll, kHalf, kIdle, kEnd };
+
 struct alignas(16) StageInfo {
   float token_scale[132];  // from row begin / 4 * 4 on, since copies begin at multiples of 16 bytes
   float weight_scale[2];
   Item item;
 };
+
+// Holds the codes of stages that decoders have not reached: 64 bytes of a row are 128 columns,
+// 64-byte swizzled, with a byte of scale for each 32.
+struct CodeRing {
+  static constexpr int kSlots = 3;
+  static constexpr int kRowBytes = 64;
+  static constexpr int kScalesOfStage = 4;
+  alignas(1024) uint8_t codes[kSlots][256 * kRowBytes];
+  alignas(16) uint8_t scales[kSlots][kScalesOfStage][256];
+  CodeWork work[kSlots];
+  uint64_t full[kSlots];
+  uint64_t empty[kSlots];
+};
+struct NoCodeRing {};
 
 template <class Config>
 struct SharedStorage {
@@ -116,7 +154,8 @@ struct SharedStorage {
   uint32_t tickets[Config::kTickets];
   uint64_t item_full;
   uint64_t item_empty;
-  Item item;  // from the warp that finds items to the warp that loads them
+  Item item;  // from the warp that finds items to the warps that load them
+  std::conditional_t<Config::kHasLanes, CodeRing, NoCodeRing> lanes;
 };
 
 }  // namespace conclave::inline v0::experts::tile_bytes

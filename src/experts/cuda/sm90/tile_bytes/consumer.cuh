@@ -67,7 +67,7 @@ __device__ __forceinline__ void start_chunk(uint32_t tokens, uint32_t weights, f
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {  // 32 bytes, which are 2 in descriptor units
-    ptx::Wgmma<typename Config::Element, 128>::mma(
+    ptx::Wgmma<typename Config::Products, 128>::mma(
         part, ptx::wgmma_descriptor_of_low(tokens + 2 * k),
         ptx::wgmma_descriptor_of_low(weights + 2 * k), k > 0);
   }
@@ -130,8 +130,10 @@ __device__ __forceinline__ void multiply_stage(RingView<Config>& ring, int stage
     const uint32_t scales = token_scales + static_cast<uint32_t>(stage * sizeof(StageInfo));
     token_scale[0] = ptx::load_shared_f32(scales);
     token_scale[1] = ptx::load_shared_f32(scales + 32);
-    weight_scale[0] = info.weight_scale[0];
-    weight_scale[1] = info.weight_scale[1];
+    if constexpr (!Config::kHasLanes) {
+      weight_scale[0] = info.weight_scale[0];
+      weight_scale[1] = info.weight_scale[1];
+    }
   }
   finish_chunk(part);
   promote<Config>(sums[0], part, token_scale, weight_scale[0], weight_scale[kGated ? 1 : 0]);

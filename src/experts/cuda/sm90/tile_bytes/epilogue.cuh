@@ -2,6 +2,7 @@
 #pragma once
 
 #include "experts/cuda/common/silu_pair.cuh"
+#include "experts/cuda/sm90/tile_bytes/decoder.cuh"
 #include "experts/cuda/sm90/tile_bytes/store.cuh"
 
 namespace conclave::inline v0::experts::tile_bytes {
@@ -25,12 +26,19 @@ __device__ __forceinline__ float2 of_columns(const Item& item, const float* rows
 __device__ __forceinline__ void forget(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
 // Applies what the main loop left out: row_factor (the input's weight and, with row scales, the
-// token's scale), with row scales the weight row's scale, and the bias.
+// token's scale), with row scales the weight row's scale, with weights of lanes the factor of their
+// matrix, and the bias.
 template <class Config>
 __device__ __forceinline__ void scale_and_bias(const Params& params, const Item& item,
                                                const float (&row_factor)[2], float (&sums)[2][64]) {
-  if (Config::kBlockScales && params.bias == nullptr && params.input_weights == nullptr) return;
   constexpr bool kGated = Config::kProduct == Product::kUpGated;
+  constexpr bool kIsScaled = Config::kBlockScales && !Config::kHasLanes;
+  if (kIsScaled && params.bias == nullptr && params.input_weights == nullptr) return;
+  float factors[2] = {1, 1};
+  if constexpr (Config::kHasLanes) {
+    factors[0] = params.sum_factors[item.expert * (kGated ? 2 : 1)] * DecodedLanes::kUnit;
+    if (kGated) factors[1] = params.sum_factors[item.expert * 2 + 1] * DecodedLanes::kUnit;
+  }
   const float* scales = params.weight_scales + item.expert * params.expert_scale_stride;
   const float* biases = params.bias + int64_t{item.expert} * params.features * (kGated ? 2 : 1);
   int32_t features = params.features;
@@ -41,7 +49,10 @@ __device__ __forceinline__ void scale_and_bias(const Params& params, const Item&
       if (j % 4 == 0) forget(features);
       float2 scale = make_float2(1, 1);
       float2 bias = make_float2(0, 0);
-      if constexpr (!Config::kBlockScales) {
+      if constexpr (Config::kHasLanes) {
+        const float factor = factors[kGated ? j % 2 : 0];
+        scale = make_float2(factor, factor);
+      } else if constexpr (!Config::kBlockScales) {
         scale = of_columns<Config>(item, scales, params.half_scale_stride, features, c, j);
       }
       if (params.bias != nullptr)

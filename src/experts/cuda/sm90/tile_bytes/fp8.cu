@@ -12,7 +12,8 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem
       KernelNames{.row = "cuda.tile_fp8_sm90",
                   .up = "experts.tile_fp8_sm90.up",
                   .down = "experts.tile_fp8_sm90.down"},
-      in_blocks ? Block::find_all(problem) : Row::find_all(problem), problem, weights, tile);
+      in_blocks ? Block::find_all(problem) : Row::find_all(problem),
+      tile_bytes::Operands{.rows = DType::kF8E4M3}, problem, weights, tile);
 }
 
 }  // namespace conclave::inline v0::experts

@@ -9,7 +9,8 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_int8(const ExpertsProblem& proble
       KernelNames{.row = "cuda.tile_int8_sm90",
                   .up = "experts.tile_int8_sm90.up",
                   .down = "experts.tile_int8_sm90.down"},
-      tile_bytes::KernelFinder<int8_t, Scaling::kRow>::find_all(problem), problem, weights, tile);
+      tile_bytes::KernelFinder<int8_t, Scaling::kRow>::find_all(problem),
+      tile_bytes::Operands{.rows = DType::kI8}, problem, weights, tile);
 }
 
 }  // namespace conclave::inline v0::experts

@@ -84,13 +84,21 @@ struct Producer {
     if (!Config::kBlockScales || item.count == 0) return 0;
     return static_cast<uint32_t>((item.begin % 4 + item.count + 3) / 4 * 16);
   }
+  // Those that copies bring: decoders write weights of lanes, or send them to the other block.
+  static __device__ __forceinline__ uint32_t weight_bytes_of(const Item& item) {
+    constexpr uint32_t kHalf = Config::kWeightRows / 2 * Config::kDepth;
+    if constexpr (Config::kHasLanes) return item.shares_weights ? kHalf : 0;
+    return 2 * kHalf;
+  }
   // One thread calls this, and load_rows.
   __device__ __forceinline__ void load_weight_boxes(const Item& item, int32_t step) const {
-    constexpr uint32_t kWeightBytes = Config::kWeightRows * Config::kDepth;
     const auto token_bytes =
         static_cast<uint32_t>(boxes_of(item) * Config::kBoxTokens * Config::kDepth);
-    ptx::mbarrier_expect_tx(&shared.full[stage], kWeightBytes + token_bytes + scale_bytes_of(item));
-    load_weights<Config>(weight_map, shared, stage, step * Config::kDepth, item, rank);
+    ptx::mbarrier_expect_tx(&shared.full[stage],
+                            weight_bytes_of(item) + token_bytes + scale_bytes_of(item));
+    if constexpr (!Config::kHasLanes) {
+      load_weights<Config>(weight_map, shared, stage, step * Config::kDepth, item, rank);
+    }
   }
   // Loads the token rows and their scales.
   __device__ __forceinline__ void load_rows(const Item& item, int32_t step) const {
@@ -140,7 +148,7 @@ struct Producer {
   // The warp calls this. Two lanes load the scales of the weights, one step ahead.
   __device__ __forceinline__ void load_item(const Item& item, int32_t steps) {
     const float* weight_scales = nullptr;
-    if (Config::kBlockScales && lane < 2 && item.count > 0) {
+    if (Config::kBlockScales && !Config::kHasLanes && lane < 2 && item.count > 0) {
       weight_scales = weight_scale_row<Config>(params, item.expert, item.feature_tile, lane);
     }
     float ahead = weight_scales == nullptr ? 1 : __ldg(weight_scales);
@@ -157,7 +165,7 @@ struct Producer {
         load_rows(item, step);
         info.item = item;
       }
-      if (lane < 2) info.weight_scale[lane] = ahead;
+      if (!Config::kHasLanes && lane < 2) info.weight_scale[lane] = ahead;
       if (weight_scales != nullptr) ahead = __ldg(weight_scales + min(step + 1, steps - 1));
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&shared.full[stage]);
@@ -185,7 +193,7 @@ __device__ void produce(const Params& params, const CUtensorMap* token_map,
     const Item item = shared.item;
     __syncwarp();
     if (first) {
-      if (item.expert >= 0) loader.load_ahead(item, steps);
+      if (!Config::kHasLanes && item.expert >= 0) loader.load_ahead(item, steps);
       if (!awaits_rows<Config>(params)) ptx::grid_dependency_wait();
       // Earlier kernels stored the rows through the generic proxy.
       ptx::fence_proxy_async();

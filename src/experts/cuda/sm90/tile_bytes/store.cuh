@@ -148,6 +148,17 @@ __device__ __forceinline__ void store_codes(const Params& params, float (&sums)[
         sums, block, half, [&](float value) { return quant::code_quotient(value, step); }, words);
   }
   const int32_t quad = static_cast<int32_t>(threadIdx.x) % 4;
+  if constexpr (Config::kHasLanes) {
+    // A lane's columns are those of a word of weights, whose order rows have: see lane_byte.
+#pragma unroll
+    for (int h = 0; h < 8; h += 2) {
+      const int32_t first = column + 16 * h;
+      if (row == nullptr || first >= params.output_stride) continue;
+      *reinterpret_cast<uint2*>(row + first + 8 * quad) = make_uint2(
+          __byte_perm(words[h], words[h + 1], 0x4026), __byte_perm(words[h], words[h + 1], 0x5137));
+    }
+    return;
+  }
 #pragma unroll
   for (int h = 0; h < 8; h += 4) {
     transpose_quad(words[h], words[h + 1], words[h + 2], words[h + 3]);

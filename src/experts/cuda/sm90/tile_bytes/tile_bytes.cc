@@ -2,23 +2,41 @@
 
 #include "core/checked.h"
 #include "experts/cuda/common/vocabulary.h"
+#include "experts/cuda/factor_planes.h"
+#include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "quant/gpu_rows.h"
+
+#include <fmt/format.h>
 
 #include <array>
-#include <string>
 
 namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr std::array kTiles = {
-    DeviceTile{.tokens = 256,
-               .features = 256,
-               .depth = 128,
-               .stages = 4,
-               .cluster = 2,
-               .sorted_input = true},
-};
+constexpr DeviceTile tile_of(int32_t stages) {
+  return {.tokens = 256,
+          .features = 256,
+          .depth = 128,
+          .stages = stages,
+          .cluster = 2,
+          .sorted_input = true};
+}
+constexpr std::array kTiles = {tile_of(4)};
+constexpr std::array kTilesOfLanes = {tile_of(3)};
+
+// Whether e5m2 holds all weights of a matrix, but for one power of two.
+Support has_weights_of_e5m2(const ExpertsProblem& problem) {
+  if (factor_form(problem) != FactorForm::kExact || !has_scales_of_powers(problem)) {
+    return Support::no("takes e2m1 codes with a scale of a power of two for 32 columns");
+  }
+  if (problem.scale_span <= kMostNearSpan) return Support::yes();
+  return Support::no(
+      fmt::format("decodes weights to e5m2, and so takes scales of a matrix within 2^{} of its "
+                  "largest; found one at 2^-{} of it",
+                  kMostNearSpan, problem.scale_span));
+}
 
 }  // namespace
 
@@ -29,7 +47,23 @@ Support tile_int8_supports(const ExpertsProblem& problem) {
   return supports_bytes(problem, DType::kI8);
 }
 
+Support tile_fp4_fp8_supports(const ExpertsProblem& problem) {
+  if (Support hopper = is_hopper(problem.gpu()); !hopper) return hopper;
+  if (Support weights = has_weights_of_e5m2(problem); !weights) return weights;
+  const QuantSpec& quant = problem.quant;
+  if (quant.activations == ActivationScale::kNone) return Support::no("takes rows of e4m3");
+  if (Support rows = quant::code_rows_support(problem.weight_dtype, quant); !rows) return rows;
+  if (quant.has_column_factors) return Support::no("takes rows without factors of columns");
+  if (problem.hidden_size % kWordColumns == 0 && problem.intermediate_size % kWordColumns == 0) {
+    return Support::yes();
+  }
+  return Support::no(fmt::format("takes rows of a multiple of {} columns", kWordColumns));
+}
+
 std::span<const DeviceTile> tile_bytes_tiles(const ExpertsProblem& /*problem*/) { return kTiles; }
+std::span<const DeviceTile> tile_fp4_fp8_tiles(const ExpertsProblem& /*problem*/) {
+  return kTilesOfLanes;
+}
 
 TileBytesWorkspace tile_bytes_workspace(const ExpertsProblem& problem, int64_t rows) {
   TileBytesWorkspace layout;

@@ -9,7 +9,8 @@
 // copied: rows are sorted and dense. Two blocks form a cluster and take a token tile of up to 256
 // rows. With more than 128 rows, the blocks divide the rows and each loads half of the weights for
 // both, so that L2 feeds 32 KiB per stage and block instead of 48. With fewer, both take all rows,
-// and each has other weight rows.
+// and each has other weight rows. Weights that are codes of 4 bits come by way of a fourth
+// warpgroup, which decodes them: see decoder.cuh.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -135,22 +136,37 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kStages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], 1);
+      ptx::mbarrier_init(&shared.full[i], Config::kFillers);
       ptx::mbarrier_init(&shared.empty[i], Config::kCluster * Config::kConsumerThreads / 32);
+    }
+    if constexpr (Config::kHasLanes) {
+      for (int i = 0; i < CodeRing::kSlots; ++i) {
+        ptx::mbarrier_init(&shared.lanes.full[i], 1);
+        ptx::mbarrier_init(&shared.lanes.empty[i], Config::kDecoderThreads / 32);
+      }
     }
     for (uint64_t& full : shared.ticket_full) ptx::mbarrier_init(&full, 1);
     ptx::mbarrier_init(&shared.item_full, 1);
-    ptx::mbarrier_init(&shared.item_empty, 1);
+    ptx::mbarrier_init(&shared.item_empty, Config::kHasLanes ? 2 : 1);
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensor_map(&weight_map);
     ptx::prefetch_tensor_map(&token_map);
   }
   ptx::cluster_sync();
-  if (threadIdx.x >= Config::kConsumerThreads) {
+  constexpr int kFirstDecoder = Config::kConsumerThreads + Config::kProducerThreads;
+  if (Config::kHasLanes && threadIdx.x >= kFirstDecoder) {
+    if constexpr (Config::kHasLanes) {
+      ptx::setmaxnreg_dec<Config::kDecoderRegisters>();
+      decode_weights<Config>(shared);
+    }
+  } else if (threadIdx.x >= Config::kConsumerThreads) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = (static_cast<int32_t>(threadIdx.x) - Config::kConsumerThreads) / 32;
     if (warp == 0) produce<Config>(params, &token_map, &weight_map, shared);
     if (warp == 1) tell_items<Config>(params, shared);
+    if constexpr (Config::kHasLanes) {
+      if (warp == 2 && threadIdx.x % 32 == 0) produce_codes<Config>(params, &weight_map, shared);
+    }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     if (!awaits_rows<Config>(params)) ptx::grid_dependency_wait();

@@ -1,6 +1,7 @@
 // "cuda.tile_fp8_sm90" and "cuda.tile_int8_sm90": weights and activations of e4m3, or of int8, with
-// many rows per expert. Two products of 256-token tiles, 128 tokens per block; compute bound. The
-// kernel is in tile_bytes.cuh.
+// many rows per expert; "cuda.tile_fp4_fp8_sm90": the same of rows of e4m3 and of mxfp4 weights,
+// which become e5m2 on their way. Two products of 256-token tiles, 128 tokens per block; compute
+// bound. The kernel is in tile_bytes.cuh.
 #pragma once
 
 #include "experts/cuda/device_experts.h"
@@ -31,12 +32,17 @@ size_t tile_bytes_memory(const ExpertsProblem& problem, int64_t tokens);
 
 Support tile_fp8_supports(const ExpertsProblem& problem);
 Support tile_int8_supports(const ExpertsProblem& problem);
+Support tile_fp4_fp8_supports(const ExpertsProblem& problem);
 std::span<const DeviceTile> tile_bytes_tiles(const ExpertsProblem& problem);
+std::span<const DeviceTile> tile_fp4_fp8_tiles(const ExpertsProblem& problem);
 std::unique_ptr<DeviceExpertsKernel> make_tile_fp8(const ExpertsProblem& problem,
                                                    const DeviceExperts& weights,
                                                    const DeviceTile& tile);
 std::unique_ptr<DeviceExpertsKernel> make_tile_int8(const ExpertsProblem& problem,
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile);
+std::unique_ptr<DeviceExpertsKernel> make_tile_fp4_fp8(const ExpertsProblem& problem,
+                                                       const DeviceExperts& weights,
+                                                       const DeviceTile& tile);
 
 }  // namespace conclave::inline v0::experts

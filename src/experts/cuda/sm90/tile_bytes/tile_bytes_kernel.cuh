@@ -49,12 +49,17 @@ struct Kernels {
   Kernel adding;  // replaces down if rows are added
 };
 
-template <class Element, Scaling kScaling>
+template <class Element, Scaling kScaling, WeightForm kForm = WeightForm::kBytes>
 struct KernelFinder {
   template <Product kProduct>
   static Kernel find(int64_t depth) {
-    return whole_rounds(depth) ? describe_kernel<Config<Element, kProduct, kScaling, true>>()
-                               : describe_kernel<Config<Element, kProduct, kScaling, false>>();
+    // With room for a loop over constant stages, three of them, math threads would spill.
+    if constexpr (kForm == WeightForm::kLanes) {
+      return describe_kernel<Config<Element, kProduct, kScaling, false, kForm>>();
+    } else {
+      return whole_rounds(depth) ? describe_kernel<Config<Element, kProduct, kScaling, true>>()
+                                 : describe_kernel<Config<Element, kProduct, kScaling, false>>();
+    }
   }
   static Kernels find_all(const ExpertsProblem& problem) {
     return {.up = problem.activation.gated ? find<Product::kUpGated>(problem.hidden_size)
@@ -64,21 +69,33 @@ struct KernelFinder {
   }
 };
 
+// Codes of rows, and the form of the weights beside them.
+struct Operands {
+  DType rows = DType::kF8E4M3;
+  WeightForm weights = WeightForm::kBytes;
+};
+
 class TileBytes final : public DeviceExpertsKernel {
  public:
-  TileBytes(const KernelNames& names, const Kernels& kernels, const ExpertsProblem& problem,
-            const DeviceExperts& weights, const DeviceTile& tile)
-      : names_(names), problem_(problem), weights_(weights), tile_(tile), kernels_(kernels) {
+  TileBytes(const KernelNames& names, const Kernels& kernels, const Operands& operands,
+            const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
+      : names_(names),
+        problem_(problem),
+        weights_(weights),
+        tile_(tile),
+        kernels_(kernels),
+        operands_(operands) {
+    const uint32_t box_bytes = has_lanes() ? kHalfBoxBytes : kBoxBytes;
     up_map_ = problem.activation.gated
-                  ? map_gated_weights(problem, weights, kBoxRows)
+                  ? map_gated_weights(problem, weights, kBoxRows, box_bytes)
                   : map_weights(problem,
                                 {weights.gate_up.data, weights.gate_up.stride,
                                  problem.intermediate_size, problem.hidden_size},
-                                kBoxRows);
+                                kBoxRows, box_bytes);
     down_map_ = map_weights(
         problem,
         {weights.down.data, weights.down.stride, problem.hidden_size, problem.intermediate_size},
-        kBoxRows);
+        kBoxRows, box_bytes);
   }
 
   int32_t tile_tokens() const override { return kClusterTokens; }
@@ -105,7 +122,7 @@ class TileBytes final : public DeviceExpertsKernel {
     enqueue(names_.up, kernels_.up,
             map_rows(problem_,
                      {call.input.data, call.input.row_stride, call.groups.max_rows,
-                      problem_.hidden_size},
+                      problem_.hidden_size, operands_.rows},
                      kBoxTokens),
             up_map_, up, call.groups, stream);
     if (quantize_after) {
@@ -117,9 +134,10 @@ class TileBytes final : public DeviceExpertsKernel {
                           .row_stride = layout.code_stride,
                           .activations = ActivationScale::kToken,
                           .power_of_two = problem_.quant.power_of_two_scales,
-                          .code_dtype = problem_.weight_dtype,
+                          .code_dtype = operands_.rows,
                           .codes = codes,
                           .code_stride = layout.code_stride,
+                          .in_lanes = has_lanes(),
                           .scales = scales,
                           .scale_stride = 1},
                          stream);
@@ -133,12 +151,14 @@ class TileBytes final : public DeviceExpertsKernel {
     down.up_feature_tiles = up.feature_tiles;
     enqueue(names_.down, call.sums.rows != nullptr ? kernels_.adding : kernels_.down,
             map_rows(problem_,
-                     {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size},
+                     {codes, layout.code_stride, call.groups.max_rows, problem_.intermediate_size,
+                      operands_.rows},
                      kBoxTokens),
             down_map_, down, call.groups, stream);
   }
 
  private:
+  bool has_lanes() const { return operands_.weights == WeightForm::kLanes; }
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool is_static() const { return problem_.quant.activations == ActivationScale::kTensorStatic; }
 
@@ -157,6 +177,14 @@ class TileBytes final : public DeviceExpertsKernel {
     return p;
   }
 
+  void set_lanes(Params& p, const FactorPlanes& factors) const {
+    if (!has_lanes()) return;
+    p.scale_bytes = static_cast<const uint8_t*>(factors.bytes);
+    p.sum_factors = factors.sum_factors;
+    p.byte_stride = factors.byte_stride;
+    p.scale_groups = static_cast<int32_t>(factors.groups);
+  }
+
   Params up_params(const DeviceExpertsCall& call) const {
     Params p = common(call, kernels_.up, problem_.hidden_size, problem_.intermediate_size);
     p.row_scales = call.input.scales;
@@ -165,6 +193,7 @@ class TileBytes final : public DeviceExpertsKernel {
       p.constant_scale = weights_.input_scale;
       p.output_constant_scale = weights_.intermediate_scale;
     }
+    set_lanes(p, weights_.gate_up.factors);
     p.weight_scales = weights_.gate_up.scale;
     const int64_t row_blocks = (problem_.intermediate_size + kDepth - 1) / kDepth;
     p.half_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.intermediate_size;
@@ -177,6 +206,7 @@ class TileBytes final : public DeviceExpertsKernel {
   Params down_params(const DeviceExpertsCall& call) const {
     Params p = common(call, kernels_.down, problem_.intermediate_size, problem_.hidden_size);
     if (is_static()) p.constant_scale = weights_.intermediate_scale;
+    set_lanes(p, weights_.down.factors);
     p.weight_scales = weights_.down.scale;
     const int64_t row_blocks = (problem_.hidden_size + kDepth - 1) / kDepth;
     p.expert_scale_stride = block() ? row_blocks * p.scale_blocks : problem_.hidden_size;
@@ -213,6 +243,7 @@ class TileBytes final : public DeviceExpertsKernel {
   DeviceExperts weights_;
   DeviceTile tile_;
   Kernels kernels_;
+  Operands operands_;
   CUtensorMap up_map_;
   CUtensorMap down_map_;
 };

@@ -139,7 +139,7 @@ __device__ __forceinline__ const float* weight_scale_row(const Params& params, i
 template <class Config>
 __device__ __forceinline__ void prefetch_weight_scales(const Params& params, const Item& item,
                                                        int32_t lane) {
-  if constexpr (Config::kBlockScales) {
+  if constexpr (Config::kBlockScales && !Config::kHasLanes) {
     constexpr int32_t kLine = 32;  // floats
     const float* row = weight_scale_row<Config>(params, item.expert, item.feature_tile, lane % 2);
     for (int32_t at = lane / 2 * kLine; at < params.scale_blocks; at += 16 * kLine) {
@@ -166,8 +166,8 @@ __device__ __forceinline__ void begin_next_kernel(const Params& params, int32_t 
   ptx::grid_launch_dependents();
 }
 
-// One warp finds the items of this block, one ahead of the producer. It may read the tiles before
-// the wait, because the kernel before this one has waited for the grouping.
+// One warp finds the items of this block, one ahead of those that load them. It may read the tiles
+// before the wait, because the kernel before this one has waited for the grouping.
 template <class Config>
 __device__ void tell_items(const Params& params, SharedStorage<Config>& shared) {
   const auto rank = static_cast<int32_t>(ptx::cluster_rank());
