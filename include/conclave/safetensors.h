@@ -57,6 +57,9 @@ class CONCLAVE_API SafetensorsFile {
   // The tensor's bytes in the mapping, in general unaligned; empty unless the access is kMap and
   // the file can be mapped.
   std::span<const std::byte> mapped(const TensorInfo& tensor) const noexcept;
+  // Gives the pages of these bytes of the mapping back to the system, where there is one; they come
+  // again when they are read.
+  void release(const TensorInfo& tensor, uint64_t offset, uint64_t bytes) const noexcept;
   // A copy of the whole tensor.
   Tensor load(std::string_view name) const;
 

@@ -232,6 +232,10 @@ class CONCLAVE_API WeightSource {
   // may be apart); otherwise an empty view. Valid as long as the source.
   virtual ConstTensorView view(WeightId id, int64_t expert) const;
 
+  // A caller has copied this block of a view and does not need it again: a source of a mapped file
+  // gives its pages back, until someone reads them again. Does nothing unless overridden.
+  virtual void release(WeightId id, int64_t expert, const WeightBlock& block) const;
+
   // The memory that views lie in: kHost unless overridden. A layer on the same device copies or
   // uses views of kDevice; matrices without a view are then refused, and layers on "cpu" refuse
   // such a source.

@@ -124,6 +124,16 @@ void check_block(const WeightInfo& info, const WeightBlock& block, size_t destin
   }
 }
 
+ByteRange bytes_of_block(const ConstTensorView& whole, const WeightBlock& block) {
+  if (block.row_begin >= block.row_end || block.col_begin >= block.col_end) return {};
+  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  const int64_t bits = bit_size(whole.dtype);
+  const int64_t first = block.row_begin * stride + block.col_begin;
+  const int64_t last = (block.row_end - 1) * stride + block.col_end;
+  return {.begin = static_cast<uint64_t>(first * bits / 8),
+          .end = static_cast<uint64_t>(ceil_div(last * bits, 8))};
+}
+
 void read_codes(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,
                 int64_t bits, std::span<std::byte> destination) {
   const int64_t cols = block.col_end - block.col_begin;

@@ -15,6 +15,15 @@ namespace conclave::inline v0::checkpoint {
 // destination.
 void check_block(const WeightInfo& info, const WeightBlock& block, size_t destination_bytes);
 
+// The bytes of a view from a block's first element to its last.
+struct ByteRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  uint64_t size() const noexcept { return end - begin; }
+};
+ByteRange bytes_of_block(const ConstTensorView& whole, const WeightBlock& block);
+
 // Writes the block, dense and row-major, to `destination`, which has exactly its size and is not
 // empty. Reads no element of the tensor twice, and few besides those of the block.
 void read_block(const TensorData& data, const MatrixLocation& matrix, const WeightBlock& block,

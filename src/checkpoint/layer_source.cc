@@ -103,7 +103,7 @@ ConstTensorView LayerSource::view(WeightId id, int64_t expert) const {
   const PlaneReading* const reading = reading_of(matrix);
   const bool as_stored =
       reading == nullptr || (reading->lies_in_place() && reading->row->convert == nullptr);
-  if (!as_stored || matrix.col_stride != 1 || matrix.row_stride != info.cols) return {};
+  if (!as_stored || matrix.col_stride != 1 || matrix.row_stride < info.cols) return {};
   const auto mapped = data_.mapped(matrix.tensor);
   if (mapped.empty()) return {};
   const int64_t bits = bit_size(info.dtype);
@@ -113,7 +113,19 @@ ConstTensorView LayerSource::view(WeightId id, int64_t expert) const {
   const auto alignment = static_cast<uintptr_t>(ceil_div(bits, 8));
   if (reinterpret_cast<uintptr_t>(data) % alignment != 0) return {};
   verify(matrix, info.dtype);
-  return {.data = data, .dtype = info.dtype, .shape = {info.rows, info.cols}};
+  return {.data = data,
+          .dtype = info.dtype,
+          .shape = {info.rows, info.cols},
+          .row_stride = matrix.row_stride != info.cols ? matrix.row_stride : 0};
+}
+
+void LayerSource::release(WeightId id, int64_t expert, const WeightBlock& block) const {
+  const ConstTensorView whole = view(id, expert);
+  if (whole.empty()) return;
+  const ByteRange range = bytes_of_block(whole, block);
+  const MatrixLocation& matrix = matrix_of(id, expert);
+  const auto first = static_cast<uint64_t>(packed_bytes(whole.dtype, matrix.offset));
+  data_.release(matrix.tensor, first + range.begin, range.size());
 }
 
 std::string LayerSource::locate(WeightId id, int64_t expert) const {

@@ -28,6 +28,7 @@ class LayerSource final : public WeightSource {
   void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
   ConstTensorView view(WeightId id, int64_t expert) const override;
+  void release(WeightId id, int64_t expert, const WeightBlock& block) const override;
   std::string locate(WeightId id, int64_t expert) const override;
 
  private:

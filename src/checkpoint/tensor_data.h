@@ -17,6 +17,9 @@ class TensorData {
   virtual void read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const = 0;
   // The tensor's bytes in place; empty if they are not in memory.
   virtual std::span<const std::byte> mapped(int32_t tensor) const = 0;
+  // Gives bytes [offset, offset + bytes) of a mapping back to the system.
+  virtual void release(int32_t /*tensor*/, uint64_t /*offset*/, uint64_t /*bytes*/) const noexcept {
+  }
 };
 
 // Reads from shards, which must outlive it.
@@ -29,6 +32,9 @@ class ShardData final : public TensorData {
   }
   std::span<const std::byte> mapped(int32_t tensor) const override {
     return file_of(tensor).mapped(shards_.info(tensor));
+  }
+  void release(int32_t tensor, uint64_t offset, uint64_t bytes) const noexcept override {
+    file_of(tensor).release(shards_.info(tensor), offset, bytes);
   }
 
  private:

@@ -23,6 +23,8 @@ namespace {
 
 // No call asks for more than this: Linux itself stops short of 2 GiB.
 constexpr size_t kMaxReadBytes = size_t{1} << 30;
+// A fault maps what the page cache has of an aligned window of this size around it.
+constexpr uint64_t kFaultWindowBytes = uint64_t{64} << 10;
 
 int64_t nanoseconds(const timespec& time) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
@@ -121,7 +123,17 @@ void File::map() {
   void* memory = mmap(nullptr, stamp_.bytes, PROT_READ, MAP_PRIVATE, descriptor_.get(), 0);
   if (memory == MAP_FAILED) return;
   mapping_ = memory;
-  madvise(mapping_, stamp_.bytes, MADV_SEQUENTIAL);
+}
+
+// Whole windows: neighbours that are still read come back by a fault, and what a fault at an edge
+// mapped beside it would otherwise stay.
+void File::release(uint64_t offset, uint64_t bytes) const noexcept {
+  if (mapping_ == nullptr || bytes == 0) return;
+  const uint64_t begin = offset / kFaultWindowBytes * kFaultWindowBytes;
+  const uint64_t past = round_up(offset + bytes, kFaultWindowBytes);
+  const uint64_t end = past < stamp_.bytes ? past : stamp_.bytes;
+  if (begin >= end) return;
+  madvise(static_cast<std::byte*>(mapping_) + begin, end - begin, MADV_DONTNEED);
 }
 
 std::span<const std::byte> File::mapping() const noexcept {

@@ -73,6 +73,9 @@ class File {
   // The file's bytes in memory; empty unless kMap. Touching them faults if another process has
   // truncated the file, and shows what it has written; read() does neither.
   std::span<const std::byte> mapping() const noexcept;
+  // Takes the pages of these bytes, which lie within bytes(), out of this process; reading them
+  // maps them again. Does nothing without a mapping.
+  void release(uint64_t offset, uint64_t bytes) const noexcept;
 
  private:
   File(FileDescriptor descriptor, std::string name, FileStamp stamp, ReadFunction read);

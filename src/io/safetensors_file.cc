@@ -111,6 +111,11 @@ std::span<const std::byte> SafetensorsFile::mapped(const TensorInfo& tensor) con
   return mapping.subspan(tensor.file_offset, tensor.bytes);
 }
 
+void SafetensorsFile::release(const TensorInfo& tensor, uint64_t offset,
+                              uint64_t bytes) const noexcept {
+  impl_->file.release(tensor.file_offset + offset, bytes);
+}
+
 Tensor SafetensorsFile::load(std::string_view name) const {
   const TensorInfo* info = find(name);
   if (info == nullptr) {

@@ -40,6 +40,7 @@ bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block) {
 }
 
 void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views) {
+  release();
   // The first pass sizes the copies, so that memory is allocated once.
   int64_t copied_bytes = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -49,6 +50,7 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
     const ConstTensorView whole = source_.view(request.id, request.expert);
     if (!whole.empty() && begins_bytes(whole, request.block)) {
       views[i] = block_of_view(whole, request.block);
+      in_place_.push_back(request);
       continue;
     }
     const DType dtype = source_.describe(request.id).dtype;
@@ -73,6 +75,13 @@ void BlockLoader::load(std::span<const BlockRequest> requests, std::span<ConstTe
     views[i].data = next;
     next += round_up(static_cast<int64_t>(bytes), kCopyAlignment);
   }
+}
+
+void BlockLoader::release() {
+  for (const BlockRequest& request : in_place_) {
+    source_.release(request.id, request.expert, request.block);
+  }
+  in_place_.clear();
 }
 
 ConstTensorView BlockLoader::load(WeightId id, int64_t expert) {

@@ -23,9 +23,13 @@ bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block);
 ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block);
 
 // One worker's memory for the blocks it works on. It grows to the largest set of copies asked for.
+// Blocks in place are given back to the source when they are no longer valid, so that a mapped file
+// is never resident beside what is made of it.
 class BlockLoader {
  public:
   explicit BlockLoader(const WeightSource& source) : source_(source) {}
+  BlockLoader(BlockLoader&&) noexcept = default;
+  ~BlockLoader() { release(); }
 
   // views[i] is [rows, cols] of requests[i], possibly strided; valid until the next load.
   void load(std::span<const BlockRequest> requests, std::span<ConstTensorView> views);
@@ -33,8 +37,11 @@ class BlockLoader {
   ConstTensorView load(WeightId id, int64_t expert);
 
  private:
+  void release();
+
   const WeightSource& source_;
   Tensor memory_;
+  std::vector<BlockRequest> in_place_;
 };
 
 // Loads a vector of the source, widened to float32.

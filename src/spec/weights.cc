@@ -121,6 +121,8 @@ std::string to_string(WeightId id) {
 
 ConstTensorView WeightSource::view(WeightId, int64_t) const { return {}; }
 
+void WeightSource::release(WeightId, int64_t, const WeightBlock&) const {}
+
 MemoryKind WeightSource::memory() const { return MemoryKind::kHost; }
 
 std::string WeightSource::locate(WeightId id, int64_t expert) const {

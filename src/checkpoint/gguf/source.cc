@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -109,8 +110,9 @@ std::unique_ptr<RowReader> GgufSource::make_rows(WeightId id, int64_t expert, DT
     return offset_rows(*blocks, codes, group, factor_of(matrix_of(id), expert));
   }
   if (!is_plain(dtype) && blocks != nullptr) return code_rows(*blocks, dtype);
-  if (plain_type(type) == dtype) return same_rows(dtype);
-  return float_rows(type, id.plane() == WeightPlane::kWeights ? factor_of(id, expert) : 1);
+  const float factor = id.plane() == WeightPlane::kWeights ? factor_of(id, expert) : 1;
+  if (plain_type(type) == dtype && factor == 1) return same_rows(dtype);
+  return float_rows(type, factor);
 }
 
 void GgufSource::read(WeightId id, int64_t expert, const WeightBlock& block,
@@ -131,6 +133,34 @@ void GgufSource::read(WeightId id, int64_t expert, const WeightBlock& block,
     rows->read(stored_rows.data() + row * row_bytes, block.col_begin, block.col_end,
                destination.data() + row * out_bytes);
   }
+}
+
+ConstTensorView GgufSource::view(WeightId id, int64_t expert) const {
+  if (quant::is_code_plane(id.plane())) return {};
+  const GgufMatrix& matrix = stored(id, expert);
+  const WeightInfo info = describe(id);
+  const io::GgufType& type = *matrix.place.tensor->type;
+  if (plain_type(type) != info.dtype) return {};
+  const std::span<const std::byte> tensor =
+      matrix.place.part != nullptr ? io::GgufFile::mapped(matrix.place) : matrix.bytes;
+  if (tensor.empty()) return {};
+  const std::byte* const data = tensor.data() + matrix.first_row * bytes_of_row(type, info.cols);
+  // Tensors of a file are aligned, and those that a caller keeps need not be.
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(byte_size(info.dtype)) != 0) {
+    return {};
+  }
+  if (id.plane() == WeightPlane::kWeights && factor_of(id, expert) != 1) return {};
+  return {.data = data, .dtype = info.dtype, .shape = {info.rows, info.cols}};
+}
+
+void GgufSource::release(WeightId id, int64_t expert, const WeightBlock& block) const {
+  const ConstTensorView whole = view(id, expert);
+  const GgufMatrix& matrix = stored(id, expert);
+  if (whole.empty() || matrix.place.part == nullptr) return;
+  const ByteRange range = bytes_of_block(whole, block);
+  const io::GgufType& type = *matrix.place.tensor->type;
+  const auto first = static_cast<uint64_t>(matrix.first_row * bytes_of_row(type, whole.shape[1]));
+  io::GgufFile::release(matrix.place, first + range.begin, range.size());
 }
 
 std::string GgufSource::locate(WeightId id, int64_t expert) const {

@@ -22,6 +22,9 @@ class GgufSource final : public WeightSource {
   WeightInfo describe(WeightId id) const override;
   void read(WeightId id, int64_t expert, const WeightBlock& block,
             std::span<std::byte> destination) const override;
+  // Values of the layer's own type that are in memory and have no factor.
+  ConstTensorView view(WeightId id, int64_t expert) const override;
+  void release(WeightId id, int64_t expert, const WeightBlock& block) const override;
   std::string locate(WeightId id, int64_t expert) const override;
 
  private:

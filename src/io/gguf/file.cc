@@ -168,4 +168,8 @@ std::span<const std::byte> GgufFile::mapped(const Place& place) noexcept {
   return mapping.subspan(tensor.file_offset, tensor.bytes);
 }
 
+void GgufFile::release(const Place& place, uint64_t offset, uint64_t bytes) noexcept {
+  place.part->file.release(place.tensor->file_offset + offset, bytes);
+}
+
 }  // namespace conclave::inline v0::io

@@ -45,6 +45,8 @@ class GgufFile {
   static void read(const Place& place, uint64_t offset, std::span<std::byte> destination);
   // The tensor's bytes in the mapping, aligned as the file says; empty unless the access is kMap.
   static std::span<const std::byte> mapped(const Place& place) noexcept;
+  // Takes bytes [offset, offset + bytes) of the tensor out of this process, as File::release.
+  static void release(const Place& place, uint64_t offset, uint64_t bytes) noexcept;
 
  private:
   explicit GgufFile(std::vector<Part> parts);
