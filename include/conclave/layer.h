@@ -49,6 +49,17 @@ enum class Determinism : uint8_t {
                     // workspace, but 2 to 22 % more time as measured: docs/numerics.md
 };
 
+// Where a layer on the CPU has the weights of its experts. No bit of a result depends on it.
+enum class WeightUse : uint8_t {
+  kPacked,   // copied into the layer's own panels
+  kInPlace,  // read in every forward where the source has them in memory, without a copy that
+             // stays: those of type f32, f16 or bf16 whose views the source gives; others are
+             // packed, and Plan::rows says why. The source must outlive the layer, and its memory
+             // must stay as it is: of a checkpoint opened with FileAccess::kMap no process may
+             // truncate or rewrite a file. A forward makes panels in its workspace, one for each
+             // worker at a time: docs/numerics.md has what that costs
+};
+
 class TuningTable;
 
 struct LayerOptions {
@@ -61,6 +72,7 @@ struct LayerOptions {
   EpCombine ep_combine = EpCombine::kUnreduced;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
   Determinism determinism = Determinism::kRepeatable;
+  WeightUse weights = WeightUse::kPacked;  // "cpu" only; on CUDA kInPlace is Error(kUnsupported)
   // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};
 };
@@ -160,7 +172,7 @@ struct LayerStatus {
 
 // One row of a table of alternatives that the plan considered.
 struct PlanRow {
-  std::string table;  // "kernel", "dispatcher", "router", "group"
+  std::string table;  // "kernel", "dispatcher", "router", "group", "weights"
   std::string name;   // "cpu.avx512"
   bool chosen = false;
   std::string reason;  // why it was rejected; for the chosen row, why it came first
@@ -202,6 +214,7 @@ struct Plan {
   int64_t num_local_experts = 0;  // physical experts
   size_t workspace_bytes = 0;
   size_t packed_bytes = 0;
+  size_t in_place_bytes = 0;  // weights read in the source's memory take them: WeightUse
   std::string packed_layout;  // "panel64.k2.v1"
 };
 
@@ -218,14 +231,14 @@ class CONCLAVE_API MoeLayer {
  public:
   // Validates, plans, and packs this rank's experts or slices. Collective over the context's
   // communicators that `parallel` needs: none with Reduce::kPartial. `context` must outlive the
-  // layer; `source` only this call. Throws Error naming the field or tensor: kInvalidArgument,
-  // kUnknownName, kUnsupported with the reason of every row, kTensorMissing, kTensorShape,
-  // kTensorDType, kExpertId (hash table), kOutOfMemory; CommError where ranks disagree; and what
-  // the source throws.
-  // On CUDA weights are copied expert by expert through pinned memory. If the source is in device
-  // memory (WeightSource::memory) and its matrices lie as MoeLayer keeps them, they are used in
-  // place and must outlive the layer. docs/architecture.md has the layout. Throws Error(kDevice) if
-  // the device failed, or a tensor said to be in its memory is not.
+  // layer; `source` only this call, unless WeightUse::kInPlace says more. Throws Error naming the
+  // field or tensor: kInvalidArgument, kUnknownName, kUnsupported with the reason of every row,
+  // kTensorMissing, kTensorShape, kTensorDType, kExpertId (hash table), kOutOfMemory; CommError
+  // where ranks disagree; and what the source throws. On CUDA weights are copied expert by expert
+  // through pinned memory. If the source is in device memory (WeightSource::memory) and its
+  // matrices lie as MoeLayer keeps them, they are used in place and must outlive the layer.
+  // docs/architecture.md has the layout. Throws Error(kDevice) if the device failed, or a tensor
+  // said to be in its memory is not.
   static MoeLayer create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                          const LayerOptions& options = {}, const ParallelSpec& parallel = {});
   MoeLayer(MoeLayer&&) noexcept;
@@ -251,7 +264,9 @@ class CONCLAVE_API MoeLayer {
 
   // Loads weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
   // CUDA no stream may still hold one. Throws as create does for a source. kInPlace keeps the
-  // weights' addresses; kStaged moves the weights, and graphs captured before do not follow.
+  // weights' addresses; kStaged moves the weights, and graphs captured before do not follow. What
+  // the layer reads in the source's memory, a new source must have there too, and for kInPlace at
+  // the same place: Error(kState) otherwise, before anything is overwritten.
   void reload(const WeightSource& source, ReloadMode mode);
 
   const MoeSpec& spec() const noexcept;
@@ -273,8 +288,10 @@ class CONCLAVE_API MoeLayer {
 };
 
 // The plan that create would make, without weights. It never throws for "cannot": the rows say why.
+// `source`, if given, is asked which weights it has in memory (WeightUse); nothing is read of it.
 CONCLAVE_API Plan make_plan(const Context& context, const MoeSpec& spec,
-                            const LayerOptions& options = {}, const ParallelSpec& parallel = {});
+                            const LayerOptions& options = {}, const ParallelSpec& parallel = {},
+                            const WeightSource* source = nullptr);
 // The plan as aligned text, one line per row, rejected rows with their reason.
 CONCLAVE_API std::string explain(const Plan& plan);
 

@@ -60,6 +60,8 @@ struct PackGranule {
 struct PackedExperts {
   const std::byte* gate_up = nullptr;
   const std::byte* down = nullptr;
+  // In place of slabs, where the kernel's problem says so: each local expert where others have it.
+  std::span<const ExpertMatrices> in_place = {};
   // The quantisation steps of input and activated rows, where a checkpoint states them.
   float input_scale = 1;
   float intermediate_scale = 1;

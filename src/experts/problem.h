@@ -59,6 +59,8 @@ struct ExpertsProblem {
   bool has_float_rows = false;  // a projection makes the rows, in float32
   activation::Activation activation = {};
   bool has_bias = false;
+  // Weights are values, and may lie as their owner has them instead of in panels.
+  bool reads_in_place = false;
   // A part of plain weights that runs by the row of experts that quantise theirs, and reads the
   // same rows: float32.
   bool is_beside_quantised_rows = false;

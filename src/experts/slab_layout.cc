@@ -70,6 +70,20 @@ void take_rows(const ExpertMatrix& matrix, const ColumnRange& range, PanelSource
   }
 }
 
+PanelSources gate_up_sources(const ExpertMatrices& expert, int64_t panel, bool gated) {
+  const int64_t width = gated ? gemm::kPanelColumns / 2 : gemm::kPanelColumns;
+  PanelSources sources;
+  if (gated) take_rows(expert.gate, {panel * width, width, 0}, sources);
+  take_rows(expert.up, {panel * width, width, gated ? width : 0}, sources);
+  return sources;
+}
+
+PanelSources down_sources(const ExpertMatrices& expert, int64_t panel) {
+  PanelSources sources;
+  take_rows(expert.down, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
+  return sources;
+}
+
 // Neighbouring k that share a scale.
 int64_t scale_width(const QuantSpec& quant, int64_t k) {
   if (quant.weights == WeightScale::kNone) return 0;
@@ -185,22 +199,14 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
     if (unfit.column >= 0) refuse(layout, unfit);
     if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
   };
-  const int64_t width = gate_up_columns();
-  for (int64_t panel = 0; panel < ceil_div(expert.up.weights.shape[0], width); ++panel) {
-    PanelSources sources;
-    const int64_t first = panel * width;
-    const int64_t up_column = gated ? width : 0;
-    if (gated) {
-      take_rows(expert.gate, {first, width, 0}, sources);
-    }
-    take_rows(expert.up, {first, width, up_column}, sources);
-    write(gate_up, sources, gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
+  for (int64_t panel = 0; panel < ceil_div(expert.up.weights.shape[0], gate_up_columns());
+       ++panel) {
+    write(gate_up, gate_up_sources(expert, panel, gated),
+          gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
   }
   for (int64_t panel = 0; panel < ceil_div(expert.down.weights.shape[0], gemm::kPanelColumns);
        ++panel) {
-    PanelSources sources;
-    take_rows(expert.down, {panel * gemm::kPanelColumns, gemm::kPanelColumns, 0}, sources);
-    write(down, sources, down_slab + static_cast<size_t>(panel) * stride(down));
+    write(down, down_sources(expert, panel), down_slab + static_cast<size_t>(panel) * stride(down));
   }
   const SlabPlaces gate_up_at = gate_up_places();
   const SlabPlaces down_at = down_places();
@@ -209,6 +215,33 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
   write_table(expert.gate.order, gate_up_slab, gate_up_at.lower_order);
   write_table(expert.up.order, gate_up_slab, gate_up_at.upper_order);
   write_table(expert.down.order, down_slab, down_at.lower_order);
+}
+
+void SlabLayout::make_gate_up_panel(const PanelInPlace& panel, gemm::TransposeFunction transpose,
+                                    std::byte* to) const noexcept {
+  const PanelSources sources = gate_up_sources(panel.expert, panel.index, gated);
+  gemm::PanelColumns next{};
+  if (panel.next_expert != nullptr) {
+    next = gate_up_sources(*panel.next_expert, panel.next_index, gated).columns;
+  }
+  gemm::pack_values(gate_up, sources.columns, next, transpose, to);
+  if (has_bias) std::memcpy(to + gate_up.panel_bytes(), sources.biases.data(), kBiasBytes);
+}
+
+void SlabLayout::make_down_panel(const PanelInPlace& panel, gemm::TransposeFunction transpose,
+                                 std::byte* to) const noexcept {
+  const PanelSources sources = down_sources(panel.expert, panel.index);
+  gemm::PanelColumns next{};
+  if (panel.next_expert != nullptr) {
+    next = down_sources(*panel.next_expert, panel.next_index).columns;
+  }
+  gemm::pack_values(down, sources.columns, next, transpose, to);
+  if (has_bias) std::memcpy(to + down.panel_bytes(), sources.biases.data(), kBiasBytes);
+}
+
+size_t SlabLayout::panel_room() const {
+  return static_cast<size_t>(
+      round_up(static_cast<int64_t>(std::max(stride(gate_up), stride(down))), 64));
 }
 
 }  // namespace conclave::inline v0::experts

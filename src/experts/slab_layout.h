@@ -15,8 +15,8 @@
 
 namespace conclave::inline v0::experts {
 
-// Says where the parts of a slab lie. A layout's sizes take divisions, which one panel's product
-// with a few rows would notice: kernels keep the places.
+// Says where the parts of a slab lie; slabs that are null have null parts. A layout's sizes take
+// divisions, which one panel's product with a few rows would notice: kernels keep the places.
 struct SlabPlaces {
   static constexpr size_t kNone = SIZE_MAX;
 
@@ -29,10 +29,10 @@ struct SlabPlaces {
   size_t factors = kNone;
 
   const std::byte* slab(const std::byte* slabs, int64_t expert) const {
-    return slabs + static_cast<size_t>(expert) * slab_bytes;
+    return slabs == nullptr ? nullptr : slabs + static_cast<size_t>(expert) * slab_bytes;
   }
   const std::byte* panel(const std::byte* slab, int64_t index) const {
-    return slab + static_cast<size_t>(index) * stride;
+    return slab == nullptr ? nullptr : slab + static_cast<size_t>(index) * stride;
   }
   // Null if there are none.
   template <class T>
@@ -43,6 +43,14 @@ struct SlabPlaces {
   gemm::PanelOrder order(const std::byte* slab) const {
     return {.lower = at<int32_t>(slab, lower_order), .upper = at<int32_t>(slab, upper_order)};
   }
+};
+
+// A panel to be made of an expert that lies elsewhere, and the one after it, if that is known.
+struct PanelInPlace {
+  const ExpertMatrices& expert;
+  int64_t index = 0;
+  const ExpertMatrices* next_expert = nullptr;
+  int64_t next_index = 0;
 };
 
 struct SlabLayout {
@@ -78,6 +86,14 @@ struct SlabLayout {
   std::string name() const;  // "panel64.k2.v1"; "panel64.k2.single.bias.v1" without gate, with bias
 
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab) const;
+  // Make one panel of weights that are values, with its biases: the bytes that `pack` writes for
+  // it.
+  void make_gate_up_panel(const PanelInPlace& panel, gemm::TransposeFunction transpose,
+                          std::byte* to) const noexcept;
+  void make_down_panel(const PanelInPlace& panel, gemm::TransposeFunction transpose,
+                       std::byte* to) const noexcept;
+  // Bytes for either, a multiple of 64.
+  size_t panel_room() const;
   SlabPlaces gate_up_places() const { return places(gate_up, gate_up_panels(), gated ? 2 : 1); }
   SlabPlaces down_places() const { return places(down, down_panels(), 1); }
 

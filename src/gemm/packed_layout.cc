@@ -12,12 +12,13 @@ namespace conclave::inline v0::gemm {
 namespace {
 
 // Transposes blocks that fit the first-level cache: 64 bytes of each column at a time, written as
-// `sizeof(Lane)`-byte lanes.
+// `sizeof(Lane)`-byte lanes. Begins at lane `taken`.
 template <class Lane>
-void transpose_lanes(const PanelColumns& columns, int64_t num_lanes, std::byte* panel) {
+void transpose_lanes(const PanelColumns& columns, int64_t num_lanes, std::byte* panel,
+                     int64_t taken = 0) {
   constexpr int64_t kBlock = 64 / static_cast<int64_t>(sizeof(Lane));
   constexpr Lane kZeros[kBlock] = {};
-  for (int64_t begin = 0; begin < num_lanes; begin += kBlock) {
+  for (int64_t begin = taken; begin < num_lanes; begin += kBlock) {
     const int64_t count = std::min(kBlock, num_lanes - begin);
     std::byte* block = panel + static_cast<size_t>(begin * kPanelColumns) * sizeof(Lane);
     for (size_t column = 0; column < columns.size(); ++column) {
@@ -100,23 +101,10 @@ std::string_view name_of(ScaleValues values) {
 }
 
 void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
-  switch (layout.dtype) {
-    case DType::kBF16:
-      transpose_lanes<uint32_t>(columns, layout.k / 2, panel);
-      pack_bf16_tail(layout, columns, panel);
-      return;
-    case DType::kF16:
-      transpose_lanes<uint16_t>(columns, layout.k, panel);
-      return;
-    case DType::kF32:
-      transpose_lanes<uint32_t>(columns, layout.k, panel);
-      return;
-    default:
-      if (bit_size(layout.dtype) == 4) return pack_halves(columns, layout.k, panel);
-      CONCLAVE_DCHECK(bit_size(layout.dtype) == 8);
-      transpose_lanes<uint8_t>(columns, layout.k, panel);
-      return;
-  }
+  if (is_plain(layout.dtype)) return pack_values(layout, columns, {}, nullptr, panel);
+  if (bit_size(layout.dtype) == 4) return pack_halves(columns, layout.k, panel);
+  CONCLAVE_DCHECK(bit_size(layout.dtype) == 8);
+  transpose_lanes<uint8_t>(columns, layout.k, panel);
 }
 
 }  // namespace
@@ -129,6 +117,24 @@ std::string layout_name(const PanelLayout& layout, const std::string& variant) {
   codes += name_of(layout.offset_values);
   if (layout.ordered_groups != 0) codes += ".order";
   return "panel64.k" + std::to_string(layout.group()) + codes + variant + ".v1";
+}
+
+void pack_values(const PanelLayout& layout, const PanelColumns& columns, const PanelColumns& next,
+                 TransposeFunction transpose, std::byte* panel) noexcept {
+  const int64_t num_lanes = layout.k / layout.group();
+  const int64_t lane_bytes = layout.group() * byte_size(layout.dtype);
+  const int64_t taken = transpose == nullptr ? 0
+                                             : transpose({.columns = columns.data(),
+                                                          .next = next.data(),
+                                                          .lane_bytes = lane_bytes,
+                                                          .count = num_lanes},
+                                                         panel);
+  if (lane_bytes == 2) {
+    transpose_lanes<uint16_t>(columns, num_lanes, panel, taken);
+  } else {
+    transpose_lanes<uint32_t>(columns, num_lanes, panel, taken);
+  }
+  if (layout.group() == 2) pack_bf16_tail(layout, columns, panel);
 }
 
 UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,

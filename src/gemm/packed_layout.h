@@ -103,6 +103,22 @@ using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
                        const PanelNumbers& scales = {}, const PanelNumbers& offsets = {});
 
+// Lanes of 64 columns, null for zeros, and the columns that will be asked for next, null for
+// unknown ones, which are fetched meanwhile.
+struct ColumnLanes {
+  const std::byte* const* columns = nullptr;
+  const std::byte* const* next = nullptr;
+  int64_t lane_bytes = 0;
+  int64_t count = 0;  // lanes of a column
+};
+// Writes lanes as rows of a panel, and returns how many: the caller writes the rest.
+// gemm/cpu/transpose_lanes.h has some.
+using TransposeFunction = int64_t (*)(const ColumnLanes& lanes, std::byte* panel) noexcept;
+
+// Writes the bytes of pack_panel for weights that are values. `transpose` may be null.
+void pack_values(const PanelLayout& layout, const PanelColumns& columns, const PanelColumns& next,
+                 TransposeFunction transpose, std::byte* panel) noexcept;
+
 // One weight, widened to float32, or the value of its code; for the scalar path and tests.
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept;

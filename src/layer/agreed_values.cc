@@ -80,6 +80,7 @@ constexpr std::array kNotCompared = {
     FieldNotCompared{"options.kernel", "kernels of one arithmetic have the same bits"},
     FieldNotCompared{"options.arithmetic", "what the plan made of it is compared"},
     FieldNotCompared{"options.determinism", "it is a promise about this rank's kernels"},
+    FieldNotCompared{"options.weights", "it changes no bit"},
     FieldNotCompared{"options.tuning", "it changes no bit"},
     FieldNotCompared{"parallel.ep_rank", "it differs in one group and is compared in the other"},
     FieldNotCompared{"parallel.tp_rank", "likewise"}};

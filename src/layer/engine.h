@@ -68,6 +68,8 @@ class Engine {
   // Loads a checked source. Counters of `replaced`, if given, carry over.
   virtual std::unique_ptr<LayerWeights> load(const WeightSource& source,
                                              const LayerWeights* replaced) const = 0;
+  // Throws before `fill` overwrites anything if weights that a layer does not own differ.
+  virtual void check_fill(const WeightSource& /*source*/, const LayerWeights& /*weights*/) const {}
   // Overwrites weights in place.
   virtual void fill(const WeightSource& source, LayerWeights& weights) const = 0;
   virtual KernelCounts counts(const LayerWeights& weights) const = 0;
@@ -87,6 +89,7 @@ struct EngineRequest {
   const MoeSpec& spec;
   const LayerOptions& options;
   const ParallelSpec& parallel;
+  const WeightSource* source = nullptr;  // for plans: make_plan may have one
 };
 
 // Routes one call of a TokenRouter.

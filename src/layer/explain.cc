@@ -76,6 +76,7 @@ std::string explain(const Plan& plan) {
   line("stages", fmt::format("{}", fmt::join(plan.stages, " > ")));
   line("packed layout", plan.packed_layout);
   line("packed bytes", format_bytes(plan.packed_bytes));
+  if (plan.in_place_bytes != 0) line("in place", format_bytes(plan.in_place_bytes));
   line("workspace",
        fmt::format("{} for {} tokens", format_bytes(plan.workspace_bytes), plan.max_tokens));
   line("part", plan.part);

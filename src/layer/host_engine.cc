@@ -61,9 +61,10 @@ void HostRunner::run(const LayerCall& call) const {
 
 class HostEngine final : public Engine {
  public:
-  explicit HostEngine(const EngineRequest& request)
+  HostEngine(const EngineRequest& request, const WeightPlaces& places)
       : context_(request.context),
-        plan_(plan_layer(request.context, request.spec, request.options, request.parallel)) {
+        plan_(
+            plan_layer(request.context, request.spec, request.options, request.parallel, places)) {
     check_ranks_agree(plan_, own_agreed_values(plan_), context_.communicator());
   }
 
@@ -73,6 +74,9 @@ class HostEngine final : public Engine {
   void check_place(const WeightSource& source) const override;
   std::unique_ptr<LayerWeights> load(const WeightSource& source,
                                      const LayerWeights* replaced) const override;
+  void check_fill(const WeightSource& source, const LayerWeights& weights) const override {
+    check_lent(plan_, source, static_cast<const HostWeights&>(weights).packed);
+  }
   void fill(const WeightSource& source, LayerWeights& weights) const override {
     fill_weights(context_, plan_, source, static_cast<HostWeights&>(weights).packed);
   }
@@ -89,8 +93,10 @@ class HostEngine final : public Engine {
 std::unique_ptr<Engine> HostEngine::with_max_tokens(int64_t max_tokens) const {
   LayerOptions options = plan_.options;
   options.max_tokens = max_tokens;
-  return std::make_unique<HostEngine>(EngineRequest{
-      .context = context_, .spec = plan_.spec, .options = options, .parallel = plan_.parallel});
+  return std::make_unique<HostEngine>(
+      EngineRequest{
+          .context = context_, .spec = plan_.spec, .options = options, .parallel = plan_.parallel},
+      WeightPlaces{.known = &plan_.in_place});
 }
 
 int64_t HostEngine::check(const ForwardArgs& args) const {
@@ -126,12 +132,13 @@ KernelCounts HostEngine::counts(const LayerWeights& weights) const {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_host_engine(const EngineRequest& request, const WeightSource&) {
-  return std::make_unique<HostEngine>(request);
+std::unique_ptr<Engine> make_host_engine(const EngineRequest& request, const WeightSource& source) {
+  return std::make_unique<HostEngine>(request, WeightPlaces{.source = &source});
 }
 
 Plan plan_host_engine(const EngineRequest& request) {
-  return summarise_plan(request.context, request.spec, request.options, request.parallel);
+  return summarise_plan(request.context, request.spec, request.options, request.parallel,
+                        {.source = request.source});
 }
 
 }  // namespace conclave::inline v0

@@ -152,6 +152,7 @@ void Layer::reload(const WeightSource& source, ReloadMode mode) {
   if (mode == ReloadMode::kStaged) {
     reload_staged(source);
   } else {
+    engine_->check_fill(source, *shared_->weights);
     shared_->weights_complete.store(false, std::memory_order_release);
     engine_->fill(source, *shared_->weights);
   }

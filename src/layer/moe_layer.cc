@@ -57,9 +57,12 @@ std::vector<TuningEntry> tuning_candidates(const Context& context, const MoeSpec
 }
 
 Plan make_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-               const ParallelSpec& parallel) {
-  return engine_row(context).plan(
-      {.context = context, .spec = spec, .options = options, .parallel = parallel});
+               const ParallelSpec& parallel, const WeightSource* source) {
+  return engine_row(context).plan({.context = context,
+                                   .spec = spec,
+                                   .options = options,
+                                   .parallel = parallel,
+                                   .source = source});
 }
 
 }  // namespace conclave::inline v0

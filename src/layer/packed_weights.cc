@@ -54,6 +54,43 @@ MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
           .down = weights.residual_down};
 }
 
+LentMlp lent(const MlpWeights& mlp) {
+  return {.mlp = mlp.mlp,
+          .inner = mlp.inner,
+          .gated = mlp.gated,
+          .has_bias = mlp.has_bias,
+          .adds_down_bias = mlp.adds_down_bias};
+}
+
+std::vector<int32_t> first_experts(int64_t count) {
+  std::vector<int32_t> experts(static_cast<size_t>(count));
+  std::iota(experts.begin(), experts.end(), 0);
+  return experts;
+}
+
+struct LentParts {
+  LentExperts experts;
+  LentExperts shared;
+  LentExperts residual;
+};
+
+// `weights` are not touched.
+LentParts lend_parts(const LayerPlan& plan, const WeightSource& source, PackedWeights& weights) {
+  LentParts parts;
+  if (InPlaceParts::is(plan.in_place.routed)) {
+    parts.experts =
+        lend_experts(lent(routed_experts(plan, weights)), source, plan.part.local_experts);
+  }
+  if (plan.shared && InPlaceParts::is(plan.in_place.shared)) {
+    parts.shared = lend_experts(lent(shared_experts(plan, weights)), source,
+                                first_experts(plan.spec.shared.count));
+  }
+  if (plan.residual && InPlaceParts::is(plan.in_place.residual)) {
+    parts.residual = lend_experts(lent(residual_mlp(plan, weights)), source, first_experts(1));
+  }
+  return parts;
+}
+
 cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t count) {
   const auto bytes = checked_mul(slab_bytes, static_cast<size_t>(count));
   if (!bytes) throw Error(ErrorCode::kSizeOverflow, "packed weights do not fit 64 bits");
@@ -96,17 +133,30 @@ DenseWeights load_dense(const Context& context, const LayerPlan& plan, const Wei
 
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
   const auto allocate = [&](const experts::ExpertsKernel* kernel, int64_t count,
-                            cpu::Buffer& gate_up, cpu::Buffer& down) {
-    if (kernel == nullptr) return;
+                            const std::optional<Support>& in_place, cpu::Buffer& gate_up,
+                            cpu::Buffer& down) {
+    if (kernel == nullptr || InPlaceParts::is(in_place)) return;
     const experts::SlabBytes slab = kernel->slab_bytes();
     gate_up = allocate_slabs(context, slab.gate_up, count);
     down = allocate_slabs(context, slab.down, count);
   };
   PackedWeights weights;
-  allocate(plan.experts.get(), plan.dispatcher->num_local_experts(), weights.gate_up, weights.down);
-  allocate(plan.shared.get(), plan.spec.shared.count, weights.shared_gate_up, weights.shared_down);
-  allocate(plan.residual.get(), 1, weights.residual_gate_up, weights.residual_down);
+  const InPlaceParts& in_place = plan.in_place;
+  allocate(plan.experts.get(), plan.dispatcher->num_local_experts(), in_place.routed,
+           weights.gate_up, weights.down);
+  allocate(plan.shared.get(), plan.spec.shared.count, in_place.shared, weights.shared_gate_up,
+           weights.shared_down);
+  allocate(plan.residual.get(), 1, in_place.residual, weights.residual_gate_up,
+           weights.residual_down);
   return weights;
+}
+
+void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedWeights& weights) {
+  PackedWeights none;
+  const LentParts given = lend_parts(plan, source, none);
+  check_same_place(weights.lent_experts, given.experts);
+  check_same_place(weights.lent_shared, given.shared);
+  check_same_place(weights.lent_residual, given.residual);
 }
 
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
@@ -125,17 +175,21 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   // fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
   // half an expert; the rest is left for pages, stacks and small weights.
   const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
-  pack_experts(context, routed_experts(plan, weights), source, plan.part.local_experts,
-               scratch_bytes);
-  if (plan.shared) {
-    std::vector<int32_t> experts(static_cast<size_t>(plan.spec.shared.count));
-    std::iota(experts.begin(), experts.end(), 0);
-    pack_experts(context, shared_experts(plan, weights), source, experts, scratch_bytes);
+  LentParts lent = lend_parts(plan, source, weights);
+  if (!InPlaceParts::is(plan.in_place.routed)) {
+    pack_experts(context, routed_experts(plan, weights), source, plan.part.local_experts,
+                 scratch_bytes);
   }
-  if (plan.residual) {
-    const int32_t only = 0;
-    pack_experts(context, residual_mlp(plan, weights), source, {&only, 1}, scratch_bytes);
+  if (plan.shared && !InPlaceParts::is(plan.in_place.shared)) {
+    pack_experts(context, shared_experts(plan, weights), source,
+                 first_experts(plan.spec.shared.count), scratch_bytes);
   }
+  if (plan.residual && !InPlaceParts::is(plan.in_place.residual)) {
+    pack_experts(context, residual_mlp(plan, weights), source, first_experts(1), scratch_bytes);
+  }
+  weights.lent_experts = std::move(lent.experts);
+  weights.lent_shared = std::move(lent.shared);
+  weights.lent_residual = std::move(lent.residual);
   DenseWeights dense = load_dense(context, plan, source);
   weights.gate = std::move(dense.gate);
   weights.shared_gate = std::move(dense.shared_gate);

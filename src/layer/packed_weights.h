@@ -4,6 +4,7 @@
 
 #include "cpu/memory.h"
 #include "gemm/gate_product.h"
+#include "layer/lent_experts.h"
 #include "layer/plan.h"
 #include "layer/router_vectors.h"
 #include "quant/code_meaning.h"
@@ -24,6 +25,10 @@ struct PackedWeights {
   cpu::Buffer shared_down;
   cpu::Buffer residual_gate_up;
   cpu::Buffer residual_down;
+  // In place of the buffers above, of the parts that the plan reads in place.
+  LentExperts lent_experts;
+  LentExperts lent_shared;
+  LentExperts lent_residual;
   std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
   std::unique_ptr<gemm::DenseProduct> shared_gate;  // null except for SharedMode::kSigmoidGate
   std::unique_ptr<gemm::DenseProduct> mix_gate;     // null except for SharedMode::kSoftmaxMix
@@ -42,6 +47,10 @@ struct PackedWeights {
 // Checks that `source` holds all weights of the spec in their shapes and types; reads nothing.
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming the tensor.
 void check_source(const MoeSpec& spec, const WeightSource& source);
+
+// For an in-place reload: throws Error(kState) unless `source` has what the plan reads in place
+// where `weights` have it.
+void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedWeights& weights);
 
 // Room for the plan's weights, unfilled. Throws Error(kOutOfMemory).
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);

@@ -100,7 +100,8 @@ MlpProblems problems_of(const LayerPlan& plan) {
                        .target = experts::CpuTarget{.isa = plan.isa,
                                                     .arithmetic = plan.arithmetic,
                                                     .permutes_bytes = cpu::permutes_bytes(),
-                                                    .has_avx_vnni = cpu::has_avx_vnni()}});
+                                                    .has_avx_vnni = cpu::has_avx_vnni()},
+                       .in_place = plan.in_place});
 }
 
 // What nobody asked for by name gives way to float32, which takes everything.
@@ -122,16 +123,16 @@ void choose_kernels(LayerPlan& plan) {
 }
 
 void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
-  const experts::SlabBytes slab = plan.experts->slab_bytes();
-  size_t packed =
-      (slab.gate_up + slab.down) * static_cast<size_t>(plan.dispatcher->num_local_experts());
-  const auto add = [&packed](const experts::ExpertsKernel* kernel, int64_t count) {
-    if (kernel == nullptr) return;
+  size_t packed = 0;
+  const auto add = [&packed](const experts::ExpertsKernel* kernel, int64_t count,
+                             const std::optional<Support>& in_place) {
+    if (kernel == nullptr || InPlaceParts::is(in_place)) return;
     const experts::SlabBytes bytes = kernel->slab_bytes();
     packed += (bytes.gate_up + bytes.down) * static_cast<size_t>(count);
   };
-  add(plan.shared.get(), plan.spec.shared.count);
-  add(plan.residual.get(), 1);
+  add(plan.experts.get(), plan.dispatcher->num_local_experts(), plan.in_place.routed);
+  add(plan.shared.get(), plan.spec.shared.count, plan.in_place.shared);
+  add(plan.residual.get(), 1, plan.in_place.residual);
   Plan& summary = plan.summary;
   summary.tile = plan.experts->tile();
   summary.part = describe_part(plan.part, plan.spec, plan.parallel);
@@ -139,6 +140,7 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   summary.num_local_experts = plan.dispatcher->num_local_experts();
   summary.workspace_bytes = plan.workspace_bytes;
   summary.packed_bytes = packed;
+  summary.in_place_bytes = in_place_bytes(plan.spec, plan.part, plan.in_place);
   summary.packed_layout = plan.experts->packed_layout();
 }
 
@@ -154,6 +156,26 @@ void choose_reduction(LayerPlan& plan, const Context& context) {
        .reason = support ? "float32 sums over the tensor communicator" : support.reason()});
   if (!support) throw_no_row("reduction", plan.summary.rows);
   plan.part.tensor_communicator = context.tensor_communicator();
+}
+
+// Records what is read in place, and why other parts are packed.
+void choose_places(LayerPlan& plan, const WeightPlaces& places) {
+  plan.in_place = places.known != nullptr
+                      ? *places.known
+                      : find_in_place(plan.spec, plan.options, plan.part, places.source);
+  const bool asked_source = places.known != nullptr || places.source != nullptr;
+  const auto record = [&](const std::optional<Support>& part, const char* name) {
+    if (!part) return;
+    const char* where = asked_source ? "in place: read where the source has them"
+                                     : "in place, where the source has them in memory";
+    plan.summary.rows.push_back({.table = "weights",
+                                 .name = name,
+                                 .chosen = static_cast<bool>(*part),
+                                 .reason = *part ? where : part->reason()});
+  };
+  record(plan.in_place.routed, "experts");
+  record(plan.in_place.shared, "shared experts");
+  record(plan.in_place.residual, "residual MLP");
 }
 
 bool exchanges_rows(const ParallelSpec& parallel) {
@@ -175,7 +197,7 @@ void choose_chunk_order(LayerPlan& plan, const Context& context) {
       {.table = "chunks", .name = "by_twos", .chosen = exchanges, .reason = std::move(reason)});
 }
 
-void fill_plan(LayerPlan& plan, const Context& context) {
+void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& places) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
   const LayerOptions& options = plan.options;
@@ -198,6 +220,7 @@ void fill_plan(LayerPlan& plan, const Context& context) {
 
   plan.part = plan_rank_part(spec, parallel);
   choose_reduction(plan, context);
+  choose_places(plan, places);
   choose_kernels(plan);
 
   const experts::BatchRequirements rows = plan.experts->requirements();
@@ -234,23 +257,23 @@ std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan) {
 }
 
 LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-                     const ParallelSpec& parallel) {
+                     const ParallelSpec& parallel, const WeightPlaces& places) {
   LayerPlan plan;
   plan.spec = spec;
   plan.parallel = parallel;
   plan.options = options;
-  fill_plan(plan, context);
+  fill_plan(plan, context, places);
   return plan;
 }
 
 Plan summarise_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-                    const ParallelSpec& parallel) {
+                    const ParallelSpec& parallel, const WeightPlaces& places) {
   LayerPlan plan;
   plan.spec = spec;
   plan.parallel = parallel;
   plan.options = options;
   try {
-    fill_plan(plan, context);
+    fill_plan(plan, context, places);
   } catch (const Error& error) {
     // The rows gathered so far already say why nothing fits.
     if (error.code() != ErrorCode::kUnsupported) throw;

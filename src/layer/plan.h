@@ -5,6 +5,7 @@
 #include "dispatch/dispatcher.h"
 #include "experts/kernel.h"
 #include "layer/agreed_values.h"
+#include "layer/lent_experts.h"
 #include "layer/plan_base.h"
 #include "layer/stages/host_stages.h"
 
@@ -56,6 +57,8 @@ struct LayerPlan : PlanBase {
   std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts here
   std::unique_ptr<experts::ExpertsKernel> residual;  // one expert; null without a residual MLP here
 
+  InPlaceParts in_place;
+
   StageFacts facts;
   HostStages stages;
   int32_t workers = 1;  // the executor has them
@@ -70,12 +73,19 @@ struct LayerPlan : PlanBase {
 // What ranks on CPUs must have in common beside spec, options and split.
 std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan);
 
+// Where a layer's weights lie: a source to be asked, or what is known of it. Neither, for a plan
+// without weights.
+struct WeightPlaces {
+  const WeightSource* source = nullptr;
+  const InPlaceParts* known = nullptr;
+};
+
 // Throws Error(kUnsupported) listing every row's reason if no row of a table fits, and the errors
 // of validate().
 LayerPlan plan_layer(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-                     const ParallelSpec& parallel);
+                     const ParallelSpec& parallel, const WeightPlaces& places = {});
 // The plan in words; if no row of a table fits, the plan up to that table.
 Plan summarise_plan(const Context& context, const MoeSpec& spec, const LayerOptions& options,
-                    const ParallelSpec& parallel);
+                    const ParallelSpec& parallel, const WeightPlaces& places = {});
 
 }  // namespace conclave::inline v0

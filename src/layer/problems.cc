@@ -69,6 +69,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .has_float_rows = spec.latent.size != 0,
           .activation = activation::parse_activation(spec.activation),
           .has_bias = spec.has_bias,
+          .reads_in_place = InPlaceParts::is(request.in_place.routed),
           .target = request.target};
 }
 
@@ -89,6 +90,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.shared.activation, spec)),
           .has_bias = spec.shared.has_bias,
+          .reads_in_place = InPlaceParts::is(request.in_place.shared),
           .is_beside_quantised_rows = is_beside_quantised_rows(spec, dtype),
           .target = request.target};
 }
@@ -106,6 +108,7 @@ ExpertsProblem residual_problem(const MlpRequest& request) {
           .activation =
               activation::parse_activation(activation_or_routed(spec.residual.activation, spec)),
           .has_bias = false,
+          .reads_in_place = InPlaceParts::is(request.in_place.residual),
           .is_beside_quantised_rows = is_beside_quantised_rows(spec, dtype),
           .target = request.target};
 }

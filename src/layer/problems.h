@@ -2,6 +2,7 @@
 #pragma once
 
 #include "experts/problem.h"
+#include "layer/lent_experts.h"
 #include "layer/rank_part.h"
 
 #include "conclave/layer.h"
@@ -24,6 +25,7 @@ struct MlpRequest {
   const RankPart& part;
   int64_t max_tokens = 0;
   experts::Target target = {};
+  InPlaceParts in_place = {};
 };
 MlpProblems mlp_problems(const MlpRequest& request);
 

@@ -5,6 +5,7 @@
 #include "experts/coded_rows.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
+#include "gemm/cpu/transpose_lanes.h"
 #include "gemm/cpu/widen_numbers.h"
 
 #include <algorithm>
@@ -27,7 +28,20 @@ struct Call {
   std::byte* prepared;      // the batch's rows, grouped or prepared; unused if read in place
   bool shares_rows;         // rows are prepared where the batch has them, not once for each expert
   std::byte* intermediate;  // activated rows, grouped or prepared in the same way
-  float* widened;  // each worker's scales and offsets of a panel; unused if none are narrow
+  float* widened;     // each worker's scales and offsets of a panel; unused if none are narrow
+  std::byte* panels;  // each worker's panel; unused if experts lie in slabs
+
+  bool in_place() const { return !weights.in_place.empty(); }
+  const ExpertMatrices& expert(const WorkItem& item) const {
+    return weights.in_place[static_cast<size_t>(item.expert)];
+  }
+  PanelInPlace panel(const WorkItem& item, const WorkItem* next) const {
+    PanelInPlace panel{.expert = expert(item), .index = item.panel};
+    if (next == nullptr) return panel;
+    panel.next_expert = &expert(*next);
+    panel.next_index = next->panel;
+    return panel;
+  }
 };
 
 // Gives tasks the scales and offsets of their panels. Many rows take them from float32, to which
@@ -97,7 +111,7 @@ const float* floats(const std::byte* row) {
   return static_cast<const float*>(static_cast<const void*>(row));
 }
 
-// A stage's panels in memory.
+// A stage's panels in memory; null where experts do not lie in slabs.
 struct Stage {
   const std::byte* slabs = nullptr;
   const SlabPlaces& places;
@@ -109,7 +123,7 @@ struct Stage {
 };
 
 // Hands items out one by one. Each worker takes its next item before it runs the current one, so
-// that the next item's weights can be fetched from memory meanwhile.
+// that the next item's weights can be fetched from memory meanwhile. The body is given both.
 template <class Body>
 void run_stage(Executor& executor, const WorkList& work, const Stage& stage, const Body& body) {
   struct State {
@@ -135,9 +149,7 @@ void run_stage(Executor& executor, const WorkList& work, const Stage& stage, con
                       while (taken) {
                         WorkItem next;
                         taken = take(next);
-                        const std::byte* panel = shared.stage->panel(item);
-                        const std::byte* next_panel = taken ? shared.stage->panel(next) : nullptr;
-                        (*shared.body)(worker, item, panel, next_panel);
+                        (*shared.body)(worker, item, taken ? &next : nullptr);
                         item = next;
                       }
                     },
@@ -168,7 +180,11 @@ class ExpertMlp final : public ExpertsKernel {
                 .panels = layout_.down,
                 .code_row = config_.functions.code_row,
                 .code_dtype = config_.code_dtype}),
-        parameters_(activation::formula_parameters(problem.activation)) {
+        parameters_(activation::formula_parameters(problem.activation)),
+        panel_room_(problem.reads_in_place ? layout_.panel_room() : 0),
+        transpose_(gemm::transpose_function(problem.cpu().isa)) {
+    // A panel that is made once for every block should be made seldom.
+    if (problem.reads_in_place) config_.tiling.block *= kBlocksInPlace;
     if (config_.functions.down_product == nullptr) {
       config_.functions.down_product = config_.functions.product;
     }
@@ -208,7 +224,8 @@ class ExpertMlp final : public ExpertsKernel {
                     .shares_rows = input_.changes() && input_.are_shared() &&
                                    batch.bundle.num_rows <= work.num_rows(),
                     .intermediate = slice_as<std::byte>(workspace, slices.intermediate),
-                    .widened = slice_as<float>(workspace, slices.widened)};
+                    .widened = slice_as<float>(workspace, slices.widened),
+                    .panels = slice_as<std::byte>(workspace, slices.panels)};
     if (grouped()) group_rows(call, executor);
     if (input_.changes()) prepare_input(call, executor);
     run_gate_up(call, executor);
@@ -217,10 +234,13 @@ class ExpertMlp final : public ExpertsKernel {
   }
 
  private:
+  static constexpr int64_t kBlocksInPlace = 4;
+
   struct Slices {
     WorkspaceSlice prepared;
     WorkspaceSlice intermediate;
     WorkspaceSlice widened;
+    WorkspaceSlice panels;
   };
 
   int64_t intermediate_row_bytes() const {
@@ -254,7 +274,11 @@ class ExpertMlp final : public ExpertsKernel {
     const auto intermediate_bytes = static_cast<size_t>(intermediate_row_bytes());
     return {.prepared = workspace.book_bytes(num_rows, prepared_bytes),
             .intermediate = workspace.book_bytes(num_rows, intermediate_bytes),
-            .widened = workspace.book<float>(workers * worker_room())};
+            .widened = workspace.book<float>(workers * worker_room()),
+            .panels = workspace.book_bytes(workers, panel_room_)};
+  }
+  std::byte* panel_of(const Call& call, int32_t worker) const {
+    return call.panels + static_cast<size_t>(worker) * panel_room_;
   }
 
   // Calls body(item) once per block of rows; a worker takes `grain` blocks at once.
@@ -321,8 +345,14 @@ class ExpertMlp final : public ExpertsKernel {
                       .places = gate_up_at_,
                       .num_panels = layout_.gate_up_panels()};
     run_stage(executor, call.work, stage,
-              [&](int32_t worker, const WorkItem& item, const std::byte* panel,
-                  const std::byte* next_panel) {
+              [&](int32_t worker, const WorkItem& item, const WorkItem* next) {
+                const std::byte* panel = stage.panel(item);
+                const std::byte* next_panel = next != nullptr ? stage.panel(*next) : nullptr;
+                if (call.in_place()) {
+                  std::byte* const made = panel_of(call, worker);
+                  layout_.make_gate_up_panel(call.panel(item, next), transpose_, made);
+                  panel = made;
+                }
                 gemm::PanelTask task = gate_up_task(call, item, panel, next_panel);
                 gate_up_meaning_.set(task, room_of(call, worker));
                 if (fetches_begin(task)) gate_up_meaning_.fetch_begin(next_panel);
@@ -364,8 +394,14 @@ class ExpertMlp final : public ExpertsKernel {
     const Stage stage{
         .slabs = call.weights.down, .places = down_at_, .num_panels = layout_.down_panels()};
     run_stage(executor, call.work, stage,
-              [&](int32_t worker, const WorkItem& item, const std::byte* panel,
-                  const std::byte* next_panel) {
+              [&](int32_t worker, const WorkItem& item, const WorkItem* next) {
+                const std::byte* panel = stage.panel(item);
+                const std::byte* next_panel = next != nullptr ? stage.panel(*next) : nullptr;
+                if (call.in_place()) {
+                  std::byte* const made = panel_of(call, worker);
+                  layout_.make_down_panel(call.panel(item, next), transpose_, made);
+                  panel = made;
+                }
                 gemm::PanelTask task = down_task(call, item, panel, next_panel);
                 down_meaning_.set(task, room_of(call, worker));
                 if (fetches_begin(task)) down_meaning_.fetch_begin(next_panel);
@@ -404,6 +440,8 @@ class ExpertMlp final : public ExpertsKernel {
   CodedRows input_;
   CodedRows inner_;
   activation::FormulaParameters parameters_;
+  size_t panel_room_;
+  gemm::TransposeFunction transpose_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ struct Call {
   const ExpertOutput& output;
   std::byte* input;  // unused where rows are read in place
   std::byte* activated;
+  std::byte* panels;  // each worker's panel; unused if experts lie in slabs
 };
 
 const float* floats(const std::byte* row) {
@@ -40,7 +41,8 @@ class ReferenceKernel final : public ExpertsKernel {
                 .has_factors = layout_.has_factors,
                 .value_bytes = layout_.padded_intermediate() * int64_t{sizeof(float)},
                 .panels = layout_.down}),
-        activation_(problem.activation) {}
+        activation_(problem.activation),
+        panel_room_(problem.reads_in_place ? layout_.panel_room() : 0) {}
 
   BatchRequirements requirements() const override {
     return {.row_dtype = DType::kF32,
@@ -54,9 +56,9 @@ class ReferenceKernel final : public ExpertsKernel {
             std::byte* down_slab) const override {
     layout_.pack(expert, gate_up_slab, down_slab);
   }
-  size_t workspace_bytes(int64_t max_slots, int32_t) const override {
+  size_t workspace_bytes(int64_t max_slots, int32_t workers) const override {
     WorkspaceLayout workspace;
-    book(workspace, max_slots);
+    book(workspace, max_slots, workers);
     return workspace.total_bytes();
   }
 
@@ -65,12 +67,13 @@ class ReferenceKernel final : public ExpertsKernel {
     const int64_t* const counts = batch.expert_count;
     const int64_t occupied = std::accumulate(counts, counts + batch.num_local_experts, int64_t{0});
     WorkspaceLayout booking;
-    const Slices slices = book(booking, occupied);
+    const Slices slices = book(booking, occupied, executor.concurrency());
     const Call call{.batch = batch,
                     .weights = weights,
                     .output = output,
                     .input = slice_as<std::byte>(workspace, slices.input),
-                    .activated = slice_as<std::byte>(workspace, slices.activated)};
+                    .activated = slice_as<std::byte>(workspace, slices.activated),
+                    .panels = slice_as<std::byte>(workspace, slices.panels)};
     if (input_.changes()) {
       for_each_task(call, 1, executor, [&](const Task& task) { prepare_input(call, task); });
     }
@@ -87,12 +90,14 @@ class ReferenceKernel final : public ExpertsKernel {
   struct Slices {
     WorkspaceSlice input;
     WorkspaceSlice activated;
+    WorkspaceSlice panels;
   };
 
-  Slices book(WorkspaceLayout& workspace, int64_t max_slots) const {
+  Slices book(WorkspaceLayout& workspace, int64_t max_slots, int32_t workers) const {
     const auto input_bytes = static_cast<size_t>(input_.changes() ? input_.row_bytes() : 0);
     return {.input = workspace.book_bytes(max_slots, input_bytes),
-            .activated = workspace.book_bytes(max_slots, static_cast<size_t>(inner_.row_bytes()))};
+            .activated = workspace.book_bytes(max_slots, static_cast<size_t>(inner_.row_bytes())),
+            .panels = workspace.book_bytes(workers, panel_room_)};
   }
 
   // A task of an expert, whose occupied rows begin at first_row of all.
@@ -100,6 +105,7 @@ class ReferenceKernel final : public ExpertsKernel {
     int64_t expert = 0;
     int64_t panel = 0;
     int64_t first_row = 0;
+    int32_t worker = 0;
   };
 
   // Calls body(task) for `panels` tasks of each expert.
@@ -109,12 +115,13 @@ class ReferenceKernel final : public ExpertsKernel {
     const int64_t* const counts = call.batch.expert_count;
     cpu::parallel_for(
         executor, call.batch.num_local_experts * panels, 1,
-        [&](int64_t begin, int64_t end, int32_t) {
+        [&](int64_t begin, int64_t end, int32_t worker) {
           for (int64_t item = begin; item < end; ++item) {
             const int64_t expert = item / panels;
             body(Task{.expert = expert,
                       .panel = item % panels,
-                      .first_row = std::accumulate(counts, counts + expert, int64_t{0})});
+                      .first_row = std::accumulate(counts, counts + expert, int64_t{0}),
+                      .worker = worker});
           }
         });
   }
@@ -154,10 +161,31 @@ class ReferenceKernel final : public ExpertsKernel {
     }
   }
 
+  static const ExpertMatrices& expert_in_place(const Call& call, const Task& task) {
+    return call.weights.in_place[static_cast<size_t>(task.expert)];
+  }
+  std::byte* own_panel(const Call& call, const Task& task) const {
+    return call.panels + static_cast<size_t>(task.worker) * panel_room_;
+  }
+  const std::byte* gate_up_panel(const Call& call, const Task& task) const {
+    if (call.weights.in_place.empty())
+      return gate_up_at_.panel(gate_up_slab(call, task), task.panel);
+    std::byte* const made = own_panel(call, task);
+    layout_.make_gate_up_panel({expert_in_place(call, task), task.panel}, nullptr, made);
+    return made;
+  }
+  const std::byte* panel_of_down(const Call& call, const Task& task) const {
+    if (call.weights.in_place.empty()) return down_at_.panel(down_slab(call, task), task.panel);
+    std::byte* const made = own_panel(call, task);
+    layout_.make_down_panel({expert_in_place(call, task), task.panel}, nullptr, made);
+    return made;
+  }
+
   void activate_panel(const Call& call, const Task& task) const {
+    if (call.batch.expert_count[task.expert] == 0) return;
     const std::byte* const slab = gate_up_slab(call, task);
     const Panel panel{.layout = layout_.gate_up,
-                      .packed = gate_up_at_.panel(slab, task.panel),
+                      .packed = gate_up_panel(call, task),
                       .order = gate_up_at_.order(slab),
                       .biases = gate_up_at_.biases};
     const int64_t width = layout_.gate_up_columns();
@@ -199,9 +227,10 @@ class ReferenceKernel final : public ExpertsKernel {
   }
 
   void down_panel(const Call& call, const Task& task) const {
+    if (call.batch.expert_count[task.expert] == 0) return;
     const std::byte* const slab = down_slab(call, task);
     const Panel panel{.layout = layout_.down,
-                      .packed = down_at_.panel(slab, task.panel),
+                      .packed = panel_of_down(call, task),
                       .order = down_at_.order(slab),
                       .biases = down_at_.biases};
     const int64_t first = task.panel * gemm::kPanelColumns;
@@ -219,6 +248,7 @@ class ReferenceKernel final : public ExpertsKernel {
   CodedRows input_;
   CodedRows inner_;
   activation::Activation activation_;
+  size_t panel_room_;
 };
 
 }  // namespace

@@ -184,6 +184,7 @@ ExpertOutput HostChunk::run_experts(const HostScratch& own) const {
   plan_.experts->run(own.made(plan_.facts.expert_input, batch),
                      {.gate_up = weights_.gate_up.data(),
                       .down = weights_.down.data(),
+                      .in_place = weights_.lent_experts.matrices,
                       .input_scale = weights_.static_scales.input,
                       .intermediate_scale = weights_.static_scales.intermediate},
                      output, own.bytes(kExpertScratch), executor_);
@@ -237,6 +238,7 @@ const float* HostChunk::run_shared(const HostScratch& own) const {
       {.kernel = *plan_.shared,
        .weights = {.gate_up = weights_.shared_gate_up.data(),
                    .down = weights_.shared_down.data(),
+                   .in_place = weights_.lent_shared.matrices,
                    .input_scale = weights_.shared_static_scales.input,
                    .intermediate_scale = weights_.shared_static_scales.intermediate},
        .num_experts = plan_.spec.shared.count,
@@ -263,7 +265,8 @@ const float* HostChunk::run_residual(const HostScratch& own) const {
   const float* const rows =
       run_on_every_row({.kernel = *plan_.residual,
                         .weights = {.gate_up = weights_.residual_gate_up.data(),
-                                    .down = weights_.residual_down.data()},
+                                    .down = weights_.residual_down.data(),
+                                    .in_place = weights_.lent_residual.matrices},
                         .hidden_size = plan_.spec.hidden_size},
                        input,
                        {.index = own.at<int64_t>(kResidualIndex),

@@ -1,0 +1,89 @@
+// Tests that panels made by vector code have the bytes of those made without it.
+
+#include "gemm/cpu/transpose_lanes.h"
+
+#include "cpu/isa.h"
+#include "gemm/packed_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace conclave::gemm {
+namespace {
+
+std::vector<cpu::Isa> vector_isas() {
+  std::vector<cpu::Isa> isas;
+  for (const cpu::Isa isa : {cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    if (cpu::usable(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+class TransposeLanes : public ::testing::TestWithParam<std::tuple<DType, int64_t, int64_t>> {};
+
+// Columns begin at any byte, end where their memory ends, and may be missing anywhere.
+TEST_P(TransposeLanes, Panels_HaveTheBytesOfPackPanel) {
+  const auto [dtype, k, skipped] = GetParam();
+  const PanelLayout layout{.dtype = dtype, .k = k};
+  const auto column_bytes = static_cast<size_t>(k * byte_size(dtype));
+  std::mt19937_64 random(static_cast<uint64_t>(k));
+  std::vector<std::vector<std::byte>> memory;
+  PanelColumns columns{};
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const size_t begin = i % 5;
+    std::vector<std::byte>& column = memory.emplace_back(begin + column_bytes);
+    for (std::byte& byte : column) byte = static_cast<std::byte>(random());
+    const bool is_missing = skipped != 0 && static_cast<int64_t>(i) % skipped == 1;
+    columns[i] = is_missing ? nullptr : column.data() + begin;
+  }
+  std::vector<std::byte> expected(layout.panel_bytes(), std::byte{0x5a});
+  pack_panel(layout, columns, expected.data());
+  for (const cpu::Isa isa : vector_isas()) {
+    std::vector<std::byte> made(layout.panel_bytes(), std::byte{0xa5});
+    pack_values(layout, columns, columns, transpose_function(isa), made.data());
+    EXPECT_TRUE(made == expected) << cpu::to_string(isa);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, TransposeLanes,
+    ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16),
+                       ::testing::Values(1, 2, 15, 16, 17, 31, 32, 33, 64, 83, 192),
+                       ::testing::Values(0, 3, 64)),
+    [](const auto& row) {
+      return std::string(to_string(std::get<0>(row.param))) + "_k" +
+             std::to_string(std::get<1>(row.param)) + "_skip" +
+             std::to_string(std::get<2>(row.param));
+    });
+
+TEST(TransposeFunctions, EveryVectorSet_TakesWholeSquaresOnly) {
+  const std::vector<std::byte> zeros(64 * 4);
+  PanelColumns columns{};
+  columns.fill(zeros.data());
+  std::vector<std::byte> panel(64 * 64 * 4);
+  EXPECT_EQ(transpose_function(cpu::Isa::kScalar), nullptr);
+  const auto taken = [&](TransposeFunction transpose, int64_t lane_bytes, int64_t count) {
+    return transpose({.columns = columns.data(),
+                      .next = columns.data(),
+                      .lane_bytes = lane_bytes,
+                      .count = count},
+                     panel.data());
+  };
+  for (const cpu::Isa isa : vector_isas()) {
+    const TransposeFunction transpose = transpose_function(isa);
+    const int64_t square = isa == cpu::Isa::kAvx2 ? 8 : 16;
+    EXPECT_EQ(taken(transpose, 4, square - 1), 0);
+    EXPECT_EQ(taken(transpose, 4, 2 * square + 1), 2 * square);
+    EXPECT_EQ(taken(transpose, 2, 2 * square + 1), 2 * square);
+    EXPECT_EQ(taken(transpose, 1, 64), 0);
+  }
+}
+
+}  // namespace
+}  // namespace conclave::gemm
