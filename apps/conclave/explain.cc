@@ -36,15 +36,21 @@ struct ExplainOptions {
 struct Subject {
   std::string name;
   MoeSpec spec;
+  // Only layers of a model have a source, which reads through the model.
+  std::shared_ptr<const Checkpoint> checkpoint = {};
+  std::shared_ptr<const WeightSource> source = {};
 };
 
 std::vector<Subject> subjects(const ExplainOptions& options) {
   std::vector<Subject> list;
   if (!options.model_dir.empty()) {
-    const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
-    for (const CheckpointLayer* layer : select_layers(checkpoint, options.layers)) {
-      list.push_back({fmt::format("{} layer {}", options.model_dir, layer->index),
-                      with_rows(options.shape.rows, layer->spec, options.model_dir)});
+    const auto checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::open(options.model_dir, {.access = file_access(options.machine)}));
+    for (const CheckpointLayer* layer : select_layers(*checkpoint, options.layers)) {
+      list.push_back({.name = fmt::format("{} layer {}", options.model_dir, layer->index),
+                      .spec = with_rows(options.shape.rows, layer->spec, options.model_dir),
+                      .checkpoint = checkpoint,
+                      .source = checkpoint->layer_source(layer->index)});
     }
     return list;
   }
@@ -54,7 +60,7 @@ std::vector<Subject> subjects(const ExplainOptions& options) {
                             .expected = "MODEL_DIR, or --model, or -E, -k, -H and -I"});
   }
   for (const NamedShape& shape : resolve_shapes(options.shape)) {
-    list.push_back({shape.name, shape.spec});
+    list.push_back({.name = shape.name, .spec = shape.spec});
   }
   return list;
 }
@@ -114,6 +120,7 @@ nlohmann::ordered_json plan_json(const Subject& subject, const Plan& plan,
                                  {"num_local_experts", plan.num_local_experts},
                                  {"workspace_bytes", plan.workspace_bytes},
                                  {"packed_bytes", plan.packed_bytes},
+                                 {"in_place_bytes", plan.in_place_bytes},
                                  {"packed_layout", plan.packed_layout}};
   json["buffers"] = nlohmann::ordered_json::array();
   for (const PlanBuffer& buffer : plan.buffers) {
@@ -158,7 +165,7 @@ ExitCode run_explain(const ExplainOptions& options) {
   nlohmann::ordered_json document = nlohmann::ordered_json::array();
   if (!options.json) fmt::print("{}\n", machine_line(context));
   for (const Subject& subject : list) {
-    const Plan plan = make_plan(context, subject.spec, planned);
+    const Plan plan = make_plan(context, subject.spec, planned, {}, subject.source.get());
     if (options.json) {
       document.push_back(plan_json(subject, plan, tokens));
       continue;
@@ -192,6 +199,7 @@ void add_explain_command(CommandLine& line) {
                "Also what serves calls of so many tokens: 1,64,4096 or 1-4096*4");
   command.flag("--json", options->json, "Print JSON");
   add_machine_options(command, options->machine);
+  add_weights_option(command, options->machine);
   command.footer(
       "Examples:\n"
       "  conclave explain ~/models/Qwen3-30B-A3B --layers 0\n"

@@ -34,6 +34,26 @@ int widest(const Checkpoint& checkpoint, int least, const Text& text) {
   return width;
 }
 
+bool is_value_type(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
+}
+
+// Bytes of the experts' matrices that a layer could read in the mapped files.
+uint64_t in_place_bytes(const Checkpoint& checkpoint, int64_t layer) {
+  const std::unique_ptr<WeightSource> source = checkpoint.layer_source(layer);
+  uint64_t bytes = 0;
+  for (const WeightId id : weights::kAll) {
+    if (!id.mlp() || id.plane() != WeightPlane::kWeights) continue;
+    const WeightInfo info = source->describe(id);
+    if (!is_value_type(info.dtype)) continue;
+    for (int64_t expert = 0; expert < info.count; ++expert) {
+      const ConstTensorView view = source->view(id, expert);
+      if (!view.empty()) bytes += dense_bytes(view.dtype, view.shape);
+    }
+  }
+  return bytes;
+}
+
 std::vector<Column> columns(const Checkpoint& checkpoint) {
   using Layer = CheckpointLayer;
   const auto width = [&](int least, const auto& text) { return widest(checkpoint, least, text); };
@@ -67,6 +87,7 @@ std::vector<Column> columns(const Checkpoint& checkpoint) {
           {"", "parts", parts, Align::kLeft},
           {"layout", "layout", layout, Align::kLeft},
           {"bytes", "bytes", 8, Align::kRight},
+          {"in_place_bytes", "in place", 8, Align::kRight},
           {"parameters", "params", 7, Align::kRight},
           {"active_parameters", "active", 7, Align::kRight},
           {"prefix", "", 0, Align::kLeft},
@@ -74,9 +95,10 @@ std::vector<Column> columns(const Checkpoint& checkpoint) {
           {"reason", "", 0, Align::kLeft}};
 }
 
-std::vector<Cell> cells(const CheckpointLayer& layer) {
+std::vector<Cell> cells(const Checkpoint& checkpoint, const CheckpointLayer& layer) {
   const MoeSpec& spec = layer.spec;
   const bool runs = static_cast<bool>(layer.support);
+  const uint64_t in_place = in_place_bytes(checkpoint, layer.index);
   return {integer_cell(layer.index),
           integer_cell(spec.num_experts),
           integer_cell(spec.top_k),
@@ -101,6 +123,7 @@ std::vector<Cell> cells(const CheckpointLayer& layer) {
           text_cell(parts_text(spec)),
           text_cell(layer.layout),
           {layer.bytes, bytes_text(layer.bytes)},
+          {in_place, in_place == 0 ? "no" : bytes_text(in_place)},
           {layer.parameters.total, count_text(static_cast<uint64_t>(layer.parameters.total))},
           {layer.parameters.active, count_text(static_cast<uint64_t>(layer.parameters.active))},
           text_cell(layer.prefix),
@@ -162,9 +185,10 @@ nlohmann::ordered_json facts(const Checkpoint& checkpoint, const Totals& totals)
 ExitCode run_inspect(const InspectOptions& options) {
   const OutputFormat format =
       options.json ? OutputFormat::kJson : parse_output_format(options.printing.format);
-  const Checkpoint checkpoint = Checkpoint::open(
-      options.model_dir,
-      {.experts = parse_expert_set(options.experts), .extra_layers = options.extra_layers});
+  const Checkpoint checkpoint =
+      Checkpoint::open(options.model_dir, {.access = FileAccess::kMap,
+                                           .experts = parse_expert_set(options.experts),
+                                           .extra_layers = options.extra_layers});
   const Totals totals = sum(checkpoint);
   TableWriter table(stdout, format, columns(checkpoint));
   table.header(facts(checkpoint, totals),
@@ -178,7 +202,7 @@ ExitCode run_inspect(const InspectOptions& options) {
                 fmt::format("MoE layers: {} parameters, {} active per token; {} on disk",
                             count_text(totals.moe_parameters), count_text(totals.moe_active),
                             bytes_text(totals.moe_bytes))});
-  for (const CheckpointLayer& layer : checkpoint.layers()) table.row(cells(layer));
+  for (const CheckpointLayer& layer : checkpoint.layers()) table.row(cells(checkpoint, layer));
   table.note("");
   for (const CheckpointLayer& layer : checkpoint.layers()) {
     if (!layer.support) {

@@ -1,6 +1,9 @@
 #include "layer_run.h"
 
 #include "device_run.h"
+#include "output/numbers.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -74,6 +77,21 @@ void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetit
 }
 
 }  // namespace
+
+WeightMemory weight_memory(const Plan& plan) {
+  WeightMemory memory{.packed_bytes = plan.packed_bytes, .in_place_bytes = plan.in_place_bytes};
+  for (const PlanRow& row : plan.rows) {
+    if (row.table != "weights" || row.chosen) continue;
+    memory.packed_because.push_back(row.name + ": " + row.reason);
+  }
+  return memory;
+}
+
+std::string memory_text(const WeightMemory& memory) {
+  const std::string packed = bytes_text(memory.packed_bytes) + " packed";
+  if (memory.in_place_bytes == 0) return packed;
+  return fmt::format("{} read in place, {}", bytes_text(memory.in_place_bytes), packed);
+}
 
 LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInput& input,
                    int32_t repetitions) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace conclave::tool {
@@ -26,6 +27,17 @@ struct LayerInput {
   int64_t num_tokens() const { return hidden.shape[0]; }
 };
 
+// The weights of a layer's experts: how many bytes are the layer's own, how many are the source's,
+// and why parts that were to be read there are not.
+struct WeightMemory {
+  size_t packed_bytes = 0;
+  size_t in_place_bytes = 0;
+  std::vector<std::string> packed_because = {};
+};
+WeightMemory weight_memory(const Plan& plan);
+// Returns "1.21 GB packed", or "1.21 GB read in place, 0 B packed".
+std::string memory_text(const WeightMemory& memory);
+
 struct LayerRun {
   Tensor output;                     // [T, H], hidden's type
   Tensor topk_ids;                   // [T, num_slots(spec)] i32
@@ -33,6 +45,7 @@ struct LayerRun {
   Tensor logits;                     // [T, num_logits(spec)] f32; none if ids were given
   std::vector<int64_t> expert_load;  // [E]
   double median_ms = 0;
+  WeightMemory weights;
 
   bool has_logits() const { return logits.size_bytes() > 0; }
 };

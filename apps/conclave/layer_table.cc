@@ -29,6 +29,10 @@ std::vector<Column> columns(LayerTable::Speeds speeds) {
   list.push_back({"logit_error", timed ? "" : "logits", 8, Align::kRight});
   list.push_back({"weight_error", timed ? "" : "weights", 8, Align::kRight});
   list.push_back({"ok", "check", 5, Align::kLeft});
+  if (timed) {
+    list.push_back({"packed_bytes", "", 0, Align::kRight});
+    list.push_back({"in_place_bytes", "", 0, Align::kRight});
+  }
   return list;
 }
 
@@ -69,6 +73,11 @@ void LayerTable::add(const LayerRow& row) {
   ++layers_;
   sum_.tokens += row.tokens;
   sum_.ms += row.ms;
+  sum_.weights.packed_bytes += row.weights.packed_bytes;
+  sum_.weights.in_place_bytes += row.weights.in_place_bytes;
+  for (const std::string& reason : row.weights.packed_because) {
+    packed_because_.push_back(fmt::format("layer {}: {}", row.layer, reason));
+  }
   sum_.work.flops += row.work.flops;
   sum_.work.weight_bytes += row.work.weight_bytes;
   sum_.work.balance = std::max(sum_.work.balance, row.work.balance);
@@ -90,6 +99,10 @@ bool LayerTable::finish() {
   writer_.total(cells(sum_));
   writer_.note("");
   for (const std::string& reason : reasons_) writer_.note(reason);
+  for (const std::string& reason : packed_because_) writer_.note(reason);
+  if (speeds_ == Speeds::kShown && sum_.weights.packed_bytes + sum_.weights.in_place_bytes > 0) {
+    writer_.note("weights: " + memory_text(sum_.weights));
+  }
   writer_.note(failures_ == 0
                    ? fmt::format("ok: {} of {} layers within tolerance", layers_, layers_)
                    : fmt::format("FAIL: {} of {} layers outside tolerance", failures_, layers_));
@@ -127,6 +140,10 @@ std::vector<Cell> LayerTable::cells(const LayerRow& row) const {
   cells.push_back(optional_error_cell(check.logit_error));
   cells.push_back(optional_error_cell(check.weight_error));
   cells.push_back({check.ok, check.ok ? "ok" : "FAIL", check.ok ? Style::kGood : Style::kBad});
+  if (speeds_ == Speeds::kShown) {
+    cells.push_back(integer_cell(static_cast<int64_t>(row.weights.packed_bytes)));
+    cells.push_back(integer_cell(static_cast<int64_t>(row.weights.in_place_bytes)));
+  }
   return cells;
 }
 

@@ -21,6 +21,7 @@ struct LayerRow {
   int64_t tokens = 0;
   LayerWork work;
   double ms = 0;
+  WeightMemory weights = {};
   CheckResult check;
 };
 
@@ -44,6 +45,7 @@ class LayerTable {
   int64_t failures_ = 0;
   LayerRow sum_;
   std::vector<std::string> reasons_;
+  std::vector<std::string> packed_because_;
 };
 
 }  // namespace conclave::tool

@@ -55,7 +55,8 @@ class RunCommand {
         team_(team),
         format_(parse_output_format(options.printing.format)),
         checkpoint_(
-            Checkpoint::open(options.model_dir, {.experts = parse_expert_set(options.experts),
+            Checkpoint::open(options.model_dir, {.access = file_access(options.machine),
+                                                 .experts = parse_expert_set(options.experts),
                                                  .extra_layers = options.extra_layers,
                                                  .verify_manifest = options.check_manifest})),
         layers_(select_layers(checkpoint_, options.layers)),
@@ -158,6 +159,7 @@ class RunCommand {
                  .tokens = input.num_tokens(),
                  .work = {},
                  .ms = result.median_ms,
+                 .weights = result.weights,
                  .check = {}};
     row.work = layer_work(spec, row.tokens, result.expert_load);
     const double bar = tolerance(spec, batch);
@@ -231,6 +233,7 @@ void add_run_command(CommandLine& line) {
   command.flag("--check-manifest", options->check_manifest,
                "Verify the tensors read against conclave.manifest.json");
   add_machine_options(command, options->machine);
+  add_weights_option(command, options->machine);
   add_rank_options(command, options->ranks);
   add_format_option(command, options->printing);
   add_progress_option(command, options->printing);

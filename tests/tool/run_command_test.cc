@@ -319,5 +319,42 @@ TEST_F(TiedGate, OtherChoice_IsExplainedAndNamesTheRemedy) {
   EXPECT_EQ(run_tool(arguments).exit_code, 0);
 }
 
+// The three commands agree on what is read in place, and results are those of packed weights.
+TEST(WeightsOption, InPlace_IsReadByRunAndToldByExplainAndInspect) {
+  const std::string model = bundled("qwen3-moe-tiny");
+  const auto document = [&](std::vector<std::string> arguments) {
+    const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out);
+  };
+  const auto run = [&](const char* weights) {
+    return document({"run", model, "--random", "3", "--weights", weights, "--format", "json"});
+  };
+  const nlohmann::json packed = run("packed");
+  const nlohmann::json in_place = run("in-place");
+  const nlohmann::json bytes = in_place["layers"][0]["in_place_bytes"];
+  EXPECT_EQ(bytes, 60 * 3 * 88 * 24 * 2);
+  EXPECT_EQ(in_place["layers"][0]["packed_bytes"], 0);
+  EXPECT_EQ(packed["layers"][0]["in_place_bytes"], 0);
+  EXPECT_GT(packed["layers"][0]["packed_bytes"], bytes);
+  EXPECT_EQ(packed["layers"][0]["worst_error"], in_place["layers"][0]["worst_error"]);
+  EXPECT_EQ(document({"inspect", model, "--json"})["layers"][0]["in_place_bytes"], bytes);
+  const nlohmann::json plan =
+      document({"explain", model, "--layers", "0", "--weights", "in-place", "--json"});
+  EXPECT_EQ(plan[0]["in_place_bytes"], bytes);
+  EXPECT_EQ(plan[0]["packed_bytes"], 0);
+}
+
+TEST(WeightsOption, Summary_SaysWhereWeightsLie) {
+  const auto summary = [](const char* weights) {
+    return run_tool({"run", bundled("qwen3-moe-tiny"), "--random", "3", "--weights", weights}).out;
+  };
+  EXPECT_NE(summary("in-place").find("weights: 2.28 MB read in place, 0 B packed"),
+            std::string::npos)
+      << summary("in-place");
+  EXPECT_NE(summary("packed").find(" packed\nok: "), std::string::npos) << summary("packed");
+  EXPECT_NE(run_tool({"run", bundled("qwen3-moe-tiny"), "--weights", "mapped"}).exit_code, 0);
+}
+
 }  // namespace
 }  // namespace conclave::testing

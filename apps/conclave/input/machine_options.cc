@@ -38,6 +38,8 @@ Determinism parse_determinism(std::string_view name) {
   return Determinism::kRepeatable;  // the command line has refused all others
 }
 
+constexpr const char* kInPlace = "in-place";
+
 }  // namespace
 
 void add_threads_option(Command& command, MachineOptions& options) {
@@ -66,6 +68,17 @@ void add_layer_options(Command& command, MachineOptions& options) {
   command.flag("--pin-threads", options.pin_threads, "Bind each thread to one CPU");
 }
 
+void add_weights_option(Command& command, MachineOptions& options) {
+  command.choice(
+      "--weights", options.weights, {"packed", kInPlace},
+      "Copy experts into panels, or read those of f32, f16 and bf16 in the mapped files, "
+      "which nobody may write meanwhile (on the CPU)");
+}
+
+FileAccess file_access(const MachineOptions& options) {
+  return options.weights == kInPlace ? FileAccess::kMap : FileAccess::kAuto;
+}
+
 Context make_context(const MachineOptions& options, LogSink* log) {
   return make_context(options, log, RankTeam());
 }
@@ -90,6 +103,7 @@ LayerOptions layer_options(const MachineOptions& options, int64_t max_tokens) {
   layer.kernel = options.kernel;
   layer.arithmetic = options.arithmetic;
   layer.determinism = parse_determinism(options.determinism);
+  layer.weights = options.weights == kInPlace ? WeightUse::kInPlace : WeightUse::kPacked;
   if (!options.tuning.empty()) {
     layer.tuning = std::make_shared<TuningTable>(TuningTable::load(options.tuning));
   }

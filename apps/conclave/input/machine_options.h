@@ -8,6 +8,7 @@
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
+#include "conclave/safetensors.h"
 
 #include <cstdint>
 #include <string>
@@ -23,6 +24,7 @@ struct MachineOptions {
   std::string kernel;
   std::string tuning;  // a file of measured choices
   std::string determinism = "repeatable";
+  std::string weights = "packed";  // or "in-place"
   bool pin_threads = false;
 };
 // Adds -t,--threads.
@@ -31,6 +33,10 @@ void add_threads_option(Command& command, MachineOptions& options);
 void add_machine_options(Command& command, MachineOptions& options);
 // Adds --device, --tuning, --determinism, --arithmetic, --kernel, --pin-threads.
 void add_layer_options(Command& command, MachineOptions& options);
+// Adds --weights, for commands that read a model.
+void add_weights_option(Command& command, MachineOptions& options);
+// The access that weights in place need.
+FileAccess file_access(const MachineOptions& options);
 
 Context make_context(const MachineOptions& options, LogSink* log);
 // The context of one rank of a team. Ranks that share this machine share its threads, unless

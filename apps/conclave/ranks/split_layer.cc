@@ -56,10 +56,14 @@ LayerRun run_split_layer(const SplitLayer& split, const LayerInput& input, int32
       MoeLayer::create(split.context, split.spec, split.source, split.options, team.parallel());
   // Without tokens there is nothing to time, on any rank.
   const int32_t timed = input.num_tokens() == 0 ? 0 : repetitions;
-  if (team.alone()) return run_layer(split.context, layer, input, timed);
+  const auto run_share = [&](const LayerInput& share) {
+    LayerRun run = run_layer(split.context, layer, share, timed);
+    run.weights = weight_memory(layer.plan());
+    return run;
+  };
+  if (team.alone()) return run_share(input);
   team.meet("load the layer");
-  LayerRun run =
-      run_layer(split.context, layer, share_of(input, team.share_of(input.num_tokens())), timed);
+  LayerRun run = run_share(share_of(input, team.share_of(input.num_tokens())));
   if (!team.speaks()) std::fill(run.expert_load.begin(), run.expert_load.end(), 0);
   team.add_up(run.expert_load, kGatherPhase);
   run.median_ms = team.largest(run.median_ms, kGatherPhase);
