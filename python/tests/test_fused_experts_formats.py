@@ -15,7 +15,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
-from conclave.errors import ConclaveTypeError, ConclaveValueError, Error  # noqa: E402
+from conclave.errors import (  # noqa: E402
+    ConclaveTypeError,
+    ConclaveUnsupportedError,
+    ConclaveValueError,
+    Error,
+)
 from conclave.vllm._arithmetic import _on_device  # noqa: E402
 from conclave.vllm._formats import ROWS_IN_GROUPS  # noqa: E402
 from support.coded import Coded, Coder, rows_in_groups  # noqa: E402
@@ -230,6 +235,47 @@ def test_rows_in_groups_match_float64(name, size):
     plain = torch.as_tensor(case.expected())
     apart = (case.run() - plain).norm(dim=1) / plain.norm(dim=1)
     assert float(apart.min()) > HALF_BAR, "rows were not quantised"
+
+
+@pytest.mark.parametrize("name", ["int4_w4afp8", "int4_w4afp8-by-row"])
+def test_a_layer_quantises_rows_beside_int4(name):
+    case = make_case(name, 96, 64)
+    layer = vllm.FusedMoE(EXPERTS, TOP_K, 96, 64, quant_config=case.config)
+    layer.w13_weight.data.copy_(case.w1.codes)
+    layer.w2_weight.data.copy_(case.w2.codes)
+    logits = torch.randn(TOKENS, EXPERTS, generator=torch.Generator("cpu").manual_seed(5))
+    shares, ids = vllm.fused_topk(case.hidden, logits, TOP_K, True)[:2]
+    routed = dataclasses.replace(case, topk_weights=shares, topk_ids=ids)
+    out = layer(case.hidden, logits)
+    assert torch.equal(out, routed.run())
+    assert worst_error(out, routed.expected()) > HALF_BAR, "rows were not quantised"
+
+
+def test_scales_of_rows_beside_int4_are_read_as_given():
+    """By row, by group, static: what the descriptors of rows say, and never int8."""
+    case = make_case("int4_w4afp8-by-row", 96, 64)
+    given = case.config
+    static = dataclasses.replace(
+        given,
+        _a1=vllm.FusedMoEQuantDesc(given.quant_dtype, None, torch.tensor(0.01)),
+        _a2=vllm.FusedMoEQuantDesc(given.quant_dtype, None, torch.tensor(0.02)),
+    )
+    expected = expected_of_coded_rows(
+        case, lambda rows, operand: coded_rows(rows, 448, (0.01, 0.02)[operand])
+    )
+    out = dataclasses.replace(case, config=static).run()
+    assert float((out - expected).norm() / expected.norm()) <= HALF_BAR
+    assert not torch.equal(out, case.run())
+    with pytest.raises(ConclaveUnsupportedError, match="zero points"):
+        zeros = torch.zeros_like(case.w1.scale), torch.zeros_like(case.w2.scale)
+        dataclasses.replace(
+            case,
+            config=dataclasses.replace(
+                given,
+                _w1=dataclasses.replace(given._w1, zp=zeros[0]),
+                _w2=dataclasses.replace(given._w2, zp=zeros[1]),
+            ),
+        ).run()
 
 
 @pytest.mark.parametrize("rows", ROWS_IN_GROUPS)

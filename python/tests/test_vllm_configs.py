@@ -94,11 +94,7 @@ def other_formats():
 def test_every_builder_makes_what_runs(name):
     config = other_formats()[name]
     assert config.unsupported_reason is None
-    assert config.rows_stay_plain == (name in PLAIN_ROWS)
-
-
-# Schemes whose rows no layer quantises.
-PLAIN_ROWS = ("int4_w4afp8",)
+    assert not config.rows_stay_plain
 
 
 @pytest.mark.parametrize(

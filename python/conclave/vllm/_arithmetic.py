@@ -41,6 +41,8 @@ def _row_fields(config: FusedMoEQuantConfig, kind: WeightFormat) -> dict[str, An
     if rows not in ROWS_IN_GROUPS:
         powers = config.scale_fmt == "ue8m0"
         fields = {"activations": _row_scales(config, kind), "power_of_two_scales": powers}
+        if rows != kind.usual_rows:
+            fields["activation_dtype"] = rows
         # Groups of rows have as many columns as blocks of weights.
         block = config.block_shape if fields["activations"] == "group" else None
         return fields if block is None else {**fields, "activation_group": int(block[1])}
@@ -129,7 +131,8 @@ def _sharing(
     if block is not None and config._w1.shape is not None and block[1] > 0:
         return "block", max(int(block[0]), 1), int(block[1])
     # vLLM says so of w4afp8, whose scales of groups the alphas multiply, a number for each row.
-    if config.per_out_ch_quant and not rows_stay_plain(config):
+    by_row = kind.middle != 0 and config.g1_alphas is not None
+    if config.per_out_ch_quant and not by_row:
         return "channel", _GROUP, _GROUP
     if kind.middle == 0:
         return "tensor", _GROUP, _GROUP

@@ -43,6 +43,7 @@ class WeightFormat:
     middle: int = 0  # unsigned codes, and zero points, stand for themselves less this number
     needs_alphas: bool = False  # each matrix has one more scale
     rows: tuple[str, ...] = ()  # types that layers quantise rows to beside these weights
+    usual_rows: str = FP8  # that a rule of rows means without a name
     plain_rows: tuple[str, ...] = ()  # types of a scheme's rows that layers leave as they are
     method: str = ""  # of checkpoints, whose reader unpacks what arrays of a layer do not hold
 
@@ -69,15 +70,15 @@ _FP6 = WeightFormat(
 )
 FORMATS: dict[str, WeightFormat] = {
     FP8: WeightFormat(FP8, (FP8,), scales=(*_FLOATS, *_EXPONENTS), rows=(FP8,)),
-    "int8": WeightFormat("int8", ("int8", "uint8"), middle=128, rows=("int8",)),
+    "int8": WeightFormat("int8", ("int8", "uint8"), middle=128, rows=("int8",), usual_rows="int8"),
     "int4": WeightFormat(
         "int4",
         ("uint8", "int32", "uint32"),
         bits=4,
         scales=(*_FLOATS, FP8),
         middle=8,
-        rows=("int8",),
-        plain_rows=(FP8,),
+        rows=("int8", FP8),
+        usual_rows="int8",
     ),
     "mxfp4": WeightFormat(
         _E2M1,
@@ -132,7 +133,7 @@ def unsupported_reason(config: FusedMoEQuantConfig) -> str | None:
     if config.w1_zp is not None and (kind.middle == 0 or rows is not None):
         return "zero points belong to integers whose rows stay as they are"
     block = config.block_shape
-    if rows in kind.rows and kind.bits == 4 and not kind.group and block is not None:
+    if rows == kind.usual_rows and kind.bits == 4 and not kind.group and block is not None:
         return f"rows of {weights} have a scale each, found block_shape {block}"
     if config.scale_fmt == "ue8m0" and (rows not in (FP8, "mxfp8") or config.a1_scale is not None):
         found = f"rows of {rows}" if config.a1_scale is None else "static ones"

@@ -39,6 +39,8 @@ _MICROSCALED = {"mxfp4": (1, 2), "mxfp6_e3m2": (2, 4), "mxfp6_e2m3": (3, 2)}
 
 def _steps(amax: torch.Tensor, kind: str, step: float) -> torch.Tensor:
     """The step of each group whose largest magnitude is amax, float32."""
+    if kind.startswith("e4m3"):
+        return amax / 448
     if kind == "nvfp4":
         return (amax / 6 / step).to(torch.float8_e4m3fn).float() * step
     if kind == "mxfp8":
@@ -50,10 +52,11 @@ def _steps(amax: torch.Tensor, kind: str, step: float) -> torch.Tensor:
 
 def rows_in_groups(rows: torch.Tensor, kind: str, step: float) -> torch.Tensor:
     """What products see of rows that become codes of this type, float64; `step` is nvfp4's."""
-    values = rows.float().unflatten(1, (-1, 16 if kind == "nvfp4" else 32))
+    width = {"nvfp4": 16, "e4m3 by token": rows.shape[1]}.get(kind, 32)
+    values = rows.float().unflatten(1, (-1, width))
     steps = _steps(values.abs().amax(2, keepdim=True), kind, step)
     units = values / steps
-    if kind == "mxfp8":
+    if kind == "mxfp8" or kind.startswith("e4m3"):
         found = units.clamp(-448, 448).to(torch.float8_e4m3fn).double()
     else:
         mantissa = _MICROSCALED.get(kind, (1, 2))[0]

@@ -125,25 +125,6 @@ FORMATS: dict[str, tuple[Any, Any]] = {
         grouped(vllm.int4_w4a16_moe_quant_config, [1, 128]),
     ),
     "int4_w4a16-channel": (integers(4, 0), grouped(vllm.int4_w4a16_moe_quant_config, None)),
-    "int4_w4afp8": (
-        scaled_rows,
-        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
-            *both(a, b, "scale"),
-            *both(a, b, "alphas"),
-            per_act_token_quant=False,
-            per_out_ch_quant=False,
-            block_shape=[1, 32],
-        ),
-    ),
-    "int4_w4afp8-by-row": (  # as vLLM's method calls it
-        scaled_rows,
-        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
-            *both(a, b, "scale"),
-            *both(a, b, "alphas"),
-            per_act_token_quant=True,
-            per_out_ch_quant=True,
-        ),
-    ),
     "gptq_marlin-4": (
         integers(4, 32, True),
         lambda a, b: vllm.gptq_marlin_moe_quant_config(
@@ -171,6 +152,27 @@ FORMATS: dict[str, tuple[Any, Any]] = {
 
 # Name: the type of the rows, which become codes in groups of columns, and what FORMATS says.
 CODED_ROWS: dict[str, tuple[str, Any, Any]] = {
+    "int4_w4afp8": (
+        "e4m3",
+        scaled_rows,
+        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
+            *both(a, b, "scale"),
+            *both(a, b, "alphas"),
+            per_act_token_quant=False,
+            per_out_ch_quant=False,
+            block_shape=[1, 32],
+        ),
+    ),
+    "int4_w4afp8-by-row": (  # as vLLM's method calls it
+        "e4m3 by token",
+        scaled_rows,
+        lambda a, b: vllm.int4_w4afp8_moe_quant_config(
+            *both(a, b, "scale"),
+            *both(a, b, "alphas"),
+            per_act_token_quant=True,
+            per_out_ch_quant=True,
+        ),
+    ),
     "mxfp4_mxfp8": ("mxfp8", FORMATS["mxfp4_w4a16"][0], two(vllm.mxfp4_mxfp8_moe_quant_config)),
     "w_mxfp4_a_mxfp4": ("mxfp4", FORMATS["mxfp4_w4a16"][0], mx("mxfp4", "mxfp4")),
     "w_mxfp4_a_mxfp6_e3m2": ("mxfp6_e3m2", FORMATS["mxfp4_w4a16"][0], mx("mxfp6_e3m2", "mxfp4")),
