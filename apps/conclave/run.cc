@@ -231,7 +231,7 @@ void add_run_command(CommandLine& line) {
               "Timed forwards; the median counts")
       .with_default();
   command.flag("--check-manifest", options->check_manifest,
-               "Verify the tensors read against conclave.manifest.json");
+               "Verify the tensors read against what manifest has written");
   add_machine_options(command, options->machine);
   add_weights_option(command, options->machine);
   add_rank_options(command, options->ranks);

@@ -118,7 +118,7 @@ void add_verify_command(CommandLine& line) {
   command.seed(options->seed, "Seed of the random tokens");
   add_rows_option(command, options->rows);
   command.flag("--check-manifest", options->check_manifest,
-               "Verify the tensors read against conclave.manifest.json");
+               "Verify the tensors read against what manifest has written");
   add_machine_options(command, options->machine);
   add_rank_options(command, options->ranks);
   add_format_option(command, options->printing);

@@ -31,8 +31,8 @@ struct CheckpointOptions {
   // 64. The tensors decide which exist, whatever config.json counts: layers without experts and
   // router are not listed. Lists with one value per layer continue with their last value.
   bool extra_layers = false;
-  // Checks tensor data against conclave.manifest.json while reading; Error(kChecksum) if a bit
-  // differs.
+  // Checks tensor data against the manifest that write_manifest wrote while reading;
+  // Error(kChecksum) if a bit differs.
   bool verify_manifest = false;
 };
 
@@ -90,8 +90,10 @@ class CONCLAVE_API Checkpoint {
   // Names of all tensors that a layer's weights are read from, sorted. Throws likewise.
   std::vector<std::string> layer_tensors(int64_t index) const;
 
-  // Hashes every tensor and writes conclave.manifest.json beside the model.
-  static void write_manifest(const std::filesystem::path& directory);
+  // Hashes every tensor and writes conclave.manifest.json into the model's directory; for a GGUF
+  // file, of a split model the first, a file of its name and ".conclave.manifest.json" beside it.
+  // Returns its path.
+  static std::filesystem::path write_manifest(const std::filesystem::path& model);
 
   struct Impl;
 

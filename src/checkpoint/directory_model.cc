@@ -73,7 +73,10 @@ class DirectoryContents final : public Contents {
     append(notes, shards_.notes);
     append(notes, mapped.notes);
     add_type_note();
-    if (options.verify_manifest) verifier_ = std::make_unique<Verifier>(directory, shards_);
+    if (options.verify_manifest) {
+      verifier_ = std::make_unique<Verifier>(directory, kManifestFile,
+                                             std::make_unique<ShardTensors>(shards_));
+    }
   }
 
   std::unique_ptr<WeightSource> source(size_t position) const override {

@@ -1,5 +1,6 @@
 #include "checkpoint/contents.h"
 #include "checkpoint/directory_model.h"
+#include "checkpoint/gguf/hashed_file.h"
 #include "checkpoint/gguf/model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/name_list.h"
@@ -95,10 +96,16 @@ std::vector<std::string> Checkpoint::layer_tensors(int64_t index) const {
   return names;
 }
 
-void Checkpoint::write_manifest(const std::filesystem::path& path) {
+std::filesystem::path Checkpoint::write_manifest(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_regular_file(path, ignored)) {
+    return checkpoint::write_gguf_manifest(path);
+  }
   const io::Directory directory = io::Directory::open(path);
   const checkpoint::ShardSet shards = checkpoint::open_shards(directory, FileAccess::kAuto);
-  checkpoint::write_manifest_file(directory, shards);
+  checkpoint::write_manifest_file(directory, checkpoint::kManifestFile,
+                                  checkpoint::ShardTensors(shards));
+  return path / checkpoint::kManifestFile;
 }
 
 }  // namespace conclave::inline v0

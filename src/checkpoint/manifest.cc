@@ -29,36 +29,32 @@ constexpr std::string_view kStaleHint =
     "the model was changed after its manifest was written, or is damaged: fetch it again, or write "
     "the manifest anew if the change was meant";
 
-uint64_t hash_block(const SafetensorsFile& file, const TensorInfo& tensor, uint64_t offset,
-                    uint64_t bytes) {
-  const std::span<const std::byte> mapped = file.mapped(tensor);
+uint64_t hash_block(const HashedTensors& model, int32_t tensor, uint64_t offset, uint64_t bytes) {
+  const std::span<const std::byte> mapped = model.mapped(tensor);
   if (!mapped.empty()) return hash_bytes(mapped.subspan(offset, bytes));
   StreamHash hash;
   std::vector<std::byte> buffer(std::min<uint64_t>(bytes, kReadBytes));
   for (uint64_t done = 0; done < bytes;) {
     const auto piece = std::span(buffer).first(std::min<uint64_t>(bytes - done, kReadBytes));
-    file.read(tensor, offset + done, piece);
+    model.read(tensor, offset + done, piece);
     hash.update(piece);
     done += piece.size();
   }
   return hash.digest();
 }
 
-const SafetensorsFile& file_of(const ShardSet& shards, const StoredTensor& tensor) {
-  return shards.files[static_cast<size_t>(tensor.shard)];
-}
-
 std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-nlohmann::ordered_json describe(const ShardSet& shards, const StoredTensor& tensor) {
-  const HashBlocks blocks = hash_blocks(*tensor.info);
+nlohmann::ordered_json describe(const HashedTensors& model, int32_t tensor) {
+  const HashedTensor info = model.at(tensor);
+  const HashBlocks blocks = hash_blocks(info);
   nlohmann::ordered_json hashes = nlohmann::ordered_json::array();
   for (int64_t block = 0; block < blocks.count; ++block) {
     const uint64_t offset = static_cast<uint64_t>(block) * blocks.bytes;
-    hashes.push_back(hex(hash_block(file_of(shards, tensor), *tensor.info, offset, blocks.bytes)));
+    hashes.push_back(hex(hash_block(model, tensor, offset, blocks.bytes)));
   }
-  return {{"dtype", std::string(to_string(tensor.info->dtype))},
-          {"shape", tensor.info->shape},
+  return {{"dtype", std::string(info.type)},
+          {"shape", std::vector<int64_t>(info.shape.begin(), info.shape.end())},
           {"hashes", std::move(hashes)}};
 }
 
@@ -78,12 +74,13 @@ void write_file(const std::filesystem::path& path, const std::string& text) {
                                       .hint = "is the directory writable, and is there space?"});
 }
 
-[[noreturn]] void reject_tensor(const ShardSet& shards, const StoredTensor& tensor,
-                                std::string expected, std::string found) {
+[[noreturn]] void reject_tensor(const HashedTensors& model, int32_t tensor,
+                                std::string_view manifest, std::string expected,
+                                std::string found) {
   throw Error(ErrorCode::kChecksum,
-              {.what = fmt::format("the tensor is not what {} describes", kManifestFile),
-               .file = file_of(shards, tensor).path().string(),
-               .tensor = tensor.info->name,
+              {.what = fmt::format("the tensor is not what {} describes", manifest),
+               .file = model.file_of(tensor),
+               .tensor = std::string(model.at(tensor).name),
                .expected = std::move(expected),
                .found = std::move(found),
                .hint = std::string(kStaleHint)});
@@ -104,16 +101,17 @@ std::string describe_type(std::string_view dtype, std::span<const int64_t> shape
   return fmt::format("{} [{}]", dtype, fmt::join(shape, ", "));
 }
 
-std::vector<uint64_t> read_entry(const ShardSet& shards, const StoredTensor& tensor,
-                                 const io::JsonValue& entry) {
+std::vector<uint64_t> read_entry(const HashedTensors& model, int32_t tensor,
+                                 std::string_view manifest, const io::JsonValue& entry) {
   std::vector<int64_t> shape;
   for (const io::JsonValue& size : entry.at("shape").items()) shape.push_back(size.as_int64());
   const std::string recorded = describe_type(entry.at("dtype").as_string(), shape);
-  const std::string stored = describe_type(to_string(tensor.info->dtype), tensor.info->shape);
-  if (recorded != stored) reject_tensor(shards, tensor, recorded, stored);
+  const HashedTensor info = model.at(tensor);
+  const std::string stored = describe_type(info.type, info.shape);
+  if (recorded != stored) reject_tensor(model, tensor, manifest, recorded, stored);
   std::vector<uint64_t> hashes;
   for (const io::JsonValue& hash : entry.at("hashes").items()) hashes.push_back(parse_hash(hash));
-  const auto blocks = static_cast<size_t>(hash_blocks(*tensor.info).count);
+  const auto blocks = static_cast<size_t>(hash_blocks(info).count);
   if (hashes.size() != blocks) {
     entry.at("hashes").reject(ErrorCode::kConfigValue, "the wrong number of hashes",
                               std::to_string(blocks));
@@ -121,32 +119,32 @@ std::vector<uint64_t> read_entry(const ShardSet& shards, const StoredTensor& ten
   return hashes;
 }
 
-[[noreturn]] void reject_left_over(const io::Directory& directory, const ShardSet& shards,
-                                   const io::JsonValue& listed) {
+[[noreturn]] void reject_left_over(const std::filesystem::path& manifest,
+                                   const HashedTensors& model, const io::JsonValue& listed) {
   std::set<std::string_view> present;
-  for (const StoredTensor& tensor : shards.tensors) present.insert(tensor.info->name);
+  for (int32_t i = 0; i < model.count(); ++i) present.insert(model.at(i).name);
   std::string first;
   for (const io::JsonMember& member : listed.members()) {
     if (!present.contains(member.key) && first.empty()) first = member.key;
   }
   throw Error(ErrorCode::kChecksum,
               {.what = "the manifest describes tensors that the model does not hold",
-               .file = (directory.path() / kManifestFile).string(),
+               .file = manifest.string(),
                .tensor = first,
                .expected = fmt::format("{} tensors", listed.size()),
-               .found = fmt::format("{} tensors", shards.tensors.size()),
+               .found = fmt::format("{} tensors", model.count()),
                .hint = std::string(kStaleHint)});
 }
 
-io::JsonDocument read_manifest(const io::Directory& directory) {
-  if (!directory.contains(kManifestFile)) {
+io::JsonDocument read_manifest(const io::Directory& directory, std::string_view name) {
+  if (!directory.contains(name)) {
     throw Error(ErrorCode::kFileNotFound,
                 {.what = "the model has no manifest to verify its data against",
-                 .file = (directory.path() / kManifestFile).string(),
+                 .file = (directory.path() / name).string(),
                  .hint = "Checkpoint::write_manifest writes one from a copy that is known to be "
                          "good"});
   }
-  io::JsonDocument document = directory.read_json(kManifestFile, io::kIndexLimits);
+  io::JsonDocument document = directory.read_json(name, io::kIndexLimits);
   const io::JsonValue root = document.root();
   if (root.at("format").as_string() != kFormat) {
     root.at("format").reject(ErrorCode::kConfigValue, "not a manifest", std::string(kFormat));
@@ -164,7 +162,27 @@ io::JsonDocument read_manifest(const io::Directory& directory) {
 
 }  // namespace
 
-HashBlocks hash_blocks(const TensorInfo& tensor) {
+int32_t ShardTensors::count() const { return static_cast<int32_t>(shards_.tensors.size()); }
+
+HashedTensor ShardTensors::at(int32_t tensor) const {
+  const TensorInfo& info = shards_.info(tensor);
+  return {
+      .name = info.name, .type = to_string(info.dtype), .shape = info.shape, .bytes = info.bytes};
+}
+
+std::string ShardTensors::file_of(int32_t tensor) const { return shards_.path_of(tensor); }
+
+std::span<const std::byte> ShardTensors::mapped(int32_t tensor) const {
+  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
+  return shards_.files[static_cast<size_t>(stored.shard)].mapped(*stored.info);
+}
+
+void ShardTensors::read(int32_t tensor, uint64_t offset, std::span<std::byte> destination) const {
+  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
+  shards_.files[static_cast<size_t>(stored.shard)].read(*stored.info, offset, destination);
+}
+
+HashBlocks hash_blocks(const HashedTensor& tensor) {
   if (tensor.shape.size() >= 3 && tensor.shape[0] > 1) {
     const auto count = static_cast<uint64_t>(tensor.shape[0]);
     // Types smaller than a byte may not divide evenly.
@@ -175,33 +193,38 @@ HashBlocks hash_blocks(const TensorInfo& tensor) {
   return {.count = 1, .bytes = tensor.bytes};
 }
 
-void write_manifest_file(const io::Directory& directory, const ShardSet& shards) {
+void write_manifest_file(const io::Directory& directory, std::string_view name,
+                         const HashedTensors& model) {
   nlohmann::ordered_json tensors = nlohmann::ordered_json::object();
-  for (const StoredTensor& tensor : shards.tensors) {
+  for (int32_t i = 0; i < model.count(); ++i) {
     // emplace on an ordered object searches it from the front; the names are unique already.
     tensors.get_ref<nlohmann::ordered_json::object_t&>().push_back(
-        {tensor.info->name, describe(shards, tensor)});
+        {std::string(model.at(i).name), describe(model, i)});
   }
   const nlohmann::ordered_json manifest = {{"format", std::string(kFormat)},
                                            {"version", kVersion},
                                            {"hash", std::string(kHashName)},
                                            {"tensors", std::move(tensors)}};
-  write_file(directory.path() / kManifestFile, manifest.dump(1) + "\n");
+  write_file(directory.path() / name, manifest.dump(1) + "\n");
 }
 
-Verifier::Verifier(const io::Directory& directory, const ShardSet& shards) : shards_(shards) {
-  const io::JsonDocument document = read_manifest(directory);
+Verifier::Verifier(const io::Directory& directory, std::string_view name,
+                   std::unique_ptr<const HashedTensors> tensors)
+    : model_(std::move(tensors)), name_(name) {
+  const io::JsonDocument document = read_manifest(directory, name);
   const io::JsonValue listed = document.root().at("tensors");
-  tensors_.reserve(shards.tensors.size());
-  for (const StoredTensor& tensor : shards.tensors) {
-    const auto entry = listed.find(tensor.info->name);
-    if (!entry) reject_tensor(shards, tensor, "no tensor of this name", "one");
-    const std::vector<uint64_t> hashes = read_entry(shards, tensor, *entry);
-    tensors_.push_back({.layout = hash_blocks(*tensor.info), .first = hashes_.size()});
+  tensors_.reserve(static_cast<size_t>(model_->count()));
+  for (int32_t i = 0; i < model_->count(); ++i) {
+    const auto entry = listed.find(model_->at(i).name);
+    if (!entry) reject_tensor(*model_, i, name_, "no tensor of this name", "one");
+    const std::vector<uint64_t> hashes = read_entry(*model_, i, name_, *entry);
+    tensors_.push_back({.layout = hash_blocks(model_->at(i)), .first = hashes_.size()});
     hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
   }
   // Names are unique on both sides: equal counts mean that none is left over.
-  if (listed.size() != shards.tensors.size()) reject_left_over(directory, shards, listed);
+  if (static_cast<int64_t>(listed.size()) != model_->count()) {
+    reject_left_over(directory.path() / name, *model_, listed);
+  }
   verified_ = std::make_unique<std::atomic<bool>[]>(hashes_.size());
 }
 
@@ -214,10 +237,9 @@ void Verifier::check(int32_t tensor, uint64_t offset) const {
   const size_t index = block_index(tensor, offset);
   if (verified_[index].load(std::memory_order_acquire)) return;
   const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
-  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
   compare(tensor, index,
-          hash_block(file_of(shards_, stored), *stored.info,
-                     (index - blocks.first) * blocks.layout.bytes, blocks.layout.bytes));
+          hash_block(*model_, tensor, (index - blocks.first) * blocks.layout.bytes,
+                     blocks.layout.bytes));
   verified_[index].store(true, std::memory_order_release);
 }
 
@@ -234,13 +256,12 @@ void Verifier::check_bytes(int32_t tensor, uint64_t offset,
 void Verifier::compare(int32_t tensor, size_t index, uint64_t hash) const {
   if (hash == hashes_[index]) return;
   const Blocks& blocks = tensors_[static_cast<size_t>(tensor)];
-  const StoredTensor& stored = shards_.tensors[static_cast<size_t>(tensor)];
   const std::string part =
       blocks.layout.count > 1 ? fmt::format("slice {} of ", index - blocks.first) : "";
   throw Error(ErrorCode::kChecksum,
-              {.what = fmt::format("the data of {}the tensor differs from {}", part, kManifestFile),
-               .file = file_of(shards_, stored).path().string(),
-               .tensor = stored.info->name,
+              {.what = fmt::format("the data of {}the tensor differs from {}", part, name_),
+               .file = model_->file_of(tensor),
+               .tensor = std::string(model_->at(tensor).name),
                .expected = fmt::format("{} {}", kHashName, hex(hashes_[index])),
                .found = hex(hash),
                .hint = std::string(kStaleHint)});

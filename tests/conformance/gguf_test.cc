@@ -1,5 +1,7 @@
 // Layers of the GGUF models in testdata/gguf, which gguf-py wrote, against recorded float64
 // results.
+#include "conclave/gguf.h"
+
 #include "core/weight_types.h"
 #include "support/golden_record.h"
 #include "support/layer_fixture.h"
@@ -17,6 +19,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -168,15 +171,79 @@ TEST(GgufModels, RouterOfIntegers_IsRefusedByType) {
 }
 
 TEST(GgufModels, OptionsOfDirectories_AreRefusedByName) {
-  for (const CheckpointOptions& options : {CheckpointOptions{.experts = ExpertSet::kVision},
-                                           CheckpointOptions{.verify_manifest = true}}) {
-    try {
-      Checkpoint::open(first_part("llama-q4_0"), options);
-      FAIL() << "no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    }
+  try {
+    Checkpoint::open(first_part("llama-q4_0"), {.experts = ExpertSet::kVision});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
   }
+}
+
+// Reads all that layers would; returns the error, if any.
+std::optional<Error> read_all_verified(const fs::path& path) {
+  try {
+    const Checkpoint checkpoint = Checkpoint::open(path, {.verify_manifest = true});
+    for (const CheckpointLayer& layer : checkpoint.layers()) {
+      const auto source = checkpoint.layer_source(layer.index);
+      for (const WeightId id : weights::kAll) {
+        const WeightInfo info = source->describe(id);
+        std::vector<std::byte> bytes(
+            static_cast<size_t>(info.rows * ((info.cols * bit_size(info.dtype) + 7) / 8)));
+        for (int64_t expert = 0; expert < info.count; ++expert) {
+          source->read(id, expert, {0, info.rows, 0, info.cols}, bytes);
+        }
+      }
+    }
+    return std::nullopt;
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+TEST(GgufModels, Manifest_FindsDamageAndOtherTensors) {
+  const fs::path directory = fs::path(::testing::TempDir()) / "gguf-manifest";
+  fs::remove_all(directory);
+  fs::create_directory(directory);
+  const fs::path path = directory / "model.gguf";
+  fs::copy_file(first_part("llama-q4_0"), path);
+  ASSERT_TRUE(read_all_verified(path));
+  EXPECT_EQ(read_all_verified(path)->code(), ErrorCode::kFileNotFound);
+  EXPECT_EQ(Checkpoint::write_manifest(path), directory / "model.gguf.conclave.manifest.json");
+  const auto fresh = read_all_verified(path);
+  EXPECT_FALSE(fresh) << fresh->what();
+
+  // Not the file that is damaged: a reader notices that it was written to.
+  const GgufReader file = GgufReader::open(first_part("llama-q4_0"));
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), {});
+  int found = 0;
+  for (const GgufTensorInfo& tensor : file.tensors()) {
+    if (tensor.name.find("_exps") == std::string::npos) continue;
+    std::vector<std::byte> data(tensor.bytes);
+    file.read(tensor, 0, data);
+    const std::string_view view(static_cast<const char*>(static_cast<const void*>(data.data())),
+                                data.size());
+    const size_t at = bytes.find(view);
+    ASSERT_NE(at, std::string::npos);
+    std::string damaged = bytes;
+    damaged[at + data.size() - 1] = static_cast<char>(damaged[at + data.size() - 1] ^ 1);
+    std::ofstream(path, std::ios::binary) << damaged;
+    const auto error = read_all_verified(path);
+    ASSERT_TRUE(error) << tensor.name;
+    EXPECT_EQ(error->code(), ErrorCode::kChecksum) << error->what();
+    EXPECT_EQ(error->detail().tensor, tensor.name);
+    ++found;
+  }
+  EXPECT_GT(found, 2);
+
+  // A manifest of another model.
+  fs::copy_file(first_part("llama-q4_0"), path, fs::copy_options::overwrite_existing);
+  const fs::path other = directory / "other.gguf";
+  fs::copy_file(first_part("qwen3moe-q4_k_m"), other);
+  fs::rename(Checkpoint::write_manifest(other), directory / "model.gguf.conclave.manifest.json");
+  const auto mixed = read_all_verified(path);
+  ASSERT_TRUE(mixed);
+  EXPECT_EQ(mixed->code(), ErrorCode::kChecksum) << mixed->what();
 }
 
 }  // namespace

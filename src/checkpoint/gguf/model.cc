@@ -1,6 +1,7 @@
 #include "checkpoint/gguf/model.h"
 
 #include "checkpoint/gguf/family.h"
+#include "checkpoint/gguf/hashed_file.h"
 #include "checkpoint/gguf/keys.h"
 #include "checkpoint/gguf/layer_demands.h"
 #include "checkpoint/gguf/layer_form.h"
@@ -70,10 +71,11 @@ class GgufContents final : public Contents {
       add_layer(keys, family, find_layer_tensors(file_, by_layer, index, sizes, demands));
     }
     add_totals();
+    if (options.verify_manifest) verifier_ = std::make_unique<GgufVerifier>(file_path, file_);
   }
 
   std::unique_ptr<WeightSource> source(size_t position) const override {
-    return std::make_unique<GgufSource>(tensors_[position], forms_[position]);
+    return std::make_unique<GgufSource>(tensors_[position], forms_[position], verifier_.get());
   }
 
   std::vector<StoredMatrix> stored_matrices(size_t position) const override {
@@ -120,15 +122,13 @@ class GgufContents final : public Contents {
   io::GgufFile file_;
   std::vector<GgufLayer> tensors_;  // in the order of `layers`, as the forms are
   std::vector<GgufForm> forms_;
+  std::unique_ptr<GgufVerifier> verifier_;
 };
 
 void check_options(const CheckpointOptions& options) {
-  const auto refuse = [](const char* option) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "a GGUF file does not take this option", .tensor = option});
-  };
-  if (options.experts != ExpertSet::kText) refuse("CheckpointOptions.experts");
-  if (options.verify_manifest) refuse("CheckpointOptions.verify_manifest");
+  if (options.experts == ExpertSet::kText) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "a GGUF file does not take this option",
+                                            .tensor = "CheckpointOptions.experts"});
 }
 
 }  // namespace

@@ -22,21 +22,21 @@ int64_t bytes_of_row(const io::GgufType& type, int64_t cols) {
   return cols / type.block_elements * type.block_bytes;
 }
 
-// Rows [begin, end) of a matrix, whole, as they lie in the file.
-std::vector<std::byte> read_rows(const GgufMatrix& matrix, int64_t cols, int64_t begin,
-                                 int64_t end) {
+}  // namespace
+
+std::vector<std::byte> GgufSource::read_rows(const GgufMatrix& matrix, int64_t cols, int64_t begin,
+                                             int64_t end) const {
   const int64_t row_bytes = bytes_of_row(*matrix.place.tensor->type, cols);
   std::vector<std::byte> rows(static_cast<size_t>((end - begin) * row_bytes));
   const auto offset = static_cast<uint64_t>((matrix.first_row + begin) * row_bytes);
-  if (matrix.place.part != nullptr) {
-    io::GgufFile::read(matrix.place, offset, rows);
-  } else {
+  if (matrix.place.part == nullptr) {
     std::ranges::copy(matrix.bytes.subspan(offset, rows.size()), rows.begin());
+    return rows;
   }
+  if (verifier_ != nullptr) verifier_->check(*matrix.place.tensor, offset, rows.size());
+  io::GgufFile::read(matrix.place, offset, rows);
   return rows;
 }
-
-}  // namespace
 
 WeightId GgufSource::matrix_of(WeightId id) {
   return quant::is_code_plane(id.plane()) ? id.with(WeightPlane::kWeights) : id;
