@@ -93,6 +93,22 @@ TEST(GptqConfig, RulesForSomeModules) {
   }
 }
 
+TEST(GptqConfig, RulesAboutTheLayout_AreKeptOrRefusedByName) {
+  const auto rule = [](const json& changes) {
+    return with(gptq(), {{"dynamic", {{"+:.*down_proj.*", changes}}}});
+  };
+  for (const json& same :
+       {json{{"pack_dtype", "int32"}}, json{{"format", "gptq"}},
+        json{{"checkpoint_format", "gptq"}}, json{{"hessian", {{"a", 1}}}}, json{{"foem", nullptr}},
+        json{{"smoother", "mad"}}, json{{"v2", true}}}) {
+    EXPECT_TRUE(read(rule(same)).weights) << same.dump();
+  }
+  expect_reason(rule({{"pack_dtype", "int16"}}), "int16");
+  expect_reason(rule({{"format", "gptq_v2"}}), "gptq_v2");
+  expect_reason(rule({{"checkpoint_format", "marlin"}}), "marlin");
+  expect_reason(with(gptq(), {{"checkpoint_format", nullptr}, {"format", "gptq_p"}}), "gptq_p");
+}
+
 TEST(GptqConfig, RulesThatCannotBe_NameTheirKey) {
   const auto named = [](const json& dynamic, const std::string& key) {
     const auto error = error_of([&] { read(with(gptq(), {{"dynamic", dynamic}})); });

@@ -237,13 +237,28 @@ std::span<const StoredPlane> planes_for(bool symmetric, bool ordered) {
   return ordered ? std::span(kPlanes<false, true>) : std::span(kPlanes<false, false>);
 }
 
+constexpr std::string_view kFirstFormat = "gptq";
+constexpr std::string_view kSecondFormat = "gptq_v2";
+constexpr std::string_view kWords = "int32";
+
+// Newer files have both keys, of equal values.
+std::string format_of(const io::JsonValue& config, std::string_view otherwise) {
+  return text_of(config, "checkpoint_format", text_of(config, "format", otherwise));
+}
+
+void check_format(const std::string& format) {
+  if (format != kFirstFormat && format != kSecondFormat) refuse_layout(format);
+}
+
+void check_words(const std::string& words) {
+  if (words != kWords) throw NotRead{"words of the type " + io::show_name(words)};
+}
+
 void check_layout(const io::JsonValue& config) {
-  const std::string format = text_of(config, "checkpoint_format", "gptq");
-  if (format != "gptq" && format != "gptq_v2") refuse_layout(format);
+  check_format(format_of(config, kFirstFormat));
   if (flag_of(config, "is_marlin_format", false)) refuse_layout("marlin");
   if (flag_of(config, "is_bitblas_format", false)) refuse_layout("bitblas");
-  const std::string words = text_of(config, "pack_dtype", "int32");
-  if (words != "int32") throw NotRead{"words of the type " + io::show_name(words)};
+  check_words(text_of(config, "pack_dtype", kWords));
   if (config.find_set("rotation")) throw NotRead{"weights that are rotated"};
 }
 
@@ -255,6 +270,9 @@ struct Settings {
   bool symmetric = false;
   bool ordered = false;
   bool static_groups = false;
+  std::string format;  // the whole model's: the package packs all modules alike
+  std::string own_format = {};
+  std::string words;
 };
 
 Settings settings_of(const io::JsonValue& config) {
@@ -263,28 +281,37 @@ Settings settings_of(const io::JsonValue& config) {
           .group_key = config.at("group_size"),
           .symmetric = flag_of(config, "sym", false),
           .ordered = flag_of(config, "desc_act", false),
-          .static_groups = flag_of(config, "static_groups", false)};
+          .static_groups = flag_of(config, "static_groups", false),
+          .format = format_of(config, kFirstFormat),
+          .words = text_of(config, "pack_dtype", kWords)};
 }
 
-// Keys that a rule may replace. All but the first five change how weights are sought, and not what
-// is stored.
-constexpr std::array<std::string_view, 17> kRuleKeys = {"bits",
-                                                        "group_size",
-                                                        "sym",
-                                                        "desc_act",
-                                                        "static_groups",
-                                                        "act_group_aware",
-                                                        "damp_percent",
-                                                        "damp_auto_increment",
-                                                        "mse",
-                                                        "hyb_act",
-                                                        "gptaq",
-                                                        "gptaq_alpha",
-                                                        "gptaq_memory_device",
-                                                        "fallback",
-                                                        "failsafe",
-                                                        "smooth",
-                                                        "true_sequential"};
+// Keys of rules that say how weights lie.
+constexpr std::array<std::string_view, 8> kLayoutKeys = {
+    "bits",          "group_size", "sym",    "desc_act",
+    "static_groups", "pack_dtype", "format", "checkpoint_format"};
+// Keys by which some version of the package seeks weights otherwise, to store them alike. Of the
+// last four it reads none in a rule.
+constexpr std::array<std::string_view, 20> kSearchKeys = {"act_group_aware",
+                                                          "damp_percent",
+                                                          "mse",
+                                                          "hessian",
+                                                          "fallback",
+                                                          "failsafe",
+                                                          "gptaq",
+                                                          "gptaq_alpha",
+                                                          "gptaq_memory_device",
+                                                          "v2",
+                                                          "v2_alpha",
+                                                          "v2_memory_device",
+                                                          "foem",
+                                                          "smoother",
+                                                          "smooth",
+                                                          "adapter",
+                                                          "damp_auto_increment",
+                                                          "hyb_act",
+                                                          "true_sequential",
+                                                          "mock_quantization"};
 
 void check_rule(const io::JsonValue& rule) {
   if (!rule.is_object()) {
@@ -292,9 +319,11 @@ void check_rule(const io::JsonValue& rule) {
                 "an object, such as {\"bits\": 8}");
   }
   for (const io::JsonMember& setting : rule.members()) {
-    if (std::ranges::find(kRuleKeys, setting.key) != kRuleKeys.end()) continue;
-    setting.value.reject(ErrorCode::kConfigValue, "a rule of dynamic replaces an unknown setting",
-                         fmt::format("one of {}", fmt::join(kRuleKeys, ", ")));
+    if (std::ranges::find(kLayoutKeys, setting.key) != kLayoutKeys.end()) continue;
+    if (std::ranges::find(kSearchKeys, setting.key) != kSearchKeys.end()) continue;
+    setting.value.reject(
+        ErrorCode::kConfigValue, "a rule of dynamic replaces an unknown setting",
+        fmt::format("one of {}, {}", fmt::join(kLayoutKeys, ", "), fmt::join(kSearchKeys, ", ")));
   }
 }
 
@@ -308,11 +337,19 @@ Settings replaced(const io::JsonValue& rule, Settings settings) {
   settings.symmetric = flag_of(rule, "sym", settings.symmetric);
   settings.ordered = flag_of(rule, "desc_act", settings.ordered);
   settings.static_groups = flag_of(rule, "static_groups", settings.static_groups);
+  settings.own_format = format_of(rule, "");
+  settings.words = text_of(rule, "pack_dtype", settings.words);
   return settings;
 }
 
-QuantizedWeights weights_of(const io::JsonValue& config, const Settings& settings) {
+QuantizedWeights weights_of(const Settings& settings) {
   const int64_t bits = settings.bits;
+  check_words(settings.words);
+  if (!settings.own_format.empty() && settings.own_format != settings.format) {
+    check_format(settings.own_format);
+    throw NotRead{fmt::format("modules in the layout {} beside others in {}",
+                              io::show_name(settings.own_format), io::show_name(settings.format))};
+  }
   if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
     throw NotRead{fmt::format("codes of {} bits", bits)};
   }
@@ -322,26 +359,27 @@ QuantizedWeights weights_of(const io::JsonValue& config, const Settings& setting
       settings.ordered && !settings.static_groups && spec.weights == WeightScale::kBlock;
   spec.zeros = settings.symmetric ? WeightZero::kNone : WeightZero::kPoint;
   spec.has_column_order = ordered;
-  const bool first_version = text_of(config, "checkpoint_format", "gptq") == "gptq";
+  const bool first_version = settings.format == kFirstFormat;
   return {.element = integer_type(bits),
           .spec = spec,
           .stored = {.bits = bits, .zeros_less_one = first_version},
           .planes = planes_for(settings.symmetric, ordered)};
 }
 
-ModuleScheme scheme_with(const io::JsonValue& config, const Settings& settings) {
+ModuleScheme scheme_with(const Settings& settings) {
   try {
-    return {.weights = weights_of(config, settings), .reason = {}};
+    return {.weights = weights_of(settings), .reason = {}};
   } catch (const NotRead& refusal) {
     return {.weights = {}, .reason = refusal.reason};
   }
 }
 
-// Rules replace settings of the modules that an expression matches, or "-:" leaves these out.
+// Rules replace settings of the modules that an expression matches, or "-:" leaves these out. The
+// package writes the latter first.
 QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dynamic) {
   const Settings usual = settings_of(config);
   ModuleSchemes found;
-  found.schemes.push_back(scheme_with(config, usual));
+  found.schemes.push_back(scheme_with(usual));
   for (const io::JsonMember& rule : dynamic.members()) {
     const bool leaves_out = rule.key.starts_with("-:");
     const bool has_sign = leaves_out || rule.key.starts_with("+:");
@@ -349,7 +387,8 @@ QuantizedWeights with_rules(const io::JsonValue& config, const io::JsonValue& dy
                            .text = std::string(rule.key.substr(has_sign ? 2 : 0)),
                            .scheme = leaves_out ? 0 : found.schemes.size(),
                            .leaves_out = leaves_out});
-    if (!leaves_out) found.schemes.push_back(scheme_with(config, replaced(rule.value, usual)));
+    if (leaves_out) continue;
+    found.schemes.push_back(scheme_with(replaced(rule.value, usual)));
   }
   found.rules.push_back({.scheme = 0});
   return of_modules(std::move(found));
@@ -375,7 +414,7 @@ QuantizedWeights read_gptq(const io::JsonValue& config) {
                     "an object of expressions and settings");
   }
   if (dynamic) return with_rules(config, *dynamic);
-  return weights_of(config, settings_of(config));
+  return weights_of(settings_of(config));
 }
 
 std::string write_gptq(const MethodForm& form, const std::vector<std::string>& kept) {
@@ -402,12 +441,12 @@ namespace {
 QuantizedWeights with_extra(const io::JsonValue& config, const io::JsonValue& extra) {
   const Settings usual = settings_of(config);
   ModuleSchemes found;
-  found.schemes.push_back(scheme_with(config, usual));
+  found.schemes.push_back(scheme_with(usual));
   for (const io::JsonMember& module : extra.members()) {
     const bool own = module.value.is_object() && module.value.find_set("bits");
     if (!own || module.value.at("bits").as_int64() >= 16) continue;
     found.by_name.emplace(module.key, found.schemes.size());
-    found.schemes.push_back(scheme_with(config, replaced(module.value, usual)));
+    found.schemes.push_back(scheme_with(replaced(module.value, usual)));
   }
   found.rules.push_back({.scheme = 0});
   return of_modules(std::move(found));
