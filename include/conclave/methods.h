@@ -73,7 +73,9 @@ CONCLAVE_API std::vector<std::string> kept_modules(const std::string& config);
 // The form in which a method shall store a matrix.
 struct MethodForm {
   std::string method = {};  // quant_method
-  std::string format = {};  // what "compressed-tensors" calls it: "pack-quantized"
+  // Which of the method's own ways, in its words: "pack-quantized" of "compressed-tensors", "gemv"
+  // of "awq", "nested" of "bitsandbytes". Empty: the method has one, or its usual one.
+  std::string format = {};
   DType codes = DType::kF8E4M3;
   int64_t code_bits = 0;  // that are stored of each code; 0: all
   QuantSpec quant = {};
@@ -86,8 +88,11 @@ CONCLAVE_API MethodForm method_form(const WeightForm& form);
 // The planes of a matrix [rows, cols] as `Quantiser` makes them.
 struct MatrixPlanes {
   std::span<const std::byte> codes = {};
-  std::span<const std::byte> scales = {};
+  std::span<const std::byte> scales = {};  // have the form's type, which MethodWriter::encode sets
+  DType scale_dtype = DType::kF32;
   std::span<const std::byte> zeros = {};  // float32; without any, codes are symmetric
+  // The group of each column, where the form has an order; empty: neighbours are a group.
+  std::span<const int32_t> order = {};
   float matrix_scale = 1;
 };
 

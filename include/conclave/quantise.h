@@ -37,7 +37,9 @@ struct QuantiseError {
 struct QuantisedRows {
   std::vector<std::byte> codes;   // [rows, cols], each row from a byte of its own
   std::vector<std::byte> scales;  // [scale rows, scale cols] of the scale type
-  std::vector<std::byte> zeros;   // likewise, whole numbers of float32; for WeightZero::kPoint
+  // Likewise, of float32: whole numbers for WeightZero::kPoint; for kOffset what is taken from
+  // codes times scale, so that the least code stands for a number of the scale type.
+  std::vector<std::byte> zeros;
   QuantiseError error;
 };
 
@@ -53,7 +55,7 @@ struct QuantiseOptions {
 // Chooses scales and encodes; docs/quantisation.md has the rule. Immutable, for any threads.
 class CONCLAVE_API Quantiser {
  public:
-  // No for types that hold values, for offsets, orders of columns, steps of rows that come from
+  // No for types that hold values, for orders of columns, steps of rows that come from
   // calibration, types that scales do not have, and zero points or fewer bits of codes that are no
   // whole numbers.
   static Support supports(const QuantiseOptions& options);

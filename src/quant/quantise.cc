@@ -30,11 +30,13 @@ float largest_magnitude(std::span<const float> values) {
   return largest;
 }
 
-// A scale as the file has it, and with the matrix's global scale. The code `zero` stands for 0.
+// A scale as the file has it, and with the matrix's global scale. The code `zero` stands for 0; it
+// may lie between codes, beside `offset`, which is then taken from codes times scale.
 struct Step {
   float stored = 1;
   float effective = 1;
   float zero = 0;
+  float offset = 0;
 };
 
 // What a quotient may be: infinity is a finite value over a tiny step, and stands for the outermost
@@ -114,6 +116,7 @@ struct Quantiser::Impl {
 
   bool has_one_scale() const { return options.quant.weights == WeightScale::kTensor; }
   bool has_zeros() const { return options.quant.zeros != WeightZero::kNone; }
+  bool has_offsets() const { return options.quant.zeros == WeightZero::kOffset; }
 
   // Scales of weights are powers of two where those of rows are.
   Step step_of(float raw, float global) const {
@@ -138,6 +141,30 @@ struct Quantiser::Impl {
     step.zero =
         std::clamp(std::nearbyint(least_code() - low / step.effective), least, largest_code());
     return step;
+  }
+
+  // A number of the scales' type.
+  float rounded(float value) const {
+    if (value == 0) return 0;
+    return std::copysign(quant::round_scale(options.scale_dtype, std::abs(value)), value);
+  }
+
+  // The same for codes of which the least stands for the least value of the share, a number of the
+  // scales' type: files that have it in place of an offset lose nothing.
+  Step step_from_least(std::span<const float> values, float share) const {
+    const auto [lowest, highest] = std::ranges::minmax(values);
+    const float middle = (lowest + highest) / 2;
+    const float low = rounded(middle + (lowest - middle) * share);
+    const float high = middle + (highest - middle) * share;
+    const float least = least_code();
+    Step step = step_of(std::max(high - low, 0.0F) / (largest_code() - least), 1);
+    step.offset = -(low - least * step.effective);
+    step.zero = step.offset / step.effective;
+    return step;
+  }
+
+  Step step_with_zero(std::span<const float> values, float share) const {
+    return has_offsets() ? step_from_least(values, share) : step_between(values, share);
   }
 
   // Writes the codes of values at the step from column `begin` of a row on, and decodes them into
@@ -189,7 +216,7 @@ struct Quantiser::Impl {
 
   Step search(std::span<const float> values, float largest, float global, Scratch& scratch) const {
     const auto step_for_share = [&](float share) {
-      return has_zeros() ? step_between(values, share) : step_for(largest * share, global);
+      return has_zeros() ? step_with_zero(values, share) : step_for(largest * share, global);
     };
     Step best = step_for_share(1);
     double least = error_of(values, best, scratch);
@@ -204,14 +231,16 @@ struct Quantiser::Impl {
       const Step step = step_for_share(share);
       if (std::exchange(last, step.stored) != step.stored) attempt(step);
     }
-    for (int i = 0; i < kRefits; ++i) attempt(refit(values, best, global, scratch));
+    // Another scale would move what an offset stands for.
+    const int refits = has_offsets() ? 0 : kRefits;
+    for (int i = 0; i < refits; ++i) attempt(refit(values, best, global, scratch));
     return best;
   }
 
   Step choose(std::span<const float> values, float global, Scratch& scratch) const {
     const float largest = largest_magnitude(values);
     if (options.rule == ScaleRule::kAmax || largest == 0) {
-      return has_zeros() ? step_between(values, 1) : step_for(largest, global);
+      return has_zeros() ? step_with_zero(values, 1) : step_for(largest, global);
     }
     return search(values, largest, global, scratch);
   }
@@ -266,9 +295,8 @@ namespace {
 Support supports_zeros(const QuantiseOptions& options, const quant::CodeBook& codes) {
   const QuantSpec& quant = options.quant;
   if (quant.zeros == WeightZero::kNone) return Support::yes();
-  if (quant.zeros == WeightZero::kOffset) return Support::no("offsets are not chosen");
   if (quant.weights == WeightScale::kTensor || quant.has_global_scale) {
-    return Support::no("zero points stand beside scales of rows and groups");
+    return Support::no("zero points and offsets stand beside scales of rows and groups");
   }
   if (counts_evenly(codes, bit_size(options.codes))) return Support::yes();
   return Support::no("zero points are whole numbers, which these codes are not");
@@ -366,7 +394,9 @@ QuantisedRows Quantiser::quantise(std::span<const float> values, int64_t rows, i
                               .col_end = std::min(cols, left + plane.block_cols)};
       const Step step = impl_->quantise_block(values, cols, block, matrix_scale, scratch, result);
       scales.push_back(step.stored);
-      if (impl_->has_zeros()) append_float(step.zero, result.zeros);
+      if (impl_->has_zeros()) {
+        append_float(impl_->has_offsets() ? step.offset : step.zero, result.zeros);
+      }
     }
   }
   quant::append_scales(impl_->options.scale_dtype, scales, result.scales);

@@ -267,6 +267,63 @@ TEST(Quantise, Search_FindsAScaleThatClipsAnOutlierOnlyWhereItPays) {
   EXPECT_LT(after, 0.5 * before);
 }
 
+// Codes of 2 to 8 bits times scale less offset: a value lies within half a step, but for what the
+// ends lose where they are rounded to the type of the scales.
+TEST(Quantise, Offsets_LetTheLeastCodeStandForANumberOfTheScaleType) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kCols = 128;
+  constexpr int64_t kGroup = 32;
+  std::vector<float> values = random_values(kRows * kCols, 9);
+  // All of one sign, all equal, all 0.
+  for (int64_t i = 0; i < kGroup; ++i) values[static_cast<size_t>(i)] += 3.0F;
+  std::fill_n(values.begin() + kGroup, kGroup, -0.75F);
+  std::fill_n(values.begin() + 2 * kGroup, kGroup, 0.0F);
+  for (const ScaleRule rule : {ScaleRule::kAmax, ScaleRule::kSearch}) {
+    for (const int64_t bits : {2, 3, 4, 5, 6, 8}) {
+      const DType codes = bits > 4 ? DType::kI8 : DType::kI4;
+      QuantSpec quant{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = kGroup};
+      quant.zeros = WeightZero::kOffset;
+      quant.signed_scales = true;
+      const Quantiser quantiser({.codes = codes,
+                                 .code_bits = bits,
+                                 .quant = quant,
+                                 .scale_dtype = DType::kBF16,
+                                 .rule = rule});
+      const QuantisedRows made = quantiser.quantise(values, kRows, kCols, 1.0F);
+      const std::vector<float> scales = widen(DType::kBF16, made.scales);
+      const std::vector<float> offsets = widen(DType::kF32, made.zeros);
+      ASSERT_EQ(offsets.size(), scales.size());
+      const auto middle = static_cast<float>(int64_t{1} << (bits - 1));
+      double squared = 0;
+      for (int64_t i = 0; i < kRows * kCols; ++i) {
+        const auto group = static_cast<size_t>(i / kGroup);
+        const float least = -(offsets[group] + middle * scales[group]);
+        EXPECT_EQ(round_scale(DType::kBF16, std::abs(least) + (least == 0 ? 1 : 0)),
+                  std::abs(least) + (least == 0 ? 1 : 0));
+        const uint8_t stored = code_at(made.codes.data(), i, bit_size(codes));
+        const float code =
+            codes == DType::kI4 ? stored - 8.0F : static_cast<float>(static_cast<int8_t>(stored));
+        EXPECT_GE(code, -middle);
+        EXPECT_LT(code, middle);
+        const double off = double{values[static_cast<size_t>(i)]} -
+                           (double{code} * scales[group] - double{offsets[group]});
+        squared += off * off;
+        if (rule == ScaleRule::kSearch) continue;
+        // The least value, and the largest by the rounded scale, may lie beyond the codes.
+        const double lost = std::abs(least) * 0x1p-8 + 2 * middle * scales[group] * 0x1p-8;
+        EXPECT_LE(std::abs(off), 0.5 * scales[group] + lost) << bits << " bits, value " << i;
+      }
+      // The code of 0 and the distance from it are rounded to float32 where codes are chosen.
+      double largest = 0;
+      for (const float offset : offsets) largest = std::max(largest, double{std::abs(offset)});
+      const double rounding = 2 * largest * 0x1p-24;
+      const auto count = static_cast<double>(values.size());
+      EXPECT_NEAR(made.error.squared_error, squared,
+                  2 * std::sqrt(count * squared) * rounding + count * rounding * rounding);
+    }
+  }
+}
+
 TEST(Quantise, MatrixScales_OfASearchEndBelowTheFirst) {
   const Quantiser search({.codes = DType::kI8,
                           .quant = {.weights = WeightScale::kTensor},
@@ -331,7 +388,8 @@ TEST(Quantise, WhatIsNoForm_IsRefusedWithAReason) {
   other.weights = WeightScale::kTensor;
   EXPECT_FALSE(reason({.codes = DType::kI8, .quant = other}).empty());
   other.zeros = WeightZero::kOffset;
-  EXPECT_EQ(reason({.codes = DType::kI8, .quant = other}), "offsets are not chosen");
+  EXPECT_EQ(reason({.codes = DType::kI8, .quant = other}),
+            "zero points and offsets stand beside scales of rows and groups");
   other = channel;
   other.activations = ActivationScale::kTensorStatic;
   EXPECT_FALSE(reason({.codes = DType::kI8, .quant = other}).empty());

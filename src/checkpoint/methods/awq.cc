@@ -6,6 +6,7 @@
 #include "core/checked.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
@@ -78,25 +79,70 @@ void decode_gemm_scales(const MatrixForm& form, std::span<const PlaneInput> inpu
   transpose(inputs[0], form.groups, form.rows, plane);
 }
 
+// The zero point of a row in a group as files have it; symmetric codes have the middle one.
+uint32_t stored_zero(const MatrixForm& form, const MatrixPlanes& planes, int64_t row,
+                     int64_t group) {
+  int64_t zero = middle_of(kBits);
+  if (!planes.zeros.empty()) {
+    zero += static_cast<int64_t>(value_at<float>(planes.zeros, row * form.groups + group));
+  }
+  return static_cast<uint32_t>(zero);
+}
+
+// Adds the code of a row to a line of words that begins as 0.
+void put_gemm_code(const MatrixForm& form, std::span<std::byte> words, int64_t line, int64_t row,
+                   uint32_t code) {
+  const int64_t place = kPlaces[static_cast<size_t>(row % kCodesInAWord)];
+  put_in_line(words, line * words_of_rows(form) + row / kCodesInAWord, 1, place, kBits, code);
+}
+
+void encode_gemm_codes(const MatrixForm& form, const MatrixPlanes& planes,
+                       std::span<std::byte> tensor) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    const std::byte* const codes = planes.codes.data() + row * ceil_div(form.cols, 2);
+    for (int64_t col = 0; col < form.cols; ++col) {
+      put_gemm_code(form, tensor, col, row, stored_integer(codes, col, kBits));
+    }
+  }
+}
+
+void encode_gemm_zeros(const MatrixForm& form, const MatrixPlanes& planes,
+                       std::span<std::byte> tensor) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t group = 0; group < form.groups; ++group) {
+      put_gemm_code(form, tensor, group, row, stored_zero(form, planes, row, group));
+    }
+  }
+}
+
+void encode_gemm_scales(const MatrixForm& form, const MatrixPlanes& planes,
+                        std::span<std::byte> tensor) {
+  const int64_t bytes = static_cast<int64_t>(tensor.size()) / (form.rows * form.groups);
+  transpose(planes.scales, bytes, form.rows, form.groups, tensor);
+}
+
 template <bool kHasZeros>
 constexpr std::array kGemm = {
     StoredPlane{.suffix = ".qweight",
                 .types = kWordTypes,
                 .shapes = gemm_code_shapes,
                 .decode = decode_gemm_codes,
-                .optional_inputs = std::span(kAids).first(kHasZeros ? 0 : 1)},
+                .optional_inputs = std::span(kAids).first(kHasZeros ? 0 : 1),
+                .encode = encode_gemm_codes},
     StoredPlane{.suffix = ".scales",
                 .plane = WeightPlane::kScale,
                 .types = kFloatTypes,
                 .shapes = gemm_scale_shapes,
-                .decode = decode_gemm_scales},
+                .decode = decode_gemm_scales,
+                .encode = encode_gemm_scales},
     StoredPlane{.suffix = kZeros,
                 .use = kHasZeros ? StoredPlane::Use::kPlane : StoredPlane::Use::kInput,
                 .plane = WeightPlane::kZero,
                 .types = kWordTypes,
                 .shapes = gemm_zero_shapes,
                 .type = DType::kF32,
-                .decode = decode_gemm_zeros},
+                .decode = decode_gemm_zeros,
+                .encode = encode_gemm_zeros},
 };
 
 // Layout "gemv".
@@ -151,6 +197,25 @@ void decode_gemv_scales(const MatrixForm& form, std::span<const PlaneInput> inpu
   }
 }
 
+void encode_gemv_zeros(const MatrixForm& form, const MatrixPlanes& planes,
+                       std::span<std::byte> tensor) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    for (int64_t group = 0; group < form.groups; ++group) {
+      put_in_line(tensor, row * zero_words(form), 1, group, kBits,
+                  stored_zero(form, planes, row, group));
+    }
+  }
+}
+
+void encode_gemv_scales(const MatrixForm& form, const MatrixPlanes& planes,
+                        std::span<std::byte> tensor) {
+  const size_t bytes = planes.scales.size() / static_cast<size_t>(form.rows);
+  const size_t stored = tensor.size() / static_cast<size_t>(form.rows);
+  for (size_t row = 0; row < static_cast<size_t>(form.rows); ++row) {
+    std::memcpy(tensor.data() + row * stored, planes.scales.data() + row * bytes, bytes);
+  }
+}
+
 constexpr std::array kGemv = {
     StoredPlane{.suffix = ".qweight",
                 .types = kWordTypes,
@@ -161,13 +226,15 @@ constexpr std::array kGemv = {
                 .plane = WeightPlane::kScale,
                 .types = kFloatTypes,
                 .shapes = gemv_scale_shapes,
-                .decode = decode_gemv_scales},
+                .decode = decode_gemv_scales,
+                .encode = encode_gemv_scales},
     StoredPlane{.suffix = kZeros,
                 .plane = WeightPlane::kZero,
                 .types = kWordTypes,
                 .shapes = gemv_zero_shapes,
                 .type = DType::kF32,
-                .decode = decode_gemv_zeros},
+                .decode = decode_gemv_zeros,
+                .encode = encode_gemv_zeros},
 };
 
 // Files of the first versions have other keys.
@@ -202,6 +269,17 @@ QuantizedWeights read_awq(const io::JsonValue& config) {
     weights.planes = has_zeros ? std::span(kGemm<true>) : std::span(kGemm<false>);
   }
   return weights;
+}
+
+std::string write_awq(const MethodForm& form, const std::vector<std::string>& kept) {
+  const bool groups = form.quant.weights == WeightScale::kBlock;
+  const nlohmann::ordered_json config = {{"quant_method", form.method},
+                                         {"bits", form.code_bits},
+                                         {"group_size", groups ? form.quant.block_cols : -1},
+                                         {"zero_point", form.quant.zeros != WeightZero::kNone},
+                                         {"version", form.format.empty() ? "gemm" : form.format},
+                                         {"modules_to_not_convert", kept}};
+  return config.dump();
 }
 
 }  // namespace conclave::inline v0::checkpoint

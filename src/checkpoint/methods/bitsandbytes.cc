@@ -15,17 +15,21 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
 
 constexpr int64_t kBlock = 64;  // what transformers quantises with
+constexpr int64_t kNestedBlock = 256;
+constexpr std::string_view kNested = "nested";  // a form whose scales are codes
 // The sizes of the package, each a multiple of those before.
 constexpr std::array<int64_t, 8> kBlocks = {32, kBlock, 128, 256, 512, 1024, 2048, 4096};
 constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max_values = 64};
@@ -42,7 +46,7 @@ constexpr io::JsonLimits kStateLimits = {.max_bytes = 4096, .max_depth = 4, .max
 // The package keeps this of a matrix, as JSON in a tensor of bytes.
 struct State {
   int64_t block = kBlock;
-  int64_t nested_block = 256;
+  int64_t nested_block = kNestedBlock;
   float nested_offset = 0;
 };
 
@@ -178,12 +182,124 @@ constexpr std::string_view kTable = ".quant_map";
 constexpr std::string_view kNestedScales = ".nested_absmax";
 constexpr std::string_view kNestedTable = ".nested_quant_map";
 
-constexpr StoredPlane input(std::string_view suffix) {
-  return {.suffix = suffix, .ending = "", .use = StoredPlane::Use::kInput};
-}
-
 constexpr std::string_view kNf4State = ".quant_state.bitsandbytes__nf4";
 constexpr std::string_view kFp4State = ".quant_state.bitsandbytes__fp4";
+
+// The way back. Matrices are written where rows are whole blocks, so that scales are those of rows.
+
+int64_t block_count(const MatrixForm& form) { return ceil_div(code_count(form), kBlock); }
+
+// The package has this table for all codes of scales: in each of seven decades as many values as a
+// power of two, with both signs, then 0 and 1.
+std::array<float, 256> nested_values() {
+  std::array<float, 256> values = {};
+  size_t count = 0;
+  for (int decade = 0; decade < 7; ++decade) {
+    const int steps = 1 << decade;
+    const double largest = std::pow(10.0, decade - 6);
+    for (int step = 0; step < steps; ++step) {
+      const double middle = 0.1 + 0.9 * (step + 0.5) / steps;
+      values[count++] = static_cast<float>(largest * middle);
+      values[count++] = static_cast<float>(-largest * middle);
+    }
+  }
+  values[count++] = 0;
+  values[count++] = 1;
+  std::ranges::sort(values);
+  return values;
+}
+
+// Scales as codes: less their mean, and over the largest that is left of each block of them.
+struct NestedScales {
+  float offset = 0;
+  std::vector<float> largest;
+  std::vector<uint8_t> codes;
+};
+
+NestedScales nest(std::span<const std::byte> scales) {
+  const int64_t count = std::ssize(scales) / static_cast<int64_t>(sizeof(float));
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += double{value_at<float>(scales, i)};
+  NestedScales nested{
+      .offset = static_cast<float>(sum / static_cast<double>(count)), .largest = {}, .codes = {}};
+  const std::array<float, 256> values = nested_values();
+  for (int64_t begin = 0; begin < count; begin += kNestedBlock) {
+    const int64_t end = std::min(count, begin + kNestedBlock);
+    float largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      largest = std::max(largest, std::abs(value_at<float>(scales, i) - nested.offset));
+    }
+    nested.largest.push_back(largest);
+    for (int64_t i = begin; i < end; ++i) {
+      const float off = value_at<float>(scales, i) - nested.offset;
+      const float share = largest > 0 ? off / largest : 0.0F;
+      const auto nearest = std::ranges::min_element(
+          values, {}, [&](float value) { return std::abs(value - share); });
+      nested.codes.push_back(static_cast<uint8_t>(nearest - values.begin()));
+    }
+  }
+  return nested;
+}
+
+template <class T>
+void put(std::span<const T> values, std::span<std::byte> tensor) {
+  std::memcpy(tensor.data(), values.data(), values.size_bytes());
+}
+
+void encode_flat_scales(const MatrixForm&, const MatrixPlanes& planes,
+                        std::span<std::byte> tensor) {
+  put(planes.scales, tensor);
+}
+
+void encode_nested_codes(const MatrixForm&, const MatrixPlanes& planes,
+                         std::span<std::byte> tensor) {
+  put(std::span<const uint8_t>(nest(planes.scales).codes), tensor);
+}
+
+StoredShapes nested_shapes(const MatrixForm& form) {
+  return {{ceil_div(block_count(form), kNestedBlock)}};
+}
+void encode_nested_scales(const MatrixForm&, const MatrixPlanes& planes,
+                          std::span<std::byte> tensor) {
+  put(std::span<const float>(nest(planes.scales).largest), tensor);
+}
+
+StoredShapes nested_table_shapes(const MatrixForm&) { return {{256}}; }
+void encode_nested_table(const MatrixForm&, const MatrixPlanes&, std::span<std::byte> tensor) {
+  put(std::span<const float>(nested_values()), tensor);
+}
+
+StoredShapes table_shapes(const MatrixForm&) { return {{16}}; }
+void encode_table(const MatrixForm& form, const MatrixPlanes&, std::span<std::byte> tensor) {
+  const quant::WeightFormat& format = quant::format_of(form.quant->element);
+  for (int64_t code = 0; code < 16; ++code) {
+    set_float(tensor, code, format.codes->decode(static_cast<uint8_t>(code)));
+  }
+}
+
+// Its length depends on the sizes alone: the number has as many digits as any other.
+template <bool kIsNf4, bool kIsNested>
+std::string state_text(const MatrixForm& form, float offset) {
+  std::string text = fmt::format(
+      R"({{"quant_type": "{}", "blocksize": {}, "dtype": "bfloat16", "shape": [{}, {}])",
+      kIsNf4 ? "nf4" : "fp4", kBlock, form.rows, form.cols);
+  if (kIsNested) {
+    text += fmt::format(
+        R"(, "nested_blocksize": {}, "nested_dtype": "float32", "nested_offset": {:.8e})",
+        kNestedBlock, offset);
+  }
+  return text + "}";
+}
+template <bool kIsNf4, bool kIsNested>
+StoredShapes state_shapes(const MatrixForm& form) {
+  return {{std::ssize(state_text<kIsNf4, kIsNested>(form, 0))}};
+}
+template <bool kIsNf4, bool kIsNested>
+void encode_state(const MatrixForm& form, const MatrixPlanes& planes, std::span<std::byte> tensor) {
+  const float offset = kIsNested ? nest(planes.scales).offset : 0.0F;
+  put(std::span<const char>(state_text<kIsNf4, kIsNested>(form, offset)), tensor);
+}
+
 // Values take all of these, scales all but the first.
 template <bool kIsNf4>
 constexpr std::array kInputs = {kScales, kIsNf4 ? kNf4State : kFp4State, kTable, kNestedScales,
@@ -191,6 +307,17 @@ constexpr std::array kInputs = {kScales, kIsNf4 ? kNf4State : kFp4State, kTable,
 template <bool kIsNf4, bool kIsNested>
 constexpr std::span<const std::string_view> kValueInputs =
     std::span(kInputs<kIsNf4>).first(kIsNested ? 5 : 3);
+
+constexpr StoredPlane input(std::string_view suffix, std::span<const DType> types,
+                            decltype(StoredPlane::shapes) shapes,
+                            decltype(StoredPlane::encode) encode) {
+  return {.suffix = suffix,
+          .ending = "",
+          .use = StoredPlane::Use::kInput,
+          .types = types,
+          .shapes = shapes,
+          .encode = encode};
+}
 
 template <bool kIsNf4, bool kIsNested>
 constexpr std::array kPlanes = {
@@ -210,11 +337,14 @@ constexpr std::array kPlanes = {
                 .shapes = flat_shapes,
                 .type = DType::kF32,
                 .decode = decode_scales,
-                .inputs = kValueInputs<kIsNf4, kIsNested>.subspan(1)},
-    input(kIsNf4 ? kNf4State : kFp4State),
-    input(kTable),
-    input(kNestedScales),
-    input(kNestedTable),
+                .inputs = kValueInputs<kIsNf4, kIsNested>.subspan(1),
+                .encode = kIsNested ? encode_nested_codes : encode_flat_scales},
+    input(kIsNf4 ? kNf4State : kFp4State, kByteTypes, state_shapes<kIsNf4, kIsNested>,
+          encode_state<kIsNf4, kIsNested>),
+    input(kTable, kFlatFloats, table_shapes, encode_table),
+    input(kNestedScales, kFlatFloats, nested_shapes, kIsNested ? encode_nested_scales : nullptr),
+    input(kNestedTable, kFlatFloats, nested_table_shapes,
+          kIsNested ? encode_nested_table : nullptr),
 };
 
 std::span<const StoredPlane> planes_for(bool nf4, bool nested) {
@@ -297,6 +427,19 @@ void decode_row_values(const MatrixForm& form, std::span<const PlaneInput> input
   }
 }
 
+void encode_row_scales(const MatrixForm& form, const MatrixPlanes& planes,
+                       std::span<std::byte> tensor) {
+  for (int64_t row = 0; row < form.rows; ++row) {
+    set_float(tensor, row, value_at<float>(planes.scales, row) * 127);
+  }
+}
+
+// Says that rows of codes follow each other, which is 0.
+StoredShapes one_number(const MatrixForm&) { return {{}}; }
+void encode_row_order(const MatrixForm&, const MatrixPlanes&, std::span<std::byte> tensor) {
+  tensor[0] = std::byte{0};
+}
+
 bool has_integers(const TensorInfo& tensor) { return !is_plain(tensor.dtype); }
 
 constexpr std::array kIntegerTypes = {DType::kI8};
@@ -315,8 +458,13 @@ constexpr std::array kInt8Planes = {
                 .types = kFloatTypes,
                 .shapes = row_shapes,
                 .type = DType::kF32,
-                .decode = decode_row_scales},
-    unused(".weight_format"),
+                .decode = decode_row_scales,
+                .encode = encode_row_scales},
+    StoredPlane{.suffix = ".weight_format",
+                .use = StoredPlane::Use::kUnused,
+                .types = kByteTypes,
+                .shapes = one_number,
+                .encode = encode_row_order},
 };
 
 }  // namespace
@@ -330,6 +478,25 @@ QuantizedWeights read_bitsandbytes(const io::JsonValue& config) {
           .note =
               "bitsandbytes would multiply columns with outliers in float16; rows stay as "
               "they are here"};
+}
+
+std::string write_bitsandbytes(const MethodForm& form, const std::vector<std::string>& kept) {
+  constexpr std::array kTypes = {std::pair(DType::kNF4, "nf4"), std::pair(DType::kBnbFP4, "fp4")};
+  const auto* const type =
+      std::ranges::find(kTypes, form.codes, [](const auto& row) { return row.first; });
+  const bool in_blocks = type != kTypes.end();
+  nlohmann::ordered_json config = {{"quant_method", form.method},
+                                   {"load_in_8bit", !in_blocks},
+                                   {"load_in_4bit", in_blocks},
+                                   {"llm_int8_threshold", 6.0},
+                                   {"llm_int8_skip_modules", kept}};
+  if (in_blocks) {
+    config["bnb_4bit_quant_type"] = type->second;
+    config["bnb_4bit_use_double_quant"] = form.format == kNested;
+    config["bnb_4bit_quant_storage"] = "uint8";
+    config["bnb_4bit_compute_dtype"] = "bfloat16";
+  }
+  return config.dump();
 }
 
 }  // namespace conclave::inline v0::checkpoint

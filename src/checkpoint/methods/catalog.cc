@@ -45,12 +45,19 @@ constexpr std::array kMethods = {
            .file = "quantize_config.json",
            .kept = kRules,
            .write = write_gptq},
-    Method{.name = "awq", .read = read_awq, .file = "quant_config.json", .kept = kNotConverted},
+    Method{.name = "awq",
+           .read = read_awq,
+           .file = "quant_config.json",
+           .kept = kNotConverted,
+           .write = write_awq},
     Method{.name = "auto-round", .read = read_auto_round, .kept = kRules},
     Method{.name = "mxfp4", .read = read_mxfp4, .kept = kNotConverted, .write = write_mxfp4},
-    Method{.name = "bitsandbytes", .read = read_bitsandbytes, .kept = kSkipped},
+    Method{.name = "bitsandbytes",
+           .read = read_bitsandbytes,
+           .kept = kSkipped,
+           .write = write_bitsandbytes},
     Method{.name = "quark", .read = read_quark, .kept = kExcluded},
-    Method{.name = "mlx", .read = read_mlx, .wrote = wrote_mlx},
+    Method{.name = "mlx", .read = read_mlx, .wrote = wrote_mlx, .write = write_mlx},
 };
 
 }  // namespace

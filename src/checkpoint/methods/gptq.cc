@@ -182,9 +182,10 @@ void encode_zeros(const MatrixForm& form, const MatrixPlanes& planes, std::span<
   }
 }
 
-void encode_order(const MatrixForm& form, const MatrixPlanes&, std::span<std::byte> tensor) {
+void encode_order(const MatrixForm& form, const MatrixPlanes& planes, std::span<std::byte> tensor) {
   for (int64_t col = 0; col < form.cols; ++col) {
-    const auto group = static_cast<int32_t>(col / form.group_cols);
+    const auto group = planes.order.empty() ? static_cast<int32_t>(col / form.group_cols)
+                                            : planes.order[static_cast<size_t>(col)];
     std::memcpy(tensor.data() + col * static_cast<int64_t>(sizeof(group)), &group, sizeof(group));
   }
 }
@@ -229,7 +230,7 @@ constexpr std::array kPlanes = {
                 .plane = WeightPlane::kColumnOrder,
                 .types = kIndexTypes,
                 .shapes = order_shapes,
-                .encode = kOrdered ? nullptr : encode_order},
+                .encode = encode_order},
 };
 
 std::span<const StoredPlane> planes_for(bool symmetric, bool ordered) {

@@ -150,6 +150,7 @@ struct StoredPlane {
   // and types. Without it only planes are written, those that lie in place.
   void (*encode)(const MatrixForm& form, const MatrixPlanes& planes,
                  std::span<std::byte> tensor) = nullptr;
+  bool has_scale_type = false;  // written in the type of the scales
 
   // Counterparts of `shapes` and `decode` for matrices that layers have as values only, such as a
   // router: codes are decoded to float32. Null: such matrices have the form of experts'.

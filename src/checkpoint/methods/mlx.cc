@@ -7,10 +7,12 @@
 #include "checkpoint/methods/words.h"
 #include "core/checked.h"
 #include "io/text.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <utility>
 
@@ -44,6 +46,23 @@ void decode_codes(const MatrixForm& form, std::span<const PlaneInput> inputs,
   }
 }
 
+void encode_codes(const MatrixForm& form, const MatrixPlanes& planes, std::span<std::byte> tensor) {
+  const int64_t bits = bits_of(form);
+  if (fills_words(form)) {
+    std::memcpy(tensor.data(), planes.codes.data(), tensor.size());
+    if (bits == 8) flip_signs(tensor);
+    return;
+  }
+  const int64_t words = ceil_div(form.cols * bits, kWordBits);
+  const int64_t row_bytes = ceil_div(form.cols * integer_bits(bits), 8);
+  for (int64_t row = 0; row < form.rows; ++row) {
+    const std::byte* const codes = planes.codes.data() + row * row_bytes;
+    for (int64_t col = 0; col < form.cols; ++col) {
+      put_in_line(tensor, row * words, 1, col, bits, stored_integer(codes, col, bits));
+    }
+  }
+}
+
 // Canonical codes are less by the middle one, and what is taken from products is the bias with
 // another sign.
 void decode_biases(const MatrixForm& form, std::span<const PlaneInput> inputs,
@@ -52,6 +71,20 @@ void decode_biases(const MatrixForm& form, std::span<const PlaneInput> inputs,
   const auto middle = static_cast<float>(middle_of(bits_of(form)));
   for (int64_t i = 0; i < form.scale_rows * form.groups; ++i) {
     set_float(plane, i, -(float_at(inputs[0], i) + middle * float_at(inputs[1], i)));
+  }
+}
+
+// The weight of the code 0, in the type of the scales.
+void encode_biases(const MatrixForm& form, const MatrixPlanes& planes,
+                   std::span<std::byte> tensor) {
+  TensorInfo info;
+  info.dtype = planes.scale_dtype;
+  const PlaneInput scales{.info = &info, .bytes = planes.scales};
+  const auto middle = static_cast<float>(middle_of(bits_of(form)));
+  const quant::WeightFormat& format = quant::format_of(planes.scale_dtype);
+  for (int64_t i = 0; i < form.scale_rows * form.groups; ++i) {
+    const float bias = -(value_at<float>(planes.zeros, i) + middle * float_at(scales, i));
+    format.encode(&bias, i, 1, tensor.data());
   }
 }
 
@@ -88,12 +121,14 @@ void decode_values(const MatrixForm& form, std::span<const PlaneInput> inputs,
   }
 }
 
+constexpr std::array kMlxWords = {DType::kU32, DType::kI32};
 constexpr StoredPlane kCodes = {.suffix = ".weight",
-                                .types = kWordTypes,
+                                .types = kMlxWords,
                                 .shapes = code_shapes,
                                 .has_codes = has_words,
                                 .decode = decode_codes,
                                 .lies_in_place = fills_words,
+                                .encode = encode_codes,
                                 .value_shapes = value_shapes,
                                 .decode_values = decode_values,
                                 .value_inputs = kScalesAndBiases};
@@ -113,7 +148,9 @@ constexpr std::array<StoredPlane, 3> planes_with(const StoredPlane& codes) {
                       .shapes = scales_as_read,
                       .type = DType::kF32,
                       .decode = decode_biases,
-                      .inputs = kScalesOnly}};
+                      .inputs = kScalesOnly,
+                      .encode = encode_biases,
+                      .has_scale_type = true}};
 }
 constexpr std::array kPlanes = planes_with(kCodes);
 constexpr std::array kPlanesOfBytes = planes_with(with_signs_flipped(kCodes));
@@ -177,6 +214,14 @@ QuantizedWeights read_mlx(const io::JsonValue& config) {
   }
   found.rules.push_back({.scheme = 0});
   return of_modules(std::move(found));
+}
+
+// Modules that stay as they are have no settings.
+std::string write_mlx(const MethodForm& form, const std::vector<std::string>& kept) {
+  nlohmann::ordered_json config = {
+      {"group_size", form.quant.block_cols}, {"bits", form.code_bits}, {"mode", "affine"}};
+  for (const std::string& module : kept) config[module] = false;
+  return config.dump();
 }
 
 }  // namespace conclave::inline v0::checkpoint

@@ -49,7 +49,9 @@ bool agree(const QuantSpec& one, const QuantSpec& other) {
   return one.weights == other.weights && same_blocks && one.activations == other.activations &&
          one.activation_scale_rule == other.activation_scale_rule &&
          one.activation_dtype == other.activation_dtype && one.zeros == other.zeros &&
-         one.has_global_scale == other.has_global_scale;
+         one.has_global_scale == other.has_global_scale &&
+         one.has_column_order == other.has_column_order &&
+         one.has_column_factors == other.has_column_factors;
 }
 
 QuantizedWeights read_back(const Method& method, const MethodForm& form) {
@@ -57,8 +59,7 @@ QuantizedWeights read_back(const Method& method, const MethodForm& form) {
       io::JsonDocument::parse(method.write(form, {}), "quantization_config");
   try {
     QuantizedWeights found = method.read(config.root());
-    const bool other = found.element != form.codes || !agree(found.spec, form.quant) ||
-                       form.quant.has_column_order || form.quant.has_column_factors;
+    const bool other = found.element != form.codes || !agree(found.spec, form.quant);
     if (other) refuse(form, fmt::format("{} with other scales", to_string(form.codes)));
     return found;
   } catch (const checkpoint::NotRead& refusal) {
@@ -79,11 +80,12 @@ bool is_plane(const TensorRow& tensor, const MatrixForm& form) {
 }
 
 DType type_of(const TensorRow& tensor, const MatrixForm& form, DType scale_dtype) {
-  if (tensor.plane == WeightPlane::kScale) {
+  const bool follows = tensor.row != nullptr && tensor.row->has_scale_type;
+  if (tensor.plane == WeightPlane::kScale || follows) {
     if (tensor.row == nullptr) return scale_dtype;
     const auto& types = tensor.row->types;
-    const bool any = !tensor.row->type && std::ranges::find(types, scale_dtype) != types.end();
-    if (any) return scale_dtype;
+    const bool any = follows || !tensor.row->type;
+    if (any && std::ranges::find(types, scale_dtype) != types.end()) return scale_dtype;
   }
   return types_of(tensor, form).front();
 }
@@ -111,7 +113,9 @@ struct MethodWriter::Impl {
     quant = read_back(method, form);
     const std::vector<TensorRow> rows = tensor_rows(quant, form.method, kAnyMatrix);
     whole_cols = whole_of(rows, WeightPlane::kWeights, false);
-    if (quant.whole_groups && quant.spec.weights == WeightScale::kBlock) {
+    // Blocks that go over the ends of rows would be cut where a row ends.
+    const bool whole_blocks = quant.whole_groups || quant.stored.flat_block != 0;
+    if (whole_blocks && quant.spec.weights == WeightScale::kBlock) {
       whole_cols = std::lcm(whole_cols, quant.spec.block_cols);
     }
     whole_rows = std::max(whole_of(rows, WeightPlane::kWeights, true),
@@ -135,12 +139,17 @@ struct MethodWriter::Impl {
     });
   }
 
+  // Codes may lie under the matrix's own name, with which all others begin: the longest ending
+  // counts.
   const StoredPlane& row_of(const WrittenTensor& tensor) const {
-    const auto found = std::ranges::find_if(quant.planes, [&](const StoredPlane& row) {
-      return row.plane == tensor.plane && tensor.name.ends_with(row.suffix) &&
-             (row.encode != nullptr || row.convert != nullptr);
-    });
-    if (found == quant.planes.end()) refuse(form, "another tensor: " + tensor.name);
+    const StoredPlane* found = nullptr;
+    for (const StoredPlane& row : quant.planes) {
+      const bool is_written = row.encode != nullptr || row.convert != nullptr;
+      const bool fits = row.plane == tensor.plane && tensor.name.ends_with(row.suffix);
+      if (!is_written || !fits) continue;
+      if (found == nullptr || row.suffix.size() > found->suffix.size()) found = &row;
+    }
+    if (found == nullptr) refuse(form, "another tensor: " + tensor.name);
     return *found;
   }
 
@@ -236,7 +245,9 @@ std::vector<std::byte> MethodWriter::encode(const WrittenTensor& tensor, int64_t
   const StoredPlane& row = impl_->row_of(tensor);
   std::vector<std::byte> bytes(tensor.bytes);
   if (row.encode != nullptr) {
-    row.encode(matrix_form(impl_->quant, rows, cols), planes, bytes);
+    MatrixPlanes typed = planes;
+    typed.scale_dtype = impl_->form.scale_dtype;
+    row.encode(matrix_form(impl_->quant, rows, cols), typed, bytes);
     return bytes;
   }
   std::ranges::copy(planes.codes.first(bytes.size()), bytes.begin());

@@ -15,8 +15,8 @@ namespace {
 const std::vector<FormRow>& all_rows() {
   static const std::vector<FormRow> kRows = [] {
     std::vector<FormRow> rows;
-    for (const auto& list :
-         {scheme_forms(), gptq_forms(), gpt_oss_forms(), gguf_forms(), plain_forms()}) {
+    for (const auto& list : {scheme_forms(), gptq_forms(), awq_forms(), bitsandbytes_forms(),
+                             mlx_forms(), gpt_oss_forms(), gguf_forms(), plain_forms()}) {
       rows.insert(rows.end(), list.begin(), list.end());
     }
     return rows;
@@ -31,6 +31,11 @@ std::vector<std::string> names_where(const auto& wanted) {
     if (wanted(row) && is_new) names.push_back(row.name);
   }
   return names;
+}
+
+// A form of one family serves models of that alone. Values in directories need no form.
+bool is_of_random_models(const FormRow& row) {
+  return !row.of_one_family && (row.has_codes || row.container == Container::kGguf);
 }
 
 std::string_view text_of(Container container) {
@@ -98,8 +103,10 @@ FormPointer parse(const std::string& text, Container container, ScaleRule rule, 
 }  // namespace
 
 std::vector<std::string> form_names() {
-  return names_where([](const FormRow&) { return true; });
+  return names_where([](const FormRow& row) { return !row.of_random_models; });
 }
+
+std::vector<std::string> random_form_names() { return names_where(is_of_random_models); }
 
 std::vector<std::string> form_methods() {
   std::set<std::string> methods;
@@ -124,13 +131,19 @@ std::optional<Container> only_container_of(std::string_view text) {
 FormPointer parse_form(const std::string& text, Container source, Container container,
                        ScaleRule rule) {
   const bool takes_values = source == Container::kGguf && container == Container::kSafetensors;
-  return parse(text, container, rule, "--format",
-               [&](const FormRow& row) { return row.has_codes || takes_values; });
+  return parse(text, container, rule, "--format", [&](const FormRow& row) {
+    return !row.of_random_models && (row.has_codes || takes_values);
+  });
+}
+
+FormPointer parse_random_form(const std::string& text, Container container) {
+  return parse(text, container, ScaleRule::kAmax, "--dtype", is_of_random_models);
 }
 
 FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule) {
-  return parse(text, container, rule, "--keep",
-               [](const FormRow& row) { return !row.has_codes || row.mixes; });
+  return parse(text, container, rule, "--keep", [](const FormRow& row) {
+    return !row.of_random_models && (!row.has_codes || row.mixes);
+  });
 }
 
 }  // namespace conclave::tool

@@ -29,6 +29,9 @@ struct FormRow {
   bool has_codes = true;
   // Whether other linear layers of a model may have other forms.
   bool mixes = false;
+  // Only random models have the form: it asks for what a model's weights do not tell.
+  bool of_random_models = false;
+  bool of_one_family = false;
   std::string options = {};  // as help shows them
   // Takes the options that it knows out of `options`.
   std::function<FormPointer(FormOptions& options, ScaleRule rule)> make;
@@ -38,11 +41,17 @@ struct FormRow {
 std::vector<FormRow> scheme_forms();
 std::vector<FormRow> plain_forms();
 std::vector<FormRow> gptq_forms();
+std::vector<FormRow> awq_forms();
+std::vector<FormRow> bitsandbytes_forms();
+std::vector<FormRow> mlx_forms();
 std::vector<FormRow> gpt_oss_forms();
 std::vector<FormRow> gguf_forms();
 
 // Names of all forms that a conversion may ask for, each once: those with codes, and values.
 std::vector<std::string> form_names();
+
+// Those that random models of any family may have, beside forms of weight_forms().
+std::vector<std::string> random_form_names();
 
 // The methods that forms are stored by, each once.
 std::vector<std::string> form_methods();
@@ -55,6 +64,8 @@ std::optional<Container> only_container_of(std::string_view text);
 // options. Values are a form where a directory is made of a GGUF file.
 FormPointer parse_form(const std::string& text, Container source, Container container,
                        ScaleRule rule);
+// The form of a random model. Throws likewise, about --dtype.
+FormPointer parse_random_form(const std::string& text, Container container);
 // The form of a rule of --keep beside `main`: values, or codes where such forms mix. Throws
 // likewise.
 FormPointer parse_kept_form(const std::string& text, Container container, ScaleRule rule);

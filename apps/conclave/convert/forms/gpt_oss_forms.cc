@@ -50,6 +50,7 @@ class GptOssForm final : public MethodTarget {
 std::vector<FormRow> gpt_oss_forms() {
   return {{.name = "gpt-oss-mxfp4",
            .method = kMxfp4Method,
+           .of_one_family = true,
            .make = [](FormOptions&, ScaleRule rule) -> FormPointer {
              return std::make_shared<GptOssForm>(rule);
            }}};

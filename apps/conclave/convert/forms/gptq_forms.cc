@@ -1,22 +1,20 @@
 // GPTQ's first format, rounded to nearest.
 #include "convert/forms/catalog.h"
 #include "convert/forms/method_form.h"
+#include "convert/forms/method_options.h"
 
-#include "conclave/error.h"
+#include "conclave/quantise.h"
 
-#include <fmt/format.h>
-
-#include <charconv>
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace conclave::tool {
 namespace {
 
 constexpr const char* kGptqMethod = "gptq";
-constexpr int64_t kMaxGroup = 65'536;
 
 struct GptqOptions {
-  std::string name;  // as asked for, with its options
   DType codes = DType::kI4;
   int64_t bits = 4;     // as stored; the type may have more
   int64_t group = 128;  // 0: a scale for each row
@@ -37,31 +35,87 @@ MethodForm form_of(const GptqOptions& options) {
 }
 
 // Takes "group", "sym" and "asym" out of the options.
-void take_options(FormOptions& options, GptqOptions& gptq) {
-  if (const auto group = options.find("group"); group != options.end()) {
-    gptq.name += ":group=" + group->second;
-    const std::string& text = group->second;
-    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), gptq.group);
-    const bool whole = problem == std::errc() && end == text.data() + text.size();
-    if (text == "row") gptq.group = 0;
-    if (text != "row" && (!whole || gptq.group < 1 || gptq.group > kMaxGroup)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  {.what = "no such group of columns",
-                   .tensor = "--format",
-                   .expected = fmt::format("group=row, or group=1 to {}", kMaxGroup),
-                   .found = fmt::format("'group={}'", text)});
-    }
-    options.erase(group);
-  }
-  for (const char* const word : {"sym", "asym"}) {
-    const auto found = options.find(word);
-    if (found == options.end() || !found->second.empty()) continue;
-    gptq.symmetric = *word == 's';
-    gptq.name += (gptq.name.find(':') == std::string::npos ? ":" : ",") + std::string(word);
-    options.erase(found);
-    break;
+void take_options(OptionTaker& taker, GptqOptions& gptq) {
+  taker.take_group(gptq.group);
+  if (taker.take("asym")) {
+    gptq.symmetric = false;
+  } else {
+    taker.take("sym");
   }
 }
+
+MethodForm ordered(MethodForm form) {
+  form.quant.has_column_order = true;
+  return form;
+}
+
+// Columns of a group lie apart, as where GPTQ has sorted them by what rows have (desc_act). Which
+// are together is drawn by their number: no rows are known that could tell.
+class ShuffledColumns final : public MethodTarget {
+ public:
+  ShuffledColumns(std::string name, const MethodForm& form, ScaleRule rule)
+      : MethodTarget(std::move(name), ordered(form), form, rule) {}
+
+  QuantisedRows encode(std::span<const float> values, int64_t rows, int64_t cols,
+                       float matrix_scale) const override {
+    const std::vector<int64_t> places = places_of(cols);
+    std::vector<float> sorted(values.size());
+    move_columns(rows, cols, [&](int64_t row, int64_t col) {
+      sorted[static_cast<size_t>(row + places[static_cast<size_t>(col)])] =
+          values[static_cast<size_t>(row + col)];
+    });
+    QuantisedRows made = MethodTarget::encode(sorted, rows, cols, matrix_scale);
+    std::vector<std::byte> codes(made.codes.size());
+    move_columns(rows, packed_cols(cols), [&](int64_t row, int64_t col) {
+      const int64_t place = row + (col < cols ? places[static_cast<size_t>(col)] : col);
+      set_code(codes, row + col, code(made.codes, place));
+    });
+    made.codes = std::move(codes);
+    return made;
+  }
+
+ protected:
+  std::vector<int32_t> order_of(int64_t cols) const override {
+    std::vector<int32_t> groups;
+    for (const int64_t place : places_of(cols)) {
+      groups.push_back(static_cast<int32_t>(place / form().quant.block_cols));
+    }
+    return groups;
+  }
+
+ private:
+  // Every column of a row has another place among those of its groups.
+  static std::vector<int64_t> places_of(int64_t cols) {
+    int64_t stride = std::max<int64_t>(cols * 5 / 8, 1);
+    while (std::gcd(stride, cols) != 1) ++stride;
+    std::vector<int64_t> places;
+    for (int64_t col = 0; col < cols; ++col) places.push_back(col * stride % cols);
+    return places;
+  }
+
+  // Calls move(the number of a row's first column, column).
+  template <class Move>
+  static void move_columns(int64_t rows, int64_t cols, const Move& move) {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t col = 0; col < cols; ++col) move(row * cols, col);
+    }
+  }
+
+  int64_t codes_in_a_byte() const { return 8 / bit_size(form().codes); }
+  int64_t packed_cols(int64_t cols) const {
+    return (cols + codes_in_a_byte() - 1) / codes_in_a_byte() * codes_in_a_byte();
+  }
+  unsigned shift_of(int64_t index) const {
+    return static_cast<unsigned>(index % codes_in_a_byte() * bit_size(form().codes));
+  }
+  std::byte code(const std::vector<std::byte>& codes, int64_t index) const {
+    const auto mask = static_cast<std::byte>((1U << bit_size(form().codes)) - 1);
+    return codes[static_cast<size_t>(index / codes_in_a_byte())] >> shift_of(index) & mask;
+  }
+  void set_code(std::vector<std::byte>& codes, int64_t index, std::byte code) const {
+    codes[static_cast<size_t>(index / codes_in_a_byte())] |= code << shift_of(index);
+  }
+};
 
 }  // namespace
 
@@ -75,13 +129,26 @@ std::vector<FormRow> gptq_forms() {
   for (const auto& [name, codes, bits] :
        {Row{"gptq-int4", DType::kI4, 4}, Row{"gptq-int8", DType::kI8, 8},
         Row{"gptq-int3", DType::kI4, 3}, Row{"gptq-int2", DType::kI4, 2}}) {
+    const GptqOptions usual{.codes = codes, .bits = bits};
     rows.push_back({.name = name,
                     .method = kGptqMethod,
                     .options = "group=N or group=row; sym or asym",
                     .make = [=](FormOptions& options, ScaleRule rule) -> FormPointer {
-                      GptqOptions gptq{.name = name, .codes = codes, .bits = bits};
-                      take_options(options, gptq);
-                      return std::make_shared<MethodTarget>(gptq.name, form_of(gptq), rule);
+                      GptqOptions gptq = usual;
+                      OptionTaker taker(options, name);
+                      take_options(taker, gptq);
+                      return std::make_shared<MethodTarget>(taker.name(), form_of(gptq), rule);
+                    }});
+    const std::string shuffled = std::string(name) + "-act-order";
+    rows.push_back({.name = shuffled,
+                    .method = kGptqMethod,
+                    .of_random_models = true,
+                    .options = "group=N; sym or asym",
+                    .make = [=](FormOptions& options, ScaleRule rule) -> FormPointer {
+                      GptqOptions gptq = usual;
+                      OptionTaker taker(options, shuffled);
+                      take_options(taker, gptq);
+                      return std::make_shared<ShuffledColumns>(taker.name(), form_of(gptq), rule);
                     }});
   }
   return rows;

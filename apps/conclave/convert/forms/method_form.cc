@@ -21,8 +21,9 @@ QuantiseOptions options_of(const MethodForm& form, ScaleRule rule) {
 
 }  // namespace
 
-MethodTarget::MethodTarget(std::string name, const MethodForm& form, ScaleRule rule)
-    : name_(std::move(name)), writer_(form), quantiser_(options_of(form, rule)) {}
+MethodTarget::MethodTarget(std::string name, const MethodForm& written, const MethodForm& quantised,
+                           ScaleRule rule)
+    : name_(std::move(name)), writer_(written), quantiser_(options_of(quantised, rule)) {}
 
 // Methods have whole groups only, and blocks of fused matrices begin with their rows.
 void MethodTarget::check(const ConvertedModule& module) const {
@@ -74,10 +75,12 @@ std::vector<std::byte> MethodTarget::finish(const ConvertedModule& module,
   const std::vector<WrittenTensor> tensors = written(module);
   const auto found = std::ranges::find(tensors, tensor.name, &WrittenTensor::name);
   if (!found->is_plane) {
+    const std::vector<int32_t> order = order_of(module.cols);
     return writer_.encode(*found, module.rows, module.cols,
                           {.codes = rows.codes,
                            .scales = rows.scales,
                            .zeros = rows.zeros,
+                           .order = order,
                            .matrix_scale = rows.matrix_scale});
   }
   // Strips of a matrix with one scale have each brought it.

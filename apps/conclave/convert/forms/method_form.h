@@ -10,13 +10,15 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::tool {
 
 class MethodTarget : public TargetForm {
  public:
-  MethodTarget(std::string name, const MethodForm& form, ScaleRule rule);
+  MethodTarget(std::string name, const MethodForm& form, ScaleRule rule)
+      : MethodTarget(std::move(name), form, form, rule) {}
 
   std::string name() const override { return name_; }
   void check(const ConvertedModule& module) const override;
@@ -41,6 +43,13 @@ class MethodTarget : public TargetForm {
   std::vector<TextFile> files(const std::vector<std::string>& kept) const override;
 
  protected:
+  // Rows are quantised as another form than the written one says.
+  MethodTarget(std::string name, const MethodForm& written, const MethodForm& quantised,
+               ScaleRule rule);
+
+  const MethodForm& form() const { return writer_.form(); }
+  // The group of each of so many columns, for forms with an order.
+  virtual std::vector<int32_t> order_of(int64_t) const { return {}; }
   // The name of the matrix that a module is, and the matrices above each other in its tensors,
   // which have an axis for them; 0: it is one matrix.
   virtual std::string matrix_of(const ConvertedModule& module) const {
