@@ -1,9 +1,12 @@
 // conclave synth: streams a random checkpoint in a real format and of any size to disk.
 #include "commands.h"
+#include "convert/forms/catalog.h"
+#include "convert/request.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
 #include "output/numbers.h"
+#include "synth/coded.h"
 #include "synth/layout.h"
 #include "synth/write.h"
 
@@ -14,6 +17,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 
@@ -27,13 +31,42 @@ struct SynthOptions {
   int64_t layers = 0;
   uint64_t seed = 0;
   std::string shard_size = "5GB";
+  std::string container;
   bool force = false;
   MachineOptions machine;
   OutputOptions printing;
 };
 
+// The names that --container has for the two.
+constexpr const char* kDirectoryName = "directory";
+constexpr const char* kGgufName = "gguf";
+// Codes are made of such values.
+constexpr const char* kValues = "bf16";
+
+std::optional<Container> asked_container(const SynthOptions& options) {
+  if (options.container == kDirectoryName) return Container::kSafetensors;
+  if (options.container == kGgufName) return Container::kGguf;
+  return std::nullopt;
+}
+
+Container container_of(const SynthOptions& options) {
+  return container_of_result({}, options.targets.back(), options.shape.dtype,
+                             asked_container(options));
+}
+
+// Whether weights are drawn in the form itself; others are made of values.
+bool is_drawn(const SynthOptions& options) {
+  if (container_of(options) == Container::kGguf) return false;
+  return options.shape.dtype.empty() || has_drawn_form(options.shape.dtype);
+}
+
+std::string form_name(const SynthOptions& options) {
+  return options.shape.dtype.empty() ? kValues : options.shape.dtype;
+}
+
 SynthModel resolve_model(const SynthOptions& options) {
   ShapeOptions shape = options.shape;
+  if (!is_drawn(options)) shape.dtype = kValues;
   if (options.targets.size() == 2) shape.models = options.targets.front();
   if (shape.models.empty() && !any_size_given(shape)) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -54,21 +87,30 @@ SynthModel resolve_model(const SynthOptions& options) {
   }
   model.num_layers = options.layers != 0 ? options.layers : shapes.front().num_layers;
   check_family(model);
+  // A preset is one model; sizes alone are of any of the family.
+  if (container_of(options) == Container::kGguf && shape.models.empty()) {
+    model.spec.router.renormalize = usual_renormalize(model.model_type);
+  }
   return model;
 }
 
-void prepare_directory(const std::filesystem::path& directory, uint64_t bytes, bool force) {
+void require_empty(const std::filesystem::path& directory, bool force) {
+  std::error_code problem;
+  const bool full =
+      std::filesystem::exists(directory, problem) && !std::filesystem::is_empty(directory, problem);
+  if (force || !full) return;
+  throw Error(ErrorCode::kFileWrite, {.what = "the directory is not empty",
+                                      .file = directory.string(),
+                                      .hint = "choose another, or --force to write into it"});
+}
+
+void prepare_directory(const std::filesystem::path& directory, uint64_t bytes) {
   std::error_code problem;
   std::filesystem::create_directories(directory, problem);
   if (problem) {
     throw Error(ErrorCode::kFileWrite, {.what = "cannot make the directory",
                                         .file = directory.string(),
                                         .found = problem.message()});
-  }
-  if (!force && !std::filesystem::is_empty(directory, problem)) {
-    throw Error(ErrorCode::kFileWrite, {.what = "the directory is not empty",
-                                        .file = directory.string(),
-                                        .hint = "choose another, or --force to write into it"});
   }
   // An old config.json would belong to other tensors.
   std::filesystem::remove(directory / "config.json", problem);
@@ -81,23 +123,44 @@ void prepare_directory(const std::filesystem::path& directory, uint64_t bytes, b
   }
 }
 
-ExitCode run_synth(const SynthOptions& options) {
+WrittenModel write_drawn(const SynthModel& model, const SynthOptions& options,
+                         const Context& context, Console& console) {
   const std::filesystem::path directory = options.targets.back();
-  const SynthModel model = resolve_model(options);
   const std::vector<SynthShard> shards =
       plan_shards(model, parse_byte_size(options.shard_size, "--shard-size"));
-  uint64_t bytes = 0;
-  for (const SynthShard& shard : shards) bytes += shard.bytes;
-  prepare_directory(directory, bytes, options.force);
+  WrittenModel written{.path = directory, .shards = shards.size()};
+  for (const SynthShard& shard : shards) written.bytes += shard.bytes;
+  prepare_directory(directory, written.bytes);
+  write_checkpoint(context, model, shards, directory, options.seed, console);
+  return written;
+}
 
+WrittenModel write_coded(const SynthModel& model, const SynthOptions& options,
+                         const Context& context, Console& console) {
+  const Container container = container_of(options);
+  return write_coded_checkpoint(context,
+                                {.model = model,
+                                 .form = parse_random_form(form_name(options), container),
+                                 .container = container,
+                                 .destination = options.targets.back(),
+                                 .shard_bytes = parse_byte_size(options.shard_size, "--shard-size"),
+                                 .seed = options.seed},
+                                console);
+}
+
+ExitCode run_synth(const SynthOptions& options) {
+  const SynthModel model = resolve_model(options);
+  require_empty(options.targets.back(), options.force);
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
-  write_checkpoint(context, model, shards, directory, options.seed, console);
+  const bool drawn = is_drawn(options);
+  const WrittenModel written = drawn ? write_drawn(model, options, context, console)
+                                     : write_coded(model, options, context, console);
   console.clear();
-  fmt::print("wrote {}: {}, {} layer{} of {}, {} in {} shard{}\n", directory.string(),
+  fmt::print("wrote {}: {}, {} layer{} of {}{}, {} in {} shard{}\n", written.path.string(),
              model.model_type, model.num_layers, model.num_layers == 1 ? "" : "s",
-             shape_text(model.spec), bytes_text(bytes), shards.size(),
-             shards.size() == 1 ? "" : "s");
+             shape_text(model.spec), drawn ? "" : fmt::format(" as {}", form_name(options)),
+             bytes_text(written.bytes), written.shards, written.shards == 1 ? "" : "s");
   return ExitCode::kOk;
 }
 
@@ -120,14 +183,22 @@ void add_synth_command(CommandLine& line) {
   command.seed(options->seed, "Seed of the weights");
   command.text("--shard-size", "SIZE", options->shard_size, "Largest shard, such as 5GB or 512MiB")
       .with_default();
-  command.flag("--force", options->force, "Write into a directory that is not empty");
+  command.choice("--container", options->container, {kDirectoryName, kGgufName},
+                 "Kind of model, where both have the form: mxfp4 (default: directory, or gguf if "
+                 "OUT_DIR ends in .gguf)");
+  command.flag("--force", options->force,
+               "Write into a directory that is not empty; where codes are made of values, replace "
+               "the model there");
   add_threads_option(command, options->machine);
   add_progress_option(command, options->printing);
   command.footer(
-      "Only the MoE layers' tensors are written. The values are a pure function of the seed.\n\n"
+      "Only the MoE layers' tensors are written. The values are a pure function of the seed.\n"
+      "GGUF's types make GGUF files, and the other forms directories.\n\n"
       "Examples:\n"
       "  conclave synth qwen3-30b-a3b ./qwen3 --layers 2\n"
       "  conclave synth mixtral-8x7b /data/mixtral --shard-size 10GB\n"
+      "  conclave synth qwen3-30b-a3b ./qwen3-q4 --layers 1 --dtype q4_k\n"
+      "  conclave synth qwen3-30b-a3b ./qwen3-gptq --layers 1 --dtype gptq-int4:group=64,asym\n"
       "  conclave synth -E 8 -k 2 -H 64 -I 32 --model-type olmoe --layers 3 ./tiny");
   command.on_run([options] { return run_synth(*options); });
 }

@@ -13,6 +13,7 @@ import pytest
 import conclave
 from support import safetensors
 from support.converted import convert, synth
+from support.packed_words import decode_gptq
 from support.problems import FLOAT32_BAR, expected_output, worst_error
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -46,24 +47,6 @@ def test_gptq_words_are_those_of_their_package(tmp_path: pathlib.Path, form: str
     assert (numpy.abs(decoded - wanted) <= limit).all()
     pytest.importorskip("gptqmodel", reason="GPTQModel is not installed")
     numpy.testing.assert_array_equal(decoded, decode_by_gptqmodel(tensors, name, bits))
-
-
-def codes_of_lines(words: Any, bits: int) -> Any:
-    """[lines, words] of codes that follow each other from the lowest bit on, over words' ends."""
-    stream = numpy.unpackbits(
-        numpy.ascontiguousarray(words).view(numpy.uint8), axis=1, bitorder="little"
-    )
-    codes = stream[:, : stream.shape[1] // bits * bits].reshape(len(stream), -1, bits)
-    return codes @ (1 << numpy.arange(bits))
-
-
-def decode_gptq(tensors: dict[str, Any], name: str, bits: int) -> Any:
-    """float32 has the values: a code of at most 8 bits times a scale of 11."""
-    codes = codes_of_lines(tensors[f"{name}.qweight"].T, bits).T
-    zeros = (codes_of_lines(tensors[f"{name}.qzeros"], bits) + 1) % 2**bits
-    groups = tensors[f"{name}.g_idx"]
-    scales = tensors[f"{name}.scales"].astype(numpy.float32)
-    return ((codes - zeros[groups]).astype(numpy.float32) * scales[groups]).T
 
 
 def decode_by_gptqmodel(tensors: dict[str, Any], name: str, bits: int) -> Any:

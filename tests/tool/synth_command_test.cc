@@ -1,4 +1,6 @@
 // Runs conclave synth, and manifest on its output.
+#include "convert/forms/catalog.h"
+#include "support/case_name.h"
 #include "tool_process.h"
 
 #include "conclave/format.h"
@@ -6,6 +8,8 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+
+#include <algorithm>
 
 namespace conclave::testing {
 namespace {
@@ -100,12 +104,103 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
   }
 }
 
+// Every form of the converter, and forms with their options.
+std::vector<std::string> coded_forms() {
+  std::vector<std::string> forms = tool::random_form_names();
+  for (const char* const more :
+       {"gptq-int4:group=32,asym", "gptq-int3:group=64,asym", "gptq-int8:group=row",
+        "gptq-int4-act-order:group=32,asym", "awq-int4:group=32", "awq-int4:group=64,gemv",
+        "awq-int4:sym", "bnb-nf4:nested", "bnb-fp4:nested", "mlx-int3:group=32"}) {
+    forms.emplace_back(more);
+  }
+  return forms;
+}
+
+class SynthForm : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SynthForm, Model_AgreesWithFloat64AndItsManifest) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  // Rows of 256 columns have whole blocks of all types, and fill words.
+  const ToolResult synth = run_tool(synth_arguments(
+      model, {"--dtype", GetParam(), "--shared", "256", "--model-type", "qwen2_moe"},
+      {"256", "256"}));
+  ASSERT_EQ(synth.exit_code, 0) << synth.err;
+  const std::string file = model + "/model.gguf";
+  const std::string path = std::filesystem::exists(file) ? file : model;
+  EXPECT_EQ(synth.out.find("wrote " + path + ": qwen2_moe, 2 layers"), 0U) << synth.out;
+
+  const ToolResult inspected = run_tool({"inspect", path});
+  EXPECT_EQ(inspected.exit_code, 0) << inspected.err;
+  EXPECT_EQ(inspected.out.find("cannot run"), std::string::npos) << inspected.out;
+  const ToolResult manifest = run_tool({"manifest", path});
+  ASSERT_EQ(manifest.exit_code, 0) << manifest.err;
+  const ToolResult verified = run_tool({"verify", path, "--check-manifest"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Synth, SynthForm, ::testing::ValuesIn(coded_forms()),
+                         [](const auto& test) { return case_name(test.param); });
+
+TEST(Synth, CodedModel_HasTheSameBytesForAnyThreads) {
+  const ScratchDirectory scratch;
+  for (const char* const form : {"q4_k", "gptq-int4-act-order:group=32"}) {
+    std::vector<std::string> texts;
+    for (const char* const threads : {"1", "3"}) {
+      const std::string model = (scratch / (std::string(form) + threads)).string();
+      ASSERT_EQ(
+          run_tool(synth_arguments(model, {"--dtype", form, "--seed", "3", "--threads", threads},
+                                   {"256", "256"}))
+              .exit_code,
+          0);
+      const std::string file = *form == 'q' ? "/model.gguf" : "/model.safetensors";
+      texts.push_back(read_text(model + file));
+    }
+    EXPECT_EQ(texts[0], texts[1]) << form;
+  }
+}
+
+TEST(Synth, ContainerSaysWhichOfTwoFormsIsMeant) {
+  const ScratchDirectory scratch;
+  const std::string directory = (scratch / "directory").string();
+  const std::string file = (scratch / "file").string();
+  const std::string named = (scratch / "named.gguf").string();
+  const Sizes sizes{"64", "32"};
+  ASSERT_EQ(run_tool(synth_arguments(directory, {"--dtype", "mxfp4"}, sizes)).exit_code, 0);
+  ASSERT_EQ(
+      run_tool(synth_arguments(file, {"--dtype", "mxfp4", "--container", "gguf"}, sizes)).exit_code,
+      0);
+  ASSERT_EQ(run_tool(synth_arguments(named, {}, sizes)).exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(directory + "/config.json"));
+  for (const std::string& model : {file, named}) {
+    const ToolResult verified = run_tool({"verify", model + "/model.gguf"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
+TEST(Synth, SizesThatAFormDoesNotHave_AreRefusedAndLeaveNothing) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  for (const char* const form : {"q4_k", "gptq-int4", "bnb-nf4", "mlx-int4"}) {
+    const ToolResult result = run_tool(synth_arguments(model, {"--dtype", form}));
+    EXPECT_EQ(result.exit_code, 3) << form << result.err;
+    EXPECT_NE(result.err.find("[kUnsupported]"), std::string::npos) << result.err;
+    EXPECT_TRUE(std::filesystem::is_empty(scratch.path())) << form;
+  }
+  const ToolResult option = run_tool(synth_arguments(model, {"--dtype", "gptq-int4:order"}));
+  EXPECT_NE(option.err.find("the form has no such option"), std::string::npos) << option.err;
+  const ToolResult family = run_tool(synth_arguments(model, {"--dtype", "gpt-oss-mxfp4"}));
+  EXPECT_EQ(family.exit_code, 2) << family.err;
+}
+
 TEST(Synth, FormsWithoutACheckpoint_AreNotOffered) {
   const ToolResult help = run_tool({"synth", "--help"});
   for (const WeightForm& form : weight_forms()) {
     const bool is_written = form.quant.weights == WeightScale::kNone || !form.method.empty();
-    if (is_written) continue;
-    EXPECT_EQ(help.out.find("|" + std::string(form.name)), std::string::npos) << form.name;
+    const std::vector<std::string> coded = tool::random_form_names();
+    const bool is_converted = std::ranges::find(coded, form.name) != coded.end();
+    if (is_written || is_converted) continue;
+    EXPECT_EQ(help.out.find("|" + std::string(form.name) + "|"), std::string::npos) << form.name;
     const ScratchDirectory scratch;
     const ToolResult result = run_tool(
         synth_arguments((scratch / "model").string(), {"--dtype", std::string(form.name)}));
@@ -147,6 +242,45 @@ TEST(Manifest, FlippedBit_IsFound) {
   const ToolResult result = run_tool({"verify", model, "--check-manifest"});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_NE(result.err.find("[kChecksum]"), std::string::npos) << result.err;
+}
+
+TEST(Manifest, FlippedBitOfAGgufFile_IsFoundInItsSlice) {
+  const ScratchDirectory scratch;
+  const std::string model = (scratch / "model").string();
+  ASSERT_EQ(
+      run_tool(synth_arguments(model, {"--dtype", "q8_0", "--shard-size", "300kB"}, {"256", "256"}))
+          .exit_code,
+      0);
+  std::vector<std::string> parts;
+  for (const auto& entry : std::filesystem::directory_iterator(model)) {
+    parts.push_back(entry.path().string());
+  }
+  std::ranges::sort(parts);
+  ASSERT_GT(parts.size(), 2U);
+  const std::string& first = parts.front();
+  const ToolResult absent = run_tool({"verify", first, "--check-manifest"});
+  EXPECT_EQ(absent.exit_code, 3) << absent.err;
+  EXPECT_NE(absent.err.find(first + ".conclave.manifest.json"), std::string::npos) << absent.err;
+  const ToolResult manifest = run_tool({"manifest", first});
+  EXPECT_EQ(manifest.out, "wrote " + first + ".conclave.manifest.json\n") << manifest.err;
+  EXPECT_EQ(run_tool({"verify", first, "--check-manifest"}).exit_code, 0);
+
+  // Types and shapes of all parts are listed, and a hash of each expert.
+  const auto listed =
+      nlohmann::json::parse(read_text(first + ".conclave.manifest.json"))["tensors"];
+  const auto& stack = listed.at("blk.1.ffn_down_exps.weight");
+  EXPECT_EQ(stack["dtype"], "Q8_0");
+  EXPECT_EQ(stack["shape"], (std::vector<int>{4, 256, 256}));
+  EXPECT_EQ(stack["hashes"].size(), 4U);
+
+  const std::string& last = parts.back();
+  std::string bytes = read_text(last);
+  bytes[bytes.size() - 40] = static_cast<char>(bytes[bytes.size() - 40] ^ 1);
+  write_text(last, bytes);
+  const ToolResult result = run_tool({"verify", first, "--check-manifest"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.err.find("[kChecksum]"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find(last), std::string::npos) << result.err;
 }
 
 }  // namespace

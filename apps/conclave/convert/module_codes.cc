@@ -61,7 +61,7 @@ ModuleCodes::ModuleCodes(const Context& context, const SourceModel& source,
       pairs_[expert_of(module)].push_back(static_cast<int32_t>(i));
     }
     if (!sources_.contains(module.layer)) {
-      sources_[module.layer] = source.checkpoint().layer_source(module.layer);
+      sources_[module.layer] = source.layer_source(module.layer);
       source_quant_[module.layer] = source.checkpoint().layer(module.layer).spec.quant;
     }
   }

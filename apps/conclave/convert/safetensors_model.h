@@ -10,7 +10,7 @@ namespace conclave::tool {
 // The name of a shard of a model.
 std::string safetensors_shard_name(size_t index, size_t count);
 
-class SafetensorsModel final : public SourceModel {
+class SafetensorsModel : public SourceModel {
  public:
   explicit SafetensorsModel(const std::filesystem::path& directory);
 

@@ -50,6 +50,10 @@ class SourceModel {
   virtual bool goes_with_weights(const SourceTensor& tensor) const = 0;
   // Throws Error(kUnsupported) for one that the result could not describe as it is.
   virtual void require_copyable(const SourceTensor& tensor) const = 0;
+  // The weights of a layer of the checkpoint.
+  virtual std::unique_ptr<WeightSource> layer_source(int64_t layer) const {
+    return checkpoint_.layer_source(layer);
+  }
   // Results lie in files as their sources do. The arguments must outlive the result.
   virtual std::unique_ptr<ResultFiles> result_files(const ConversionPlan& plan,
                                                     const ConvertRequest& request) const = 0;

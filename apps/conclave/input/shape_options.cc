@@ -1,5 +1,6 @@
 #include "input/shape_options.h"
 
+#include "convert/forms/catalog.h"
 #include "spec_text.h"
 
 #include "conclave/error.h"
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -93,7 +95,21 @@ std::vector<std::string> names_of(const std::vector<WeightForm>& forms) {
   return names;
 }
 
+// Forms that are drawn, and those that are made of values, with their options.
+std::vector<std::string> written_names() {
+  std::vector<std::string> names = names_of(forms_of(TypesOf::kWritten));
+  for (std::string& name : random_form_names()) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
 }  // namespace
+
+bool has_drawn_form(const std::string& name) {
+  return std::ranges::any_of(forms_of(TypesOf::kWritten),
+                             [&](const WeightForm& form) { return form.name == name; });
+}
 
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note) {
   command.text("-m,--model", "PRESET", options.models,
@@ -109,6 +125,12 @@ void add_shape_options(Command& command, ShapeOptions& options, TypesOf types) {
                  "Intermediate size of one expert");
   command.number("--shared", "N", options.shared_size, kSizes,
                  "Intermediate size of a shared expert");
+  if (types == TypesOf::kWritten) {
+    command.choice_with_options("--dtype", options.dtype, written_names(),
+                                "Type of the weights (default: the preset's, or bf16); some forms "
+                                "take options, as gptq-int4:group=64,asym");
+    return;
+  }
   const bool blocks = types == TypesOf::kAnyFile;
   Option dtype = command.choice(
       "--dtype", options.dtype, names_of(forms_of(types)),

@@ -26,6 +26,9 @@ struct ShapeOptions {
 // and others of any checkpoint in a directory, or also "Q4_K" and other blocks of GGUF files.
 enum class TypesOf { kWritten, kDirectories, kAnyFile };
 void add_shape_options(Command& command, ShapeOptions& options, TypesOf types);
+// Whether random weights of checkpoints that are written here are drawn in a form of this name;
+// others are made of values.
+bool has_drawn_form(const std::string& name);
 void add_model_option(Command& command, ShapeOptions& options, const std::string& default_note);
 
 // Adds --rows.

@@ -30,17 +30,18 @@ struct Family {
   const char* intermediate_key;
   SharedPart shared;
   bool has_norm_topk_prob;  // the others always renormalise
+  Renormalize usual;        // in published models
 };
 
 constexpr Family kFamilies[] = {
     {"mixtral", "MixtralForCausalLM", "block_sparse_moe", "w1", "w3", "w2", "num_local_experts",
-     "intermediate_size", SharedPart::kNever, false},
+     "intermediate_size", SharedPart::kNever, false, Renormalize::kSum},
     {"olmoe", "OlmoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
-     "intermediate_size", SharedPart::kNever, true},
+     "intermediate_size", SharedPart::kNever, true, Renormalize::kNone},
     {"qwen2_moe", "Qwen2MoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
-     "moe_intermediate_size", SharedPart::kAlways, true},
+     "moe_intermediate_size", SharedPart::kAlways, true, Renormalize::kNone},
     {"qwen3_moe", "Qwen3MoeForCausalLM", "mlp", "gate_proj", "up_proj", "down_proj", "num_experts",
-     "moe_intermediate_size", SharedPart::kNever, true},
+     "moe_intermediate_size", SharedPart::kNever, true, Renormalize::kSum},
 };
 
 const Family& find_family(const std::string& model_type) {
@@ -175,6 +176,10 @@ std::vector<std::string> synth_model_types() {
   std::vector<std::string> names;
   for (const Family& family : kFamilies) names.emplace_back(family.model_type);
   return names;
+}
+
+Renormalize usual_renormalize(const std::string& model_type) {
+  return find_family(model_type).usual;
 }
 
 void check_family(const SynthModel& model) {

@@ -45,6 +45,8 @@ std::vector<std::string> synth_model_types();
 // Throws Error(kUnknownName), or Error(kUnsupported) if the family has no shared expert or requires
 // one.
 void check_family(const SynthModel& model);
+// How published models of the family normalise weights, which their GGUF files do not say.
+Renormalize usual_renormalize(const std::string& model_type);
 // Tensors are in the family's order. Every shard but the last has at most `shard_bytes`, unless it
 // holds a single tensor.
 std::vector<SynthShard> plan_shards(const SynthModel& model, uint64_t shard_bytes);
