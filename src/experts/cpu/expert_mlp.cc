@@ -372,6 +372,7 @@ class ExpertMlp final : public ExpertsKernel {
     return {
         .panel = panel,
         .next_panel = fetch_ahead(item) ? next_panel : nullptr,
+        .panel_bytes = static_cast<int64_t>(gate_up_at_.stride),
         .k = layout_.hidden_size,
         .rows = rows,
         .row_index = by_index ? call.batch.source_row + item.first_slot : nullptr,
@@ -416,6 +417,7 @@ class ExpertMlp final : public ExpertsKernel {
     const std::byte* const rows = call.intermediate + item.first_row * intermediate_row_bytes();
     return {.panel = panel,
             .next_panel = fetch_ahead(item) ? next_panel : nullptr,
+            .panel_bytes = static_cast<int64_t>(down_at_.stride),
             .k = layout_.intermediate_size,
             .rows = rows,
             .row_bytes = intermediate_row_bytes(),

@@ -137,9 +137,10 @@ Support needs_scales_of_tiles(const ExpertsProblem& problem) {
 
 // Rows that read a panel once are limited by memory: whether fetching ahead helps them depends on
 // the CPU. With more rows per panel, the CPU's prefetcher would start on the next one too late.
-int64_t fetch_above(int64_t rows_of_one_pass) {
+// Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
+int64_t fetch_above(const ExpertsProblem& problem, int64_t rows_of_one_pass) {
   static const bool kAlways = cpu::fetch_instructions_speed_streams(cpu::cpu_id());
-  return kAlways ? 0 : rows_of_one_pass;
+  return kAlways || !is_plain(problem.weight_dtype) ? 0 : rows_of_one_pass;
 }
 
 // Rows of bf16 that go past a panel together: as many as half of a second-level cache of 2 MiB
@@ -176,11 +177,11 @@ MlpFunctions of_matrices(const ExpertsProblem& problem,
 }
 
 // Config for products of whole numbers with 8 lanes.
-ExpertMlpConfig narrow_config(const MlpFunctions& functions) {
+ExpertMlpConfig narrow_config(const ExpertsProblem& problem, const MlpFunctions& functions) {
   return {.functions = functions,
           .tiling = {.tile = 6},
           .tile = "6x16",
-          .fetch_above_rows = fetch_above(2)};
+          .fetch_above_rows = fetch_above(problem, 2)};
 }
 
 }  // namespace
@@ -190,10 +191,9 @@ Support amx_supports(const ExpertsProblem& problem) {
   if (Support scales = needs_scales_of_tiles(problem); !scales) return scales;
   return needs_arithmetic(problem, cpu::Arithmetic::kAmxBf16, cpu::Isa::kAmx);
 }
-// Decoding leaves no time to wait for codes, so that they are fetched on any CPU.
 std::unique_ptr<ExpertsKernel> make_amx(const ExpertsProblem& problem) {
   if (problem.is_beside_quantised_rows) return make_avx512(problem);
-  const int64_t fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(16) : 0;
+  const int64_t fetch_above_rows = fetch_above(problem, 16);
   if (problem.quant.activations != ActivationScale::kNone) {
     return make_expert_mlp(
         problem,
@@ -218,7 +218,7 @@ std::unique_ptr<ExpertsKernel> make_avx512_bf16(const ExpertsProblem& problem) {
                           .code_dtype = DType::kBF16,
                           .tiling = {.tile = 6},
                           .tile = "6x64",
-                          .fetch_above_rows = is_plain(problem.weight_dtype) ? fetch_above(6) : 0});
+                          .fetch_above_rows = fetch_above(problem, 6)});
 }
 
 Support amx_int8_supports(const ExpertsProblem& problem) {
@@ -226,8 +226,8 @@ Support amx_int8_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_amx_int8(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx512(problem);
-  return make_expert_mlp(
-      problem, integer_tile_config(of_matrices(problem, mlp_functions_amx_int8), fetch_above(6)));
+  return make_expert_mlp(problem, integer_tile_config(of_matrices(problem, mlp_functions_amx_int8),
+                                                      fetch_above(problem, 6)));
 }
 
 Support avx512_vnni_supports(const ExpertsProblem& problem) {
@@ -238,7 +238,7 @@ std::unique_ptr<ExpertsKernel> make_avx512_vnni(const ExpertsProblem& problem) {
   return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx512_vnni),
                                    .tiling = {.tile = 6},
                                    .tile = "6x64",
-                                   .fetch_above_rows = fetch_above(6)});
+                                   .fetch_above_rows = fetch_above(problem, 6)});
 }
 
 Support avx_vnni_supports(const ExpertsProblem& problem) {
@@ -247,7 +247,8 @@ Support avx_vnni_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_avx_vnni(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx2(problem);
-  return make_expert_mlp(problem, narrow_config(of_matrices(problem, mlp_functions_avx_vnni)));
+  return make_expert_mlp(problem,
+                         narrow_config(problem, of_matrices(problem, mlp_functions_avx_vnni)));
 }
 
 Support avx2_int8_supports(const ExpertsProblem& problem) {
@@ -255,7 +256,8 @@ Support avx2_int8_supports(const ExpertsProblem& problem) {
 }
 std::unique_ptr<ExpertsKernel> make_avx2_int8(const ExpertsProblem& problem) {
   if (is_plain(problem.weight_dtype)) return make_avx2(problem);
-  return make_expert_mlp(problem, narrow_config(of_matrices(problem, mlp_functions_avx2_int8)));
+  return make_expert_mlp(problem,
+                         narrow_config(problem, of_matrices(problem, mlp_functions_avx2_int8)));
 }
 
 Support avx512_supports(const ExpertsProblem& problem) {
@@ -265,7 +267,7 @@ std::unique_ptr<ExpertsKernel> make_avx512(const ExpertsProblem& problem) {
   return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx512),
                                    .tiling = {.tile = 6},
                                    .tile = "6x64",
-                                   .fetch_above_rows = fetch_above(6)});
+                                   .fetch_above_rows = fetch_above(problem, 6)});
 }
 
 Support avx2_supports(const ExpertsProblem& problem) {
@@ -275,7 +277,7 @@ std::unique_ptr<ExpertsKernel> make_avx2(const ExpertsProblem& problem) {
   return make_expert_mlp(problem, {.functions = of_matrices(problem, mlp_functions_avx2),
                                    .tiling = {.tile = 6},
                                    .tile = "6x16",
-                                   .fetch_above_rows = fetch_above(6)});
+                                   .fetch_above_rows = fetch_above(problem, 6)});
 }
 
 Support cpu_reference_supports(const ExpertsProblem& problem) {

@@ -306,12 +306,10 @@ struct ComputeDirectTile {
   }
 };
 
-template <class Weights>
 CONCLAVE_KERNEL_INLINE Ahead fetch_codes(const PanelTask& task) {
   const int64_t blocks = (task.num_rows + kMaxStripRows - 1) / kMaxStripRows;
   const int64_t turns = (task.k + kCodesPerTurn - 1) / kCodesPerTurn;
-  const int64_t bytes = task.k * Weights::Codes::kRowBytes;
-  return Ahead::during(blocks, task.panel, task.next_panel, bytes, turns);
+  return Ahead::during(blocks, task.panel, task.next_panel, task.panel_bytes, turns);
 }
 
 template <class Weights>
@@ -325,7 +323,7 @@ CONCLAVE_KERNEL_INLINE void compute_blocks(const PanelTask& task, Ahead& ahead) 
 template <class Format>
 void compute_coded_panel(const PanelTask& task) noexcept {
   if (task.num_rows == 0) return;
-  Ahead ahead = fetch_codes<WidenedCodes<Format>>(task);
+  Ahead ahead = fetch_codes(task);
   // With an order each k looks its group up, which strips do once for all rows.
   if (task.num_rows <= kMaxDirectRows && task.order.lower == nullptr) {
     call_for<kMaxDirectRows>(task.num_rows, ComputeDirectTile<Format>{task, ahead});

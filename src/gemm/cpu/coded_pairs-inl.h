@@ -343,7 +343,7 @@ void compute_paired_panel(const PanelTask& task) noexcept {
   constexpr int kFew = kDecodingRows<Format>;
   const int64_t blocks = (task.num_rows + kMaxPairedRows - 1) / kMaxPairedRows;
   const int64_t turns = task.k / (2 * kPairsPerTurn) + 1;
-  Ahead ahead = fetch_panel<Format>(task, turns, blocks);
+  Ahead ahead = fetch_panel(task, turns, blocks);
   for (int64_t first = 0; first < task.num_rows; first += kMaxPairedRows) {
     const int64_t count = lesser(kMaxPairedRows, task.num_rows - first);
     if (count <= kFew) {

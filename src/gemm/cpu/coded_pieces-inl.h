@@ -95,12 +95,8 @@ CONCLAVE_KERNEL_INLINE void fetch_scales(const PanelTask& task, const Piece& pie
 }
 
 // Fetches a panel of codes with its scales and offsets.
-template <class Format>
 CONCLAVE_KERNEL_INLINE Ahead fetch_panel(const PanelTask& task, int64_t turns, int64_t passes) {
-  const int64_t groups = scale_index(task, task.k - 1) + 64;
-  const int64_t scale_bytes = groups * (task.offsets.exist() ? 8 : 4);
-  const int64_t bytes = task.k * Format::kBits * 8 + scale_bytes;
-  return Ahead::during(passes, task.panel, task.next_panel, bytes, turns);
+  return Ahead::during(passes, task.panel, task.next_panel, task.panel_bytes, turns);
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

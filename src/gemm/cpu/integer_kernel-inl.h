@@ -222,8 +222,8 @@ struct IntegerPanel {
     if (task.num_rows == 0) return;
     const int64_t tiles = (task.num_rows + kMaxIntegerTileRows - 1) / kMaxIntegerTileRows;
     const int64_t turns = (task.k + 4 * kQuadsPerTurn - 1) / (4 * kQuadsPerTurn);
-    const int64_t bytes = task.k * Weights::kRowBytes;
-    Ahead ahead = Ahead::during(tiles, task.panel, task.next_panel, bytes, turns * Quads::kSlices);
+    Ahead ahead =
+        Ahead::during(tiles, task.panel, task.next_panel, task.panel_bytes, turns * Quads::kSlices);
     for (int64_t t = 0, row = 0; t < tiles; ++t) {
       const int64_t rows = task.num_rows / tiles + (t < task.num_rows % tiles ? 1 : 0);
       with_rows<kMaxIntegerTileRows>(rows, ComputeIntegerTile<Weights>{task, row, ahead});
