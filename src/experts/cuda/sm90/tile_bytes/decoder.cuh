@@ -52,45 +52,34 @@ class DecodedLanes {
   uint32_t high_;
 };
 
-// A row's codes of a stage and their scales, in registers.
-class CodesOfRow {
- public:
-  CodesOfRow() = default;
-  __device__ __forceinline__ void load(const CodeRing& ring, int32_t slot, int32_t row) {
-    const uint8_t* const codes = ring.codes[slot] + row * CodeRing::kRowBytes;
+// Decodes a row of a stage's weights, of which 16 bytes of codes are eight of each of two groups of
+// 32 columns; two of the eight have a place side by side.
+__device__ __forceinline__ void decode_row(const CodeRing& ring, int32_t slot, int32_t row,
+                                           uint8_t* weights) {
+  constexpr int kChunks = CodeRing::kRowBytes / 16;
+  const uint8_t* const codes = ring.codes[slot] + row * CodeRing::kRowBytes;
+  uint8_t* const decoded = weights + row * 128;
+  uint4 words[kChunks];
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      words_[i] = ptx::load_shared(ptx::shared_address(codes + (i ^ (row / 2 % 4)) * 16));
-      scales_[i] = ring.scales[slot][i][row];
+  for (int i = 0; i < kChunks; ++i) {
+    words[i] = ptx::load_shared(ptx::shared_address(codes + (i ^ (row / 2 % 4)) * 16));
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // each has 64 columns
+    const DecodedLanes lanes[2] = {DecodedLanes(ring.scales[slot][2 * half][row]),
+                                   DecodedLanes(ring.scales[slot][2 * half + 1][row])};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4& chunk = words[2 * half + i];
+      const uint2 first[2] = {lanes[0].of(chunk.x), lanes[0].of(chunk.z)};
+      const uint2 second[2] = {lanes[1].of(chunk.y), lanes[1].of(chunk.w)};
+      *reinterpret_cast<uint4*>(decoded + ((4 * half + i) ^ (row % 8)) * 16) =
+          make_uint4(first[0].x, first[0].y, first[1].x, first[1].y);
+      *reinterpret_cast<uint4*>(decoded + ((4 * half + 2 + i) ^ (row % 8)) * 16) =
+          make_uint4(second[0].x, second[0].y, second[1].x, second[1].y);
     }
   }
-  // Writes the row's 128 columns. 16 bytes of codes are eight of each of two groups of 32 columns;
-  // two of the eight have a place side by side.
-  __device__ __forceinline__ void decode(int32_t row, uint8_t* weights) const {
-    uint8_t* const decoded = weights + row * 128;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // each has 64 columns
-      const DecodedLanes lanes[2] = {DecodedLanes(scales_[2 * half]),
-                                     DecodedLanes(scales_[2 * half + 1])};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4& chunk = words_[2 * half + i];
-        const uint2 first[2] = {lanes[0].of(chunk.x), lanes[0].of(chunk.z)};
-        const uint2 second[2] = {lanes[1].of(chunk.y), lanes[1].of(chunk.w)};
-        *reinterpret_cast<uint4*>(decoded + ((4 * half + i) ^ (row % 8)) * 16) =
-            make_uint4(first[0].x, first[0].y, first[1].x, first[1].y);
-        *reinterpret_cast<uint4*>(decoded + ((4 * half + 2 + i) ^ (row % 8)) * 16) =
-            make_uint4(second[0].x, second[0].y, second[1].x, second[1].y);
-      }
-    }
-  }
-
- private:
-  static constexpr int kChunks = CodeRing::kRowBytes / 16;
-  static_assert(kChunks == CodeRing::kScalesOfStage);
-  uint4 words_[kChunks];
-  uint32_t scales_[kChunks];
-};
+}
 
 // A warp's 32 rows of a half follow each other: one copy sends them to the other block.
 template <class Config>
@@ -103,9 +92,7 @@ __device__ __forceinline__ void send_rows(SharedStorage<Config>& shared, int32_t
                           ptx::map_to_block(ptx::shared_address(&shared.full[stage]), peer));
 }
 
-// The decoding warpgroup calls this. A thread has a row of each half that its block decodes. The
-// codes of the next stage are asked for before this one is handed over, since a scheduler has one
-// warp that decodes.
+// The decoding warpgroup calls this.
 template <class Config>
 __device__ void decode_weights(SharedStorage<Config>& shared) {
   constexpr int32_t kHalfRows = Config::kWeightRows / 2;
@@ -116,39 +103,25 @@ __device__ void decode_weights(SharedStorage<Config>& shared) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x) % kHalfRows;
   const int32_t own_half = static_cast<int32_t>(ptx::cluster_rank()) * kHalfRows;
   const bool signals = threadIdx.x % 32 == 0;
-  CodeWork work = CodeWork::kEnd;
-  int32_t first_row = 0;
-  CodesOfRow codes;
-  const auto begin = [&] {
+  for (;; slot.advance(), stage.advance()) {
     ptx::mbarrier_wait(&ring.full[slot.slot], slot.phase);
-    work = ring.work[slot.slot];
-    first_row = thread + (work == CodeWork::kHalf ? own_half : 0);
-    if (work == CodeWork::kHalf || work == CodeWork::kAll) codes.load(ring, slot.slot, first_row);
-  };
-  begin();
-  for (;;) {
-    const CodeWork now = work;
-    const int32_t row = first_row;
-    uint64_t* const full = &shared.full[stage.slot];
-    uint64_t* const emptied = &ring.empty[slot.slot];
-    uint8_t* const weights = shared.weights[stage.slot];
+    const CodeWork work = ring.work[slot.slot];
     ptx::mbarrier_wait(&shared.empty[stage.slot], stage.phase ^ 1);
-    if (now == CodeWork::kHalf || now == CodeWork::kAll) codes.decode(row, weights);
-    if (now == CodeWork::kAll) {
-      codes.load(ring, slot.slot, row + kHalfRows);
-      codes.decode(row + kHalfRows, weights);
+    uint8_t* const weights = shared.weights[stage.slot];
+    const int32_t halves = work == CodeWork::kAll ? 2 : work == CodeWork::kHalf ? 1 : 0;
+    const int32_t first_row = thread + (work == CodeWork::kHalf ? own_half : 0);
+#pragma unroll 1
+    for (int32_t half = 0; half < halves; ++half) {
+      decode_row(ring, slot.slot, first_row + half * kHalfRows, weights);
     }
-    slot.advance();
-    if (now != CodeWork::kEnd) begin();
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (signals) {
-      ptx::mbarrier_arrive(emptied);
-      ptx::mbarrier_arrive(full);
-      if (now == CodeWork::kHalf) send_rows<Config>(shared, stage.slot, row);
+      ptx::mbarrier_arrive(&ring.empty[slot.slot]);
+      ptx::mbarrier_arrive(&shared.full[stage.slot]);
+      if (work == CodeWork::kHalf) send_rows<Config>(shared, stage.slot, first_row);
     }
-    if (now == CodeWork::kEnd) return;
-    stage.advance();
+    if (work == CodeWork::kEnd) return;
   }
 }
 
