@@ -196,7 +196,8 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
   for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
     check_base(row);
     const auto& [arithmetic, is_reference, tiles, make, workspace_bytes, cost, adds_rows,
-                 reads_factors, reads_values] = static_cast<const experts::DeviceKernel&>(row);
+                 reads_factors, reads_values, decodes_lanes] =
+        static_cast<const experts::DeviceKernel&>(row);
     EXPECT_FALSE(arithmetic.empty()) << row.name;
     EXPECT_NE(tiles, nullptr) << row.name;
     EXPECT_NE(make, nullptr) << row.name;
@@ -206,6 +207,8 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
     some_adds_rows |= adds_rows;
     some_reads_factors |= reads_factors;
     some_reads_values |= reads_values;
+    // Bytes of scales are factors, and rows beside such weights stay codes.
+    EXPECT_TRUE(!decodes_lanes || (reads_factors && !reads_values)) << row.name;
   }
   EXPECT_TRUE(some_adds_rows);
   EXPECT_TRUE(some_reads_factors);

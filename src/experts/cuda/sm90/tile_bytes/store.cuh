@@ -157,19 +157,19 @@ __device__ __forceinline__ void store_codes(const Params& params, float (&sums)[
       *reinterpret_cast<uint2*>(row + first + 8 * quad) = make_uint2(
           __byte_perm(words[h], words[h + 1], 0x4026), __byte_perm(words[h], words[h + 1], 0x5137));
     }
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int h = 0; h < 8; h += 4) {
-    transpose_quad(words[h], words[h + 1], words[h + 2], words[h + 3]);
-    const int32_t first = column + 16 * h + 16 * quad;
-    // The stride of a row is I rounded up to 16: whole stores stay inside it.
-    if (row != nullptr && first < params.output_stride) {
-      *reinterpret_cast<uint4*>(row + first) =
-          make_uint4(__byte_perm(words[h], words[h + 1], 0x5410),
-                     __byte_perm(words[h + 2], words[h + 3], 0x5410),
-                     __byte_perm(words[h], words[h + 1], 0x7632),
-                     __byte_perm(words[h + 2], words[h + 3], 0x7632));
+    for (int h = 0; h < 8; h += 4) {
+      transpose_quad(words[h], words[h + 1], words[h + 2], words[h + 3]);
+      const int32_t first = column + 16 * h + 16 * quad;
+      // The stride of a row is I rounded up to 16: whole stores stay inside it.
+      if (row != nullptr && first < params.output_stride) {
+        *reinterpret_cast<uint4*>(row + first) =
+            make_uint4(__byte_perm(words[h], words[h + 1], 0x5410),
+                       __byte_perm(words[h + 2], words[h + 3], 0x5410),
+                       __byte_perm(words[h], words[h + 1], 0x7632),
+                       __byte_perm(words[h + 2], words[h + 3], 0x7632));
+      }
     }
   }
 }
