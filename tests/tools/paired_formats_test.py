@@ -19,7 +19,8 @@ except ImportError:
 class FormatTableTest(unittest.TestCase):
     def test_weight_bits_count_scales(self):
         found = {name: row.weight_bits for name, row in formats.FORMATS.items()}
-        self.assertEqual(found, {"bf16": 16, "e4m3": 8 + 32 / 16384, "int4": 4.125, "mxfp4": 4.25, "nvfp4": 4.5})
+        mxfp4 = {"mxfp4": 4.25, "mxfp4_fp8": 4.25, "mxfp4_fp8_group": 4.25}
+        self.assertEqual(found, {"bf16": 16, "e4m3": 8 + 32 / 16384, "int4": 4.125, **mxfp4, "nvfp4": 4.5})
 
     def test_unknown_format_is_refused_with_the_known_ones(self):
         for make in (lambda: formats.find("int3"), lambda: cases.parse_case("8x2x256x256:int3")):
@@ -97,6 +98,20 @@ class FourBitCodesTest(unittest.TestCase):
         codec = formats.find("mxfp4").codec
         once = codec.decode(*codec.encode(torch.randn(6, 96)))
         self.assertTrue(torch.equal(codec.decode(*codec.encode(once)), once))
+
+    def test_rows_beside_mxfp4_are_e4m3_of_a_row_or_of_its_groups(self):
+        rows = torch.randn(3, 160, dtype=torch.float64)
+        rows[1, :128] *= 1e-5
+        of_rows, of_groups = (formats.find(f"mxfp4_fp8{end}").codec.rows_as_read(rows) for end in ("", "_group"))
+        for found, begin, end in ((of_rows, 0, 160), (of_groups, 0, 128), (of_groups, 128, 160)):
+            part = rows[:, begin:end]
+            step = (part.float().abs().amax(-1, keepdim=True) / 448).double()
+            codes = (part.float() / step.float()).to(torch.float8_e4m3fn).double()
+            self.assertTrue(torch.equal(found[:, begin:end], codes * step), (begin, end))
+        # A row's small columns are lost beside its large ones, a group's are not.
+        lost = [(found[1, :128] - rows[1, :128]).norm() / rows[1, :128].norm() for found in (of_rows, of_groups)]
+        self.assertGreater(float(lost[0]), 0.3)
+        self.assertLess(float(lost[1]), 0.05)
 
     def test_group_of_zeros_stays_zero(self):
         for name in ("int4", "mxfp4"):

@@ -55,6 +55,30 @@ TEST(LaneCodes, Codes_ComeBack) {
   expect_codes_back<CodeOrder::kLanesOfPairs>();
 }
 
+// A word of weights becomes eight bytes side by side, the even columns' first, and rows of bytes
+// have their columns so. Bytes of a half are in the order in which pairs have their bits.
+TEST(LaneCodes, BytesOfRows_FollowTheWordsOfWeights) {
+  std::array<int32_t, experts::kWordColumns> columns = {};
+  columns.fill(-1);
+  for (int32_t column = 0; column < experts::kWordColumns; ++column) {
+    const int32_t byte = experts::lane_byte(column);
+    ASSERT_GE(byte, 0);
+    ASSERT_LT(byte, experts::kWordColumns);
+    EXPECT_EQ(columns.at(static_cast<size_t>(byte)), -1) << column;
+    columns.at(static_cast<size_t>(byte)) = column;
+    // A block of 64 columns repeats it.
+    EXPECT_EQ(experts::lane_byte(column + experts::kWordColumns), byte);
+  }
+  for (int32_t byte = 0; byte < experts::kWordColumns; ++byte) {
+    const LanePlace place = lane_place(columns.at(static_cast<size_t>(byte)));
+    EXPECT_EQ(place.word / 2, byte / 8) << byte;
+    EXPECT_EQ(place.half, byte % 8 / 4) << byte;
+    if (byte % 4 == 0) continue;
+    const LanePlace before = lane_place(columns.at(static_cast<size_t>(byte - 1)));
+    EXPECT_GT(experts::lane_low_bit(place), experts::lane_low_bit(before)) << byte;
+  }
+}
+
 // The A operand of a product of 16 columns: lane p of four has columns 2 p, 2 p + 1 and these
 // plus 8.
 TEST(LaneCodes, LanesOfAProduct_HaveTheirColumnsInTwoWords) {

@@ -139,5 +139,29 @@ TEST(ScaleBytes, OtherNumbers_AreNoScales) {
   }
 }
 
+// Kernels decode codes to e5m2, of which the table of a scale is made by two multiply-adds of its
+// byte: every byte that is near enough, with every code.
+TEST(ScaleBytes, NearBytes_GiveNumbersOfE5m2) {
+  const quant::CodeBook& codes = *quant::format_of(DType::kF4).codes;
+  const quant::CodeBook& numbers = *quant::format_of(DType::kF8E5M2).codes;
+  for (int32_t byte = experts::kLeastNearOfE5m2; byte <= experts::kMostNear; ++byte) {
+    for (uint8_t code = 0; code < 8; ++code) {
+      // 2^13 is the factor of the largest scale.
+      const float weight = std::ldexp(codes.decode(code), 13 - (experts::kMostNear - byte));
+      const uint8_t number = numbers.encode(weight);
+      EXPECT_EQ(numbers.decode(number), weight) << byte << " " << int{code};
+      const int32_t half = 4 * (byte - experts::kLeastNearOfE5m2 + 1);
+      constexpr int32_t kSteps[] = {0, 0, 4, 6, 8, 10, 12, 14};
+      EXPECT_EQ(int{number}, code == 0 ? 0 : half + kSteps[code]) << byte << " " << int{code};
+    }
+  }
+}
+
+TEST(ScaleBytes, Span_IsThatOfPowers) {
+  EXPECT_EQ(ScaleBytes(ScaleValues::kPowerOfTwo, ByteForm::kNear, powers(100, 127)).span(), 27);
+  EXPECT_EQ(ScaleBytes(ScaleValues::kPowerOfTwo, ByteForm::kNear, powers(9, 9)).span(), 0);
+  EXPECT_EQ(ScaleBytes(ScaleValues::kPowerOfTwo, ByteForm::kNear, {}).span(), 0);
+}
+
 }  // namespace
 }  // namespace conclave

@@ -151,18 +151,56 @@ TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
 
 // Kernels of many rows may round no weight beside rows of codes, and round none of these.
 TEST(CudaPlan, ManyRowsOfCodesBesideExactWeights_HaveTheTilesOfManyRows) {
-  const auto last_kernel = [](ScaleValues scales) {
+  const auto last_kernel = [](ScaleValues scales, DType rows) {
     MoeSpec spec = qwen3();
     spec.weight_dtype = DType::kF4;
     spec.quant = {.weights = WeightScale::kBlock,
                   .block_rows = 1,
                   .block_cols = 32,
                   .activations = ActivationScale::kToken,
+                  .activation_dtype = rows,
                   .scale_values = scales};
     return std::string(plan(spec, {.max_tokens = 4096}).routed.ladder.back().row->name);
   };
-  EXPECT_EQ(last_kernel(ScaleValues::kPowerOfTwo), "cuda.tile_codes_sm90");
-  EXPECT_EQ(last_kernel(ScaleValues::kFloat), "cuda.stream_codes_sm90");
+  EXPECT_EQ(last_kernel(ScaleValues::kPowerOfTwo, DType::kI8), "cuda.tile_codes_sm90");
+  EXPECT_EQ(last_kernel(ScaleValues::kFloat, DType::kI8), "cuda.stream_codes_sm90");
+  EXPECT_EQ(last_kernel(ScaleValues::kFloat, DType::kF8E4M3), "cuda.stream_codes_sm90");
+}
+
+// mxfp4 weights become bytes beside rows of e4m3, but for scales that bytes do not hold.
+TEST(CudaPlan, Mxfp4BesideManyRowsOfE4m3_AreBytesWhereTheirScalesLieNear) {
+  MoeSpec spec = qwen3();
+  spec.weight_dtype = DType::kF4;
+  spec.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = 32,
+                .activations = ActivationScale::kToken,
+                .scale_values = ScaleValues::kPowerOfTwo};
+  const LayerOptions options{.max_tokens = 16384};
+  const cuda::DeviceInfo device = h200();
+  const auto plan_of = [&](int32_t span) {
+    return plan_cuda_layer(
+        {.spec = spec, .options = options, .parallel = {}, .device = device, .scale_span = span});
+  };
+  for (const int32_t span : {0, 26}) {
+    const std::vector<PlanRung> ladder = plan_of(span).summary.ladder;
+    EXPECT_EQ(rung_for(ladder, 64).kernel, "cuda.stream_codes_sm90");
+    EXPECT_EQ(rung_for(ladder, 1024).kernel, "cuda.tile_codes_sm90");
+    EXPECT_EQ(rung_for(ladder, 4096).kernel, "cuda.tile_fp4_fp8_sm90");
+    EXPECT_EQ(rung_for(ladder, 16384).kernel, "cuda.tile_fp4_fp8_sm90");
+  }
+  const Plan far = plan_of(27).summary;
+  EXPECT_EQ(rung_for(far.ladder, 16384).kernel, "cuda.tile_codes_sm90");
+  const auto row = std::ranges::find(far.rows, "cuda.tile_fp4_fp8_sm90", &PlanRow::name);
+  ASSERT_NE(row, far.rows.end());
+  EXPECT_NE(row->reason.find("2^-27"), std::string::npos) << row->reason;
+  // Groups of float32 scales have no values of bf16: this kernel takes any number of them.
+  spec.quant.activations = ActivationScale::kGroup;
+  EXPECT_EQ(rung_for(plan_of(0).summary.ladder, 1).kernel, "cuda.tile_fp4_fp8_sm90");
+  EXPECT_EQ(rung_for(plan_of(27).summary.ladder, 16384).kernel, "cuda.reference");
+  spec.quant.activations = ActivationScale::kToken;
+  spec.intermediate_size = 760;  // no multiple of 32
+  EXPECT_EQ(rung_for(plan_of(0).summary.ladder, 16384).kernel, "cuda.tile_codes_sm90");
 }
 
 // Kernels of codes would take such rows as values of bf16, at half the rate.
