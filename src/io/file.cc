@@ -130,7 +130,8 @@ void File::map() {
 void File::release(uint64_t offset, uint64_t bytes) const noexcept {
   if (mapping_ == nullptr || bytes == 0) return;
   const uint64_t begin = offset / kFaultWindowBytes * kFaultWindowBytes;
-  const uint64_t past = round_up(offset + bytes, kFaultWindowBytes);
+  const uint64_t past =
+      (offset + bytes + kFaultWindowBytes - 1) / kFaultWindowBytes * kFaultWindowBytes;
   const uint64_t end = past < stamp_.bytes ? past : stamp_.bytes;
   if (begin >= end) return;
   madvise(static_cast<std::byte*>(mapping_) + begin, end - begin, MADV_DONTNEED);
