@@ -20,9 +20,7 @@ void add_words(std::string_view option, Wording& wording) {
 Wording make_wording() {
   Wording wording = {{"Checkpoint::write_manifest", "python -m conclave manifest"},
                      {"ContextOptions.device", "device"},
-                     {"ContextOptions.num_threads", "num_threads"},
-                     {"FileAccess::kMap", "files mapped into memory"},
-                     {"WeightUse::kInPlace", "weights read in place"}};
+                     {"ContextOptions.num_threads", "num_threads"}};
   add_words<RouterScore>("score", wording);
   add_words<RouterOrder>("order", wording);
   add_words<GroupScore>("group_score", wording);

@@ -83,7 +83,7 @@ ConstTensorView lent_block(const WeightSource& source, WeightId id, int64_t expe
       {.what = "this layer reads its experts where their source has them in memory, and the "
                "source given does not have this matrix there",
        .tensor = source.locate(id, expert),
-       .hint = "open the checkpoint with FileAccess::kMap, or make another layer"});
+       .hint = "open the checkpoint so that its files are mapped, or make another layer"});
 }
 
 }  // namespace

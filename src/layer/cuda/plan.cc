@@ -96,8 +96,9 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
   checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
               "Reduce::kFull over several ranks; Reduce::kPartial is there");
-  checks.need(plan.options.weights == WeightUse::kPacked, "weights",
-              "WeightUse::kInPlace; a GPU reads weights in its own memory where they lie anyway");
+  checks.need(
+      plan.options.weights == WeightUse::kPacked, "weights",
+      "weights in place of host memory; those in its own memory a GPU reads where they lie anyway");
   if (!is_plain(plan.spec.weight_dtype)) {
     const Support rows_support = gpu_rows_support(plan.spec.weight_dtype, plan.spec.quant);
     checks.need(static_cast<bool>(rows_support), "quantisation", rows_support.reason());
