@@ -52,7 +52,7 @@ class FedData final : public checkpoint::TensorData {
     Bytes& added = tensors_.back();
     if (!added.owned.empty()) added.view = added.owned;
   }
-  void release(int32_t tensor) {
+  void forget(int32_t tensor) {
     Bytes& released = tensors_[static_cast<size_t>(tensor)];
     released = {.name = released.name};
   }
@@ -420,7 +420,7 @@ void CheckpointFeed::release(int64_t layer) {
     const auto name = checkpoint::split_model_name(*impl.config.architecture, info->name);
     if (!name || name->layer != index) continue;
     impl.by_name.erase(info->name);
-    impl.data.release(static_cast<int32_t>(i));
+    impl.data.forget(static_cast<int32_t>(i));
     info = &kGone;
   }
   impl.maps.erase(index);
