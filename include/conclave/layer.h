@@ -49,7 +49,7 @@ enum class Determinism : uint8_t {
                     // workspace, but 2 to 22 % more time as measured: docs/numerics.md
 };
 
-// Where a layer on the CPU has the weights of its experts. No bit of a result depends on it.
+// Says where a layer on the CPU has its experts' weights. No bit of a result depends on it.
 enum class WeightUse : uint8_t {
   kPacked,   // copied into the layer's own panels
   kInPlace,  // read in every forward where the source has them in memory, without a copy that

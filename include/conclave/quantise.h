@@ -37,8 +37,8 @@ struct QuantiseError {
 struct QuantisedRows {
   std::vector<std::byte> codes;   // [rows, cols], each row from a byte of its own
   std::vector<std::byte> scales;  // [scale rows, scale cols] of the scale type
-  // Likewise, of float32: whole numbers for WeightZero::kPoint; for kOffset what is taken from
-  // codes times scale, so that the least code stands for a number of the scale type.
+  // These are float32, likewise: whole numbers for WeightZero::kPoint; for kOffset what is taken
+  // from codes times scale, so that the least code stands for a number of the scale type.
   std::vector<std::byte> zeros;
   QuantiseError error;
 };

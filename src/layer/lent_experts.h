@@ -20,7 +20,7 @@
 
 namespace conclave::inline v0 {
 
-// What became of the wish to read a part in place; nothing where nobody wished or there is no part.
+// Says for each part whether it is read in place; nothing where nobody wished it or there is none.
 struct InPlaceParts {
   std::optional<Support> routed = {};
   std::optional<Support> shared = {};

@@ -73,7 +73,7 @@ struct LayerPlan : PlanBase {
 // What ranks on CPUs must have in common beside spec, options and split.
 std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan);
 
-// Where a layer's weights lie: a source to be asked, or what is known of it. Neither, for a plan
+// Says where a layer's weights lie: a source to be asked, or what is known. Neither, for a plan
 // without weights.
 struct WeightPlaces {
   const WeightSource* source = nullptr;

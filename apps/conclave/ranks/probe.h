@@ -7,9 +7,9 @@
 
 namespace conclave::tool {
 
-// As transports() says, and where ranks are processes once one has connected: `reason` then has
-// what only a running library knows, or why it does not run. `command` is this command's name, in
-// whose place the probe is started.
+// Says what transports() does, and where ranks are processes once one has connected: `reason` then
+// has what only a running library knows, or why it does not run. `command` is this command's name,
+// in whose place the probe is started.
 std::vector<TransportInfo> probed_transports(const char* command);
 
 }  // namespace conclave::tool

@@ -46,7 +46,7 @@ struct PanelTask {
   const std::byte* panel = nullptr;
   // A panel of the same size to fetch meanwhile, because this thread reads it next; or null.
   const std::byte* next_panel = nullptr;
-  // What it takes with its scales and offsets: fetching more reads what another thread needs.
+  // Its scales and offsets count: fetching more reads what another thread needs.
   int64_t panel_bytes = 0;
   int64_t k = 0;
 

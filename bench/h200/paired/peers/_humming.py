@@ -20,7 +20,7 @@ SCHEMAS = {
     "mxfp4_fp8_group": ("float4e2m1", "float8e8m0", torch.float8_e8m0fnu),
     "nvfp4": ("float4e2m1", "float8e4m3", torch.float8_e4m3fn),
 }
-# What rows become beside these; of others they stay bf16.
+# Rows are quantised beside these; beside others they stay bf16.
 ROWS = {
     "mxfp4_fp8": {"a_dtype": "float8e4m3", "input_quant_mode": "dynamic_token"},
     "mxfp4_fp8_group": {"a_dtype": "float8e4m3", "input_quant_mode": "dynamic_group", "input_scale_group_size": 128},

@@ -118,8 +118,8 @@ struct Item {
   bool shares_weights = false;  // with the other block of the cluster
 };
 
-// What decoders do with a slot of codes. kHalf: the block has one half of the weight rows for both
-// of the cluster; kIdle: it has no rows of the item.
+// Tells decoders what to do with a slot of codes. kHalf: the block has one half of the weight rows
+// for both of the cluster; kIdle: it has no rows of the item.
 enum class CodeWork : int32_t { kAll, kHalf, kIdle, kEnd };
 
 struct alignas(16) StageInfo {
