@@ -32,15 +32,8 @@ using testing::one_launch_table;
 using testing::random_tensor;
 
 void expect_accurate(DeviceLayer& owned, int64_t tokens) {
-  SCOPED_TRACE(::testing::Message() << "T" << tokens);
-  const MoeSpec& spec = owned.layer.spec();
-  const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 3);
-  const testing::LayerOutput output = testing::run_device_layer(owned, hidden.view(), DType::kBF16);
-  LayerResult result = output.result(hidden.const_view());
-  result.code_ambiguity = testing::code_ambiguity(owned, tokens);
-  const StageCheck check = check_against_reference(owned.host, spec, *owned.source, result);
-  EXPECT_EQ(check.routing_mismatches, 0);
-  EXPECT_LE(check.worst_token_error, accuracy_bar(spec.weight_dtype, DType::kBF16));
+  testing::expect_accurate(owned, tokens,
+                           accuracy_bar(owned.layer.spec().weight_dtype, DType::kBF16));
 }
 
 class CudaCodeMeaning : public CudaLayerTest {
@@ -479,30 +472,7 @@ TEST_F(CudaCodeMeaning, ValuesThatAreNotFinite_StayInTheirRow) {
       MoeSpec spec = make_spec(5, 2, 264, 136, form.dtype);
       spec.quant = form.quant;
       DeviceLayer owned(spec, {.max_tokens = 16, .kernel = kernel});
-      Tensor hidden = random_tensor(DType::kBF16, 9, spec.hidden_size, 5);
-      const testing::GivenRouting routing = testing::random_routing(9, 5, 2, 3);
-      const auto run = [&] {
-        testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
-        forward.route_by(routing.ids, routing.weights);
-        forward.enqueue();
-        return forward.out();
-      };
-      const Tensor before = run();
-      constexpr uint16_t kInfinity = 0x7f80;
-      constexpr uint16_t kNan = 0x7fc0;
-      hidden.as<uint16_t>()[2 * spec.hidden_size + 7] = kInfinity;
-      hidden.as<uint16_t>()[6 * spec.hidden_size + 200] = kNan;
-      const Tensor after = run();
-      for (int64_t token = 0; token < 9; ++token) {
-        for (int64_t i = 0; i < spec.hidden_size; ++i) {
-          const int64_t at = token * spec.hidden_size + i;
-          if (token == 2 || token == 6) {
-            ASSERT_TRUE(std::isnan(after.as<float>()[at])) << token << " " << i;
-          } else {
-            ASSERT_EQ(after.as<float>()[at], before.as<float>()[at]) << token << " " << i;
-          }
-        }
-      }
+      testing::expect_bad_rows_stay_apart(owned, 9);
     }
   }
 }

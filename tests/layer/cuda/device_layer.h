@@ -9,6 +9,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -247,6 +249,49 @@ inline double worst_error(DeviceLayer& owned, const Tensor& hidden, const GivenR
                                .code_ambiguity = code_ambiguity(owned, hidden.shape()[0])});
   note_error(owned.layer.spec(), check.worst_token_error);
   return check.worst_token_error;
+}
+
+// Holds a call of `tokens` random rows to float64.
+inline void expect_accurate(DeviceLayer& owned, int64_t tokens, double bar) {
+  SCOPED_TRACE(::testing::Message() << "T" << tokens);
+  const MoeSpec& spec = owned.layer.spec();
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 3);
+  const LayerOutput output = run_device_layer(owned, hidden.view(), DType::kBF16);
+  LayerResult result = output.result(hidden.const_view());
+  result.code_ambiguity = code_ambiguity(owned, tokens);
+  const StageCheck check = check_against_reference(owned.host, spec, *owned.source, result);
+  note_error(spec, check.worst_token_error);
+  EXPECT_EQ(check.routing_mismatches, 0);
+  EXPECT_LE(check.worst_token_error, bar);
+}
+
+// A row with a value that is not finite is NaN, and the others are as without it.
+inline void expect_bad_rows_stay_apart(DeviceLayer& owned, int64_t tokens) {
+  const MoeSpec& spec = owned.layer.spec();
+  const int64_t infinite = 2;
+  const int64_t nan = tokens * 2 / 3;
+  Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 5);
+  const GivenRouting routing = random_routing(tokens, spec.num_experts, spec.top_k, 3);
+  const auto run = [&] {
+    DeviceForward forward(owned, hidden.view(), DType::kF32);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    return forward.out();
+  };
+  const Tensor before = run();
+  constexpr uint16_t kInfinity = 0x7f80;
+  constexpr uint16_t kNan = 0x7fc0;
+  hidden.as<uint16_t>()[infinite * spec.hidden_size + 7] = kInfinity;
+  hidden.as<uint16_t>()[nan * spec.hidden_size + 200] = kNan;
+  const Tensor after = run();
+  for (int64_t at = 0; at < tokens * spec.hidden_size; ++at) {
+    const int64_t token = at / spec.hidden_size;
+    if (token == infinite || token == nan) {
+      ASSERT_TRUE(std::isnan(after.as<float>()[at])) << token;
+    } else {
+      ASSERT_EQ(after.as<float>()[at], before.as<float>()[at]) << token;
+    }
+  }
 }
 
 }  // namespace conclave::testing

@@ -127,16 +127,7 @@ std::vector<Form> all_forms() {
 }
 
 void expect_accurate(DeviceLayer& owned, int64_t tokens) {
-  SCOPED_TRACE(::testing::Message() << "T" << tokens);
-  const MoeSpec& spec = owned.layer.spec();
-  const Tensor hidden = random_tensor(DType::kBF16, tokens, spec.hidden_size, 3);
-  const testing::LayerOutput output = testing::run_device_layer(owned, hidden.view(), DType::kBF16);
-  LayerResult result = output.result(hidden.const_view());
-  result.code_ambiguity = testing::code_ambiguity(owned, tokens);
-  const StageCheck check = check_against_reference(owned.host, spec, *owned.source, result);
-  testing::note_error(spec, check.worst_token_error);
-  EXPECT_EQ(check.routing_mismatches, 0);
-  EXPECT_LE(check.worst_token_error, kBar);
+  testing::expect_accurate(owned, tokens, kBar);
 }
 
 // Shapes that no block divides, and every part that reads rows or makes them.
