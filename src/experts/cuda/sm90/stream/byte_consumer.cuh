@@ -6,6 +6,7 @@
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "experts/cuda/sm90/stream/byte_epilogue.cuh"
+#include "experts/cuda/sm90/stream/walk.cuh"
 
 #include <cstdint>
 
@@ -179,7 +180,7 @@ struct ByteConsumer : ByteEpilogue<Config> {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice]);
-      Base::template activate_gated<N>(d[slice]);
+      Base::template activate<N>(d[slice]);
     }
     Base::template store_intermediate<N>(d, tile, feature_tile);
   }
@@ -201,7 +202,7 @@ struct ByteConsumer : ByteEpilogue<Config> {
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice]);
       if constexpr (kProduct == Product::kUp) {
-        Base::template activate_plain<N>(d[slice]);
+        Base::template activate<N>(d[slice]);
       } else {
         Base::template finish_rows<N>(d[slice], tile.count, slots);
         Base::template store_plain<N>(d[slice], tile.count,
@@ -212,13 +213,15 @@ struct ByteConsumer : ByteEpilogue<Config> {
       Base::template store_intermediate<N>(d, tile, feature_tile);
   }
 
-  template <int N, Product kProduct>
-  __device__ __forceinline__ void run_tile(const TokenTile& tile, int32_t feature_tile) {
-    if constexpr (kPaired && kProduct == Product::kUp) {
-      run_gated<N>(tile, feature_tile);
-    } else {
-      run_plain<N, kProduct>(tile, feature_tile);
-    }
+  template <Product kProduct>
+  __device__ __forceinline__ void run_item(const Item& item) {
+    with_width<Config>(item.tile.count, [&]<int N>() {
+      if constexpr (kPaired && kProduct == Product::kUp) {
+        run_gated<N>(item.tile, item.feature_tile);
+      } else {
+        run_plain<N, kProduct>(item.tile, item.feature_tile);
+      }
+    });
   }
 };
 

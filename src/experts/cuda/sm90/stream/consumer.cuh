@@ -7,6 +7,9 @@
 #include "experts/cuda/sm90/stream/epilogue.cuh"
 #include "experts/cuda/sm90/stream/exact_operand.cuh"
 #include "experts/cuda/sm90/stream/rounded_operand.cuh"
+#include "experts/cuda/sm90/stream/walk.cuh"
+
+#include <utility>
 
 namespace conclave::inline v0::experts::stream {
 
@@ -22,6 +25,14 @@ struct Consumer : Epilogue<Config> {
   using Base::shared;
   using Base::warp;
   using Element = typename Config::Element;
+
+  // The sums of the widest tile: a narrower product has the first of each slice.
+  using Sums = float[kSlices][Config::kMaxTokens / 2];
+  template <int N>
+  static __device__ __forceinline__ auto narrow(float (&sums)[Config::kMaxTokens / 2])
+      -> float (&)[N / 2] {
+    return reinterpret_cast<float(&)[N / 2]>(sums);
+  }
 
   RingPosition<Config::kTokenStages> tokens = {};  // moves where a kernel has a ring of them
   const bool near = has_near_scales(params);       // for weights that bf16 holds
@@ -47,7 +58,7 @@ struct Consumer : Epilogue<Config> {
   }
 
   template <int N>
-  __device__ __forceinline__ void multiply_atom(float (&d)[kSlices][N / 2], int atom) const {
+  __device__ __forceinline__ void multiply_atom(Sums& d, int atom) const {
     const uint64_t a =
         ptx::wgmma_descriptor_128b(ptx::shared_address(shared.weights[ring.slot][atom]) +
                                    warp / 4 * (Config::kWeightBytes / Config::kConsumers));
@@ -58,14 +69,14 @@ struct Consumer : Epilogue<Config> {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         // Descriptors count in units of 16 bytes: 2 are 32 bytes of K, 512 are 64 rows.
-        ptx::Wgmma<Element, N>::mma(d[slice], a + 2 * k + 512 * slice, b + 2 * k, true);
+        ptx::Wgmma<Element, N>::mma(narrow<N>(d[slice]), a + 2 * k + 512 * slice, b + 2 * k, true);
       }
     }
   }
 
   // d = the weight rows of this warpgroup, 64 per slice, times N tokens, over all of K.
   template <int N, Product kProduct>
-  __device__ __forceinline__ void multiply(float (&d)[kSlices][N / 2]) {
+  __device__ __forceinline__ void multiply(Sums& d) {
     if constexpr (Config::kIsExact) {
       // Uniform over the grid.
       if (near) {
@@ -88,7 +99,7 @@ struct Consumer : Epilogue<Config> {
   }
 
   template <int N, Product kProduct>
-  __device__ __forceinline__ void multiply_values(float (&d)[kSlices][N / 2]) {
+  __device__ __forceinline__ void multiply_values(Sums& d) {
 #pragma unroll
     for (int i = 0; i < kSlices * N / 2; ++i) d[i / (N / 2)][i % (N / 2)] = 0.0F;
     int32_t previous = 0;
@@ -183,7 +194,7 @@ struct Consumer : Epilogue<Config> {
   // unscaled, 16 to 128 at a time; their sums are scaled and added up here. While 64 columns are
   // multiplied, the next are decoded to other registers.
   template <int N, Product kProduct>
-  __device__ __forceinline__ void multiply_codes(float (&all)[kSlices][N / 2]) {
+  __device__ __forceinline__ void multiply_codes(Sums& all) {
     constexpr int kSteps = Config::kCodes.steps_of_sum;
     using Operand = CodeOperand<Config>;
     constexpr int kStepsOfAtom = Operand::Fragments::kSteps;
@@ -207,7 +218,7 @@ struct Consumer : Epilogue<Config> {
     constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= kRoom ? 2 : 1;
     // Longer loops have fewer instructions for their addresses, where registers suffice for them.
     constexpr int kTurns = kLong && (N <= 16 || Config::kConsumers < 4) ? Config::kAtoms / 2 : 1;
-    float(&d)[N / 2] = all[0];
+    float(&d)[N / 2] = narrow<N>(all[0]);
     GroupSums<N> sums[kSets];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
@@ -305,11 +316,11 @@ struct Consumer : Epilogue<Config> {
   }
 
   template <int N, Product kProduct, bool kNear>
-  __device__ __forceinline__ void multiply_exact(float (&d)[kSlices][N / 2]) {
+  __device__ __forceinline__ void multiply_exact(Sums& d) {
     if constexpr (Config::kRounds) {
       multiply_rounded<N, kProduct, ExactOperand<Config, kNear>>(d);
     } else {
-      multiply_in_stages<N, kProduct, ExactOperand<Config, kNear>>(d[0]);
+      multiply_in_stages<N, kProduct, ExactOperand<Config, kNear>>(narrow<N>(d[0]));
     }
   }
 
@@ -395,9 +406,10 @@ struct Consumer : Epilogue<Config> {
   // The same with codes that become weights of bf16: sums stay in wgmma's accumulators over all of
   // K. An atom is decoded while the one before it is multiplied.
   template <int N, Product kProduct, class Operand>
-  __device__ __forceinline__ void multiply_rounded(float (&d)[kSlices][N / 2]) {
+  __device__ __forceinline__ void multiply_rounded(Sums& all) {
+    float(&d)[N / 2] = narrow<N>(all[0]);
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) d[0][i] = 0.0F;
+    for (int i = 0; i < N / 2; ++i) d[i] = 0.0F;
     Operand operand(params, shared, warp, lane,
                     kProduct == Product::kUp && params.activation.gated);
     RoundedFragments even;
@@ -408,18 +420,18 @@ struct Consumer : Epilogue<Config> {
     float2 row_scales = {1.0F, 1.0F};
     if constexpr (Config::kCodes.whole_rows) row_scales = operand.row_scales();
     for (int32_t atom = 0; atom < atoms; atom += 2) {
-      multiply_decoded<N>(d[0], even);
+      multiply_decoded<N>(d, even);
       decode_next(operand, odd, atom + 1, atoms);
-      multiply_decoded<N>(d[0], odd);
+      multiply_decoded<N>(d, odd);
       decode_next(operand, even, atom + 2, atoms);
     }
     ring.advance();
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      ptx::wgmma_fence_operand(d[0][i]);
-      if constexpr (Operand::kUnit != 1.0F) d[0][i] *= Operand::kUnit;
+      ptx::wgmma_fence_operand(d[i]);
+      if constexpr (Operand::kUnit != 1.0F) d[i] *= Operand::kUnit;
       if constexpr (Config::kCodes.whole_rows) {
-        d[0][i] *= i % 4 < 2 ? row_scales.x : row_scales.y;
+        d[i] *= i % 4 < 2 ? row_scales.x : row_scales.y;
       }
     }
   }
@@ -448,91 +460,204 @@ struct Consumer : Epilogue<Config> {
     if (atom + 1 == atoms || (atom < atoms && of_stage == Config::kAtoms - 1)) release(ring.slot);
   }
 
-  template <int N>
-  __device__ __forceinline__ void run_gated(const TokenTile& tile, int32_t feature_tile) {
-    float gate_bias[kSlices];
-    float up_bias[kSlices];
+  // Biases of the thread's two rows: gate and up of feature `own`, or that and the one eight below.
+  __device__ __forceinline__ float2 biases_of(int32_t expert, int32_t own, bool gated) const {
+    const int32_t rows = gated ? 2 * params.features : params.features;
+    const int64_t first = int64_t{expert} * rows + own;
+    if (gated) return {Base::bias_of(first, own), Base::bias_of(first + params.features, own)};
+    return {Base::bias_of(first, own), Base::bias_of(first + 8, own + 8)};
+  }
+
+  // Tokens whose sums are completed and stored at once. Each width has its products in the code;
+  // what follows them is there once for all widths, for as many tokens as a tile has at most.
+  static constexpr int kChunk = 32;
+  template <class Run>
+  static __device__ __forceinline__ void for_each_chunk(const TokenTile& tile, const Run& run) {
+    constexpr int kChunks = (Config::kMaxTokens + kChunk - 1) / kChunk;
+    [&]<int... kIndices>(std::integer_sequence<int, kIndices...>) {
+      (run_chunk<kIndices>(tile, run), ...);
+    }(std::make_integer_sequence<int, kChunks>());
+  }
+  template <int kIndex, class Run>
+  static __device__ __forceinline__ void run_chunk(const TokenTile& tile, const Run& run) {
+    constexpr int kFirst = kIndex * kChunk;
+    constexpr int kLeft = Config::kMaxTokens - kFirst;
+    if (tile.count <= kFirst) return;
+    run.template operator()<kFirst, (kLeft < kChunk ? kLeft : kChunk)>(TokenTile{
+        .expert = tile.expert, .begin = tile.begin + kFirst, .count = tile.count - kFirst});
+  }
+
+  template <int kFirst, int N>
+  static __device__ __forceinline__ void take(float (&d)[kSlices][N / 2], const Sums& sums) {
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const int32_t own = Base::first_feature(feature_tile, slice, 8) + lane / 4;
-      const int64_t gate = int64_t{tile.expert} * 2 * params.features + own;
-      gate_bias[slice] = Base::bias_of(gate, own);
-      up_bias[slice] = Base::bias_of(gate + params.features, own);
+    for (int i = 0; i < kSlices * N / 2; ++i) {
+      d[i / (N / 2)][i % (N / 2)] = sums[i / (N / 2)][kFirst / 2 + i % (N / 2)];
     }
-    float d[kSlices][N / 2];
-    multiply<N, Product::kUp>(d);
-    complete_exact<N, Product::kUp>(d[0], tile.expert);
+  }
+  template <int kFirst, int N>
+  static __device__ __forceinline__ void put(Sums& sums, const float (&d)[kSlices][N / 2]) {
+#pragma unroll
+    for (int i = 0; i < kSlices * N / 2; ++i) {
+      sums[i / (N / 2)][kFirst / 2 + i % (N / 2)] = d[i / (N / 2)][i % (N / 2)];
+    }
+  }
+
+  __device__ __forceinline__ void run_up(const TokenTile& tile, int32_t feature_tile) {
+    const bool gated = params.activation.gated;
+    const int32_t features_of_warp = gated ? 8 : 16;
+    int32_t first[kSlices];
+    float2 biases[kSlices];
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      Base::template scale_rows<N, Product::kUp>(d[slice], tile);
-      Base::template weigh_and_bias<N>(d[slice], tile, gate_bias[slice], up_bias[slice]);
-      Base::template activate_gated<N>(d[slice]);
-      const int32_t feature = Base::first_feature(feature_tile, slice, 8);
-      Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, true);
-      if (Base::stores_floats()) {
-        Base::template store_floats<N>(d[slice], tile, feature + lane / 4, true);
-      } else if constexpr (!Config::kWholeLines) {
-        Base::template store_gated<N>(d[slice], tile, feature);
+      first[slice] = Base::first_feature(feature_tile, slice, features_of_warp);
+      biases[slice] = biases_of(tile.expert, first[slice] + lane / 4, gated);
+    }
+    Sums sums;
+    with_width<Config>(tile.count, [&]<int N>() { multiply<N, Product::kUp>(sums); });
+    switch (Base::finish_of_up()) {
+      case Finish::kSilu:
+        return finish_gated<Finish::kSilu>(sums, tile, feature_tile, first, biases);
+      case Finish::kBiasedSwiglu:
+        return finish_gated<Finish::kBiasedSwiglu>(sums, tile, feature_tile, first, biases);
+      case Finish::kAny:
+        return finish_up(sums, tile, feature_tile, first, biases);
+    }
+  }
+
+  template <Finish kFinish>
+  __device__ __forceinline__ void finish_gated(const Sums& sums, const TokenTile& tile,
+                                               int32_t feature_tile,
+                                               const int32_t (&first)[kSlices],
+                                               const float2 (&biases)[kSlices]) {
+    for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+      float d[kSlices][N / 2];
+      take<kFirst, N>(d, sums);
+      complete_exact<N, Product::kUp>(d[0], part.expert);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        if constexpr (kFinish == Finish::kSilu) {
+          Base::template activate_silu<N>(d[slice]);
+        } else {
+          Base::template add_bias<N>(d[slice], biases[slice].x, biases[slice].y);
+          Base::template activate_swiglu<N>(d[slice]);
+        }
       }
+      store_gated<N, true>(d, part, feature_tile, first);
+    });
+  }
+
+  // The same for every activation, factor and store.
+  __device__ __forceinline__ void finish_up(Sums& sums, const TokenTile& tile, int32_t feature_tile,
+                                            const int32_t (&first)[kSlices],
+                                            const float2 (&biases)[kSlices]) {
+    const bool gated = params.activation.gated;
+    for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+      float d[kSlices][N / 2];
+      take<kFirst, N>(d, sums);
+      complete_exact<N, Product::kUp>(d[0], part.expert);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        Base::template scale_rows<N, Product::kUp>(d[slice], part);
+        Base::template weigh_and_bias<N>(d[slice], part, biases[slice].x, biases[slice].y);
+      }
+      put<kFirst, N>(sums, d);
+    });
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      Base::template activate<Config::kMaxTokens>(sums[slice], (tile.count + 7) / 8 * 8);
     }
-    if constexpr (Config::kWholeLines) {
+    for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+      float d[kSlices][N / 2];
+      take<kFirst, N>(d, sums);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        Base::template scale_columns<N>(d[slice], part.expert, first[slice] + lane / 4, gated);
+        if (Base::stores_floats()) {
+          Base::template store_floats<N>(d[slice], part, first[slice] + lane / 4, gated);
+        }
+      }
       if (Base::stores_floats()) return;
-      Base::template store_gated_lines<N>(d, tile, Base::first_of_group(feature_tile, 8));
-    }
-  }
-
-  // Runs the down product, and the up product without a gate.
-  template <int N, Product kProduct>
-  __device__ __forceinline__ void run_plain(const TokenTile& tile, int32_t feature_tile) {
-    float low_bias[kSlices];
-    float high_bias[kSlices];
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const int32_t own = Base::first_feature(feature_tile, slice, 16) + lane / 4;
-      const int64_t row = int64_t{tile.expert} * params.features + own;
-      low_bias[slice] = Base::bias_of(row, own);
-      high_bias[slice] = Base::bias_of(row + 8, own + 8);
-    }
-    int32_t slots[(N + 31) / 32];
-    Base::template find_slots<N, kProduct>(tile, slots);
-    float d[kSlices][N / 2];
-    multiply<N, kProduct>(d);
-    complete_exact<N, kProduct>(d[0], tile.expert);
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      Base::template scale_rows<N, kProduct>(d[slice], tile);
-      if constexpr (kProduct == Product::kUp) {
-        Base::template weigh_and_bias<N>(d[slice], tile, low_bias[slice], high_bias[slice]);
-        Base::template activate_plain<N>(d[slice]);
+      if (gated) {
+        store_gated<N, false>(d, part, feature_tile, first);
       } else {
-        Base::template add_bias<N>(d[slice], low_bias[slice], high_bias[slice]);
+        int32_t slots[1];
+        Base::template find_slots<N, Product::kUp>(part, slots);
+        store_plain<N, false>(d, part, feature_tile, first, slots);
       }
-      const int32_t feature = Base::first_feature(feature_tile, slice, 16);
-      if constexpr (kProduct == Product::kUp) {
-        Base::template scale_columns<N>(d[slice], tile.expert, feature + lane / 4, false);
-      }
-      if (kProduct == Product::kUp && Base::stores_floats()) {
-        Base::template store_floats<N>(d[slice], tile, feature + lane / 4, false);
-      } else if constexpr (!Config::kWholeLines) {
-        Base::template store_plain<N>(d[slice], tile.count, feature, slots);
+    });
+  }
+
+  template <int N, bool kWide>
+  __device__ __forceinline__ void store_gated(const float (&d)[kSlices][N / 2],
+                                              const TokenTile& tile, int32_t feature_tile,
+                                              const int32_t (&first)[kSlices]) {
+    if constexpr (Config::kWholeLines) {
+      const int32_t feature = Base::first_of_group(feature_tile, 8);
+      Base::template store_gated_lines<N, kWide>(d, tile, feature);
+    } else {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        Base::template store_gated<N, kWide>(d[slice], tile, first[slice]);
       }
     }
+  }
+  template <int N, bool kWide>
+  __device__ __forceinline__ void store_plain(const float (&d)[kSlices][N / 2],
+                                              const TokenTile& tile, int32_t feature_tile,
+                                              const int32_t (&first)[kSlices],
+                                              const int32_t (&slots)[1]) {
     if constexpr (Config::kWholeLines) {
-      if (kProduct == Product::kUp && Base::stores_floats()) return;
-      Base::template store_plain_lines<N>(d, tile.count, Base::first_of_group(feature_tile, 16),
-                                          slots);
+      const int32_t feature = Base::first_of_group(feature_tile, 16);
+      Base::template store_plain_lines<N, kWide>(d, tile.count, feature, slots);
+    } else {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        Base::template store_plain<N, kWide>(d[slice], tile.count, first[slice], slots);
+      }
     }
   }
 
-  template <int N, Product kProduct>
-  __device__ __forceinline__ void run_tile(const TokenTile& tile, int32_t feature_tile) {
-    if constexpr (kProduct == Product::kUp) {
-      if (params.activation.gated) {
-        run_gated<N>(tile, feature_tile);
-        return;
-      }
+  __device__ __forceinline__ void run_down(const TokenTile& tile, int32_t feature_tile) {
+    int32_t first[kSlices];
+    float2 biases[kSlices];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      first[slice] = Base::first_feature(feature_tile, slice, 16);
+      biases[slice] = biases_of(tile.expert, first[slice] + lane / 4, false);
     }
-    run_plain<N, kProduct>(tile, feature_tile);
+    int32_t slots[(Config::kMaxTokens + 31) / 32];
+    Base::template find_slots<Config::kMaxTokens, Product::kDown>(tile, slots);
+    Sums sums;
+    with_width<Config>(tile.count, [&]<int N>() { multiply<N, Product::kDown>(sums); });
+    if (Base::stores_sums()) {
+      for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+        float d[kSlices][N / 2];
+        take<kFirst, N>(d, sums);
+        complete_exact<N, Product::kDown>(d[0], part.expert);
+        store_plain<N, true>(d, part, feature_tile, first, {slots[kFirst / kChunk]});
+      });
+      return;
+    }
+    for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+      float d[kSlices][N / 2];
+      take<kFirst, N>(d, sums);
+      complete_exact<N, Product::kDown>(d[0], part.expert);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        Base::template scale_rows<N, Product::kDown>(d[slice], part);
+        Base::template add_bias<N>(d[slice], biases[slice].x, biases[slice].y);
+      }
+      store_plain<N, false>(d, part, feature_tile, first, {slots[kFirst / kChunk]});
+    });
+  }
+
+  template <Product kProduct>
+  __device__ __forceinline__ void run_item(const Item& item) {
+    if constexpr (kProduct == Product::kUp) {
+      run_up(item.tile, item.feature_tile);
+    } else {
+      run_down(item.tile, item.feature_tile);
+    }
   }
 };
 

@@ -11,6 +11,9 @@
 
 namespace conclave::inline v0::experts::stream {
 
+// What follows the sums of an up product: paths of their own for what most models have.
+enum class Finish : uint8_t { kAny, kSilu, kBiasedSwiglu };
+
 // A consumer thread's part of an item. Its sums d lie as wgmma leaves them: those of the warp's
 // weight row lane / 4 are d[4j] and d[4j + 1], for tokens 8j + 2 (lane % 4) and the next; d[4j + 2]
 // and d[4j + 3] are the same for row lane / 4 + 8. With a gate, the two rows are gate and up of one
@@ -144,57 +147,69 @@ struct Epilogue {
     }
   }
 
-  // The gates d[4j] and d[4j + 1] are replaced by the activation of them and of up, d[4j + 2] and
-  // d[4j + 3].
   template <int N>
-  __device__ __forceinline__ void activate_gated(float (&d)[N / 2]) const {
-    const activation::DeviceActivation& act = params.activation;
-    if (act.fused == activation::FusedForm::kSilu) {
-      activate_silu<N>(d);
-      return;
-    }
-    if (act.fused == activation::FusedForm::kSwigluOai) {
-      const activation::FormulaParameters& p = act.parameters;
-#pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        d[4 * j] = activation::device::SwigluOai::apply(d[4 * j], d[4 * j + 2], p);
-        d[4 * j + 1] = activation::device::SwigluOai::apply(d[4 * j + 1], d[4 * j + 3], p);
-      }
-      return;
-    }
-    // Rare formulas run on a copy in local memory, so that their code exists only once.
-    float copy[N / 2];
-#pragma unroll
-    for (int i = 0; i < N / 2; ++i) copy[i] = d[i];
-#pragma unroll 1
-    for (int i = 0; i < N / 4; ++i) {
-      const int at = i / 2 * 4 + i % 2;
-      copy[at] = activation::device::apply(act, copy[at], copy[at + 2]);
-    }
+  __device__ __forceinline__ void activate_swiglu(float (&d)[N / 2]) const {
+    const activation::FormulaParameters& p = params.activation.parameters;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      d[4 * j] = copy[4 * j];
-      d[4 * j + 1] = copy[4 * j + 1];
+      d[4 * j] = activation::device::SwigluOai::apply(d[4 * j], d[4 * j + 2], p);
+      d[4 * j + 1] = activation::device::SwigluOai::apply(d[4 * j + 1], d[4 * j + 3], p);
     }
   }
 
+  // The gates d[4j] and d[4j + 1] are replaced by the activation of them and of up, d[4j + 2] and
+  // d[4j + 3]; without a gate each sum is by its own. Sums behind those of `count` tokens may stay.
   template <int N>
-  __device__ __forceinline__ void activate_plain(float (&d)[N / 2]) const {
+  __device__ __forceinline__ void activate(float (&d)[N / 2], int32_t count = N) const {
+    const activation::DeviceActivation& act = params.activation;
+    if (act.gated && act.fused == activation::FusedForm::kSilu) return activate_silu<N>(d);
+    if (act.gated && act.fused == activation::FusedForm::kSwigluOai) return activate_swiglu<N>(d);
+    // Rare formulas run on a copy in local memory, so that their code exists only once.
+    const int32_t step = act.gated ? 4 : 2;
     float copy[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) copy[i] = d[i];
 #pragma unroll 1
-    for (int i = 0; i < N / 2; ++i) {
-      copy[i] = activation::device::apply(params.activation, 0.0F, copy[i]);
+    for (int32_t at = 0; at < min(count, N) / 2; at = at % 2 == 0 ? at + 1 : at - 1 + step) {
+      copy[at] = activation::device::apply(act, act.gated ? copy[at] : 0.0F,
+                                           act.gated ? copy[at + 2] : copy[at]);
     }
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) d[i] = copy[i];
   }
 
-  // Stores eight features of a row, or fewer at its end.
+  // Uniform over the grid. A path of its own skips nothing: where code is skipped, fetching the
+  // next takes longer than running it.
+  __device__ __forceinline__ Finish finish_of_up() const {
+    const activation::DeviceActivation& act = params.activation;
+    if (!act.gated || !stores_eights() || has_factors() || params.input_weights != nullptr) {
+      return Finish::kAny;
+    }
+    if (params.bias == nullptr) {
+      return act.fused == activation::FusedForm::kSilu ? Finish::kSilu : Finish::kAny;
+    }
+    return act.fused == activation::FusedForm::kSwigluOai ? Finish::kBiasedSwiglu : Finish::kAny;
+  }
+  // True if results of the down product are its sums, uniform over the grid.
+  __device__ __forceinline__ bool stores_sums() const {
+    return params.bias == nullptr && stores_eights() && !has_factors();
+  }
+  __device__ __forceinline__ bool stores_eights() const {
+    return params.wide_stores && params.features % 8 == 0;
+  }
+  __device__ __forceinline__ bool has_factors() const {
+    if constexpr (Config::kIsCoded) {
+      const auto& own = static_cast<const CodedParams&>(params);
+      return own.row_factors != nullptr || own.column_factors != nullptr || own.stores_floats;
+    }
+    return false;
+  }
+
+  // Stores eight features of a row, or fewer at its end; with kWide stores_eights() holds.
+  template <bool kWide = false>
   __device__ __forceinline__ void store_eight(int64_t row, int32_t feature, uint4 values) const {
     auto* output = static_cast<Output*>(params.output) + row * params.output_stride + feature;
-    if (params.wide_stores && feature + 8 <= params.features) {
+    if (kWide || (params.wide_stores && feature + 8 <= params.features)) {
       *reinterpret_cast<uint4*>(output) = values;
       return;
     }
@@ -207,7 +222,7 @@ struct Epilogue {
   }
 
   // Stores eight features of each row of the intermediate, which lie in d[4j] and d[4j + 1].
-  template <int N>
+  template <int N, bool kWide = false>
   __device__ __forceinline__ void store_gated(const float (&d)[N / 2], const TokenTile& tile,
                                               int32_t feature) const {
     const uint32_t scratch = ptx::shared_address(shared.scratch[warp]) + lane * 16;
@@ -224,14 +239,14 @@ struct Epilogue {
       const int32_t token = first + lane;
       if (token < tile.count && feature < params.features) {
         const uint4 values = *reinterpret_cast<const uint4*>(shared.scratch[warp] + lane * 16);
-        store_eight(tile.begin + token, feature, values);
+        store_eight<kWide>(tile.begin + token, feature, values);
       }
     }
   }
 
   // Stores sixteen features of each row, 16 rows at a time, with two lanes per row. slots[i] is the
   // output row of token 32 i + lane.
-  template <int N>
+  template <int N, bool kWide = false>
   __device__ __forceinline__ void store_plain(const float (&d)[N / 2], int32_t count,
                                               int32_t feature,
                                               const int32_t (&slots)[(N + 31) / 32]) const {
@@ -254,7 +269,7 @@ struct Epilogue {
       const int32_t at = feature + lane % 2 * 8;
       if (first + lane / 2 < count && at < params.features) {
         const uint4 values = *reinterpret_cast<const uint4*>(shared.scratch[warp] + lane * 16);
-        store_eight(slot, at, values);
+        store_eight<kWide>(slot, at, values);
       }
     }
   }
@@ -272,7 +287,7 @@ struct Epilogue {
   }
 
   // Stores 32 features a slice of each row of the intermediate, 32 rows at a time.
-  template <int N>
+  template <int N, bool kWide = false>
   __device__ __forceinline__ void store_gated_lines(const float (&d)[kSlices][N / 2],
                                                     const TokenTile& tile, int32_t feature) {
     constexpr int kRowBytes = 64 * kSlices + 16;
@@ -299,13 +314,13 @@ struct Epilogue {
         const int32_t column = thread % kLanes * 8;
         if (first + row >= tile.count || feature + column >= params.features) continue;
         const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);
-        store_eight(tile.begin + first + row, feature + column, values);
+        store_eight<kWide>(tile.begin + first + row, feature + column, values);
       }
     }
   }
 
   // Stores 64 features a slice of each row, 16 rows at a time.
-  template <int N>
+  template <int N, bool kWide = false>
   __device__ __forceinline__ void store_plain_lines(const float (&d)[kSlices][N / 2], int32_t count,
                                                     int32_t feature,
                                                     const int32_t (&slots)[(N + 31) / 32]) {
@@ -337,7 +352,7 @@ struct Epilogue {
         const int32_t slot = __shfl_sync(0xffffffff, slots[first / 32], first % 32 + row);
         if (first + row >= count || feature + column >= params.features) continue;
         const uint4 values = *reinterpret_cast<const uint4*>(lines + row * kRowBytes + column * 2);
-        store_eight(slot, feature + column, values);
+        store_eight<kWide>(slot, feature + column, values);
       }
     }
   }

@@ -13,19 +13,6 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// Runs an item on the narrowest wgmma that holds its rows.
-template <class Config, Product kProduct, int kWidth, class Consumer>
-__device__ __forceinline__ void run_narrowest(Consumer& consumer, const Item& item) {
-  constexpr Widths kWidths = Config::kWidths;
-  if constexpr (kWidth + 1 < kWidths.count) {
-    if (item.tile.count > kWidths.of[kWidth]) {
-      run_narrowest<Config, kProduct, kWidth + 1>(consumer, item);
-      return;
-    }
-  }
-  consumer.template run_tile<kWidths.of[kWidth], kProduct>(item.tile, item.feature_tile);
-}
-
 // Computes the block's items as the producer draws and tells them.
 template <class Config, Product kProduct, class Consumer>
 __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorage<Config>& shared) {
@@ -33,7 +20,7 @@ __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorag
   uint32_t order = 0;
   for (Item item = await_item(shared, order); item.tile.count > 0;
        item = await_item(shared, ++order)) {
-    run_narrowest<Config, kProduct, 0>(consumer, item);
+    consumer.template run_item<kProduct>(item);
   }
 }
 
@@ -51,7 +38,7 @@ __device__ __forceinline__ void consume(const Params& params, SharedStorage<Conf
   while (index < walk.items) {
     index += static_cast<int32_t>(gridDim.x);
     const Item next = walk.at(index);
-    run_narrowest<Config, kProduct, 0>(consumer, item);
+    consumer.template run_item<kProduct>(item);
     if constexpr (kProduct == Product::kUp && Config::kIsByte) consumer.count_item(item);
     item = next;
   }

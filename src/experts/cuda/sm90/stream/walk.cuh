@@ -37,6 +37,19 @@ __device__ __forceinline__ void tell_item(SharedStorage<Config>& shared, uint32_
   ptx::mbarrier_arrive(&shared.item_full[slot]);
 }
 
+// Calls run<N>() with the narrowest width of a product that holds `count` rows.
+template <class Config, int kWidth = 0, class Run>
+__device__ __forceinline__ void with_width(int32_t count, const Run& run) {
+  constexpr Widths kWidths = Config::kWidths;
+  if constexpr (kWidth + 1 < kWidths.count) {
+    if (count > kWidths.of[kWidth]) {
+      with_width<Config, kWidth + 1>(count, run);
+      return;
+    }
+  }
+  run.template operator()<kWidths.of[kWidth]>();
+}
+
 // The order in which blocks walk over items: by groups of token tiles; within a group, all token
 // tiles of a feature tile, then the next feature tile. Tiles of one expert thus read their weights
 // at the same time, and from memory once.
