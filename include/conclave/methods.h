@@ -122,6 +122,9 @@ class CONCLAVE_API MethodWriter {
   std::string configuration(const std::vector<std::string>& kept) const;
   // Beside config.json the same may stand in this file, for older loaders; empty: nowhere else.
   std::string_view file() const;
+  // In config.json the same stands under this key too, where the method's own loader looks for it;
+  // empty: only as quantization_config.
+  std::string_view own_key() const;
 
   // Rows and columns of a matrix are multiples of these, so that codes fill words.
   int64_t whole_rows() const;

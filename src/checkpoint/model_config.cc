@@ -2,6 +2,7 @@
 
 #include "checkpoint/config_reader.h"
 #include "checkpoint/name_list.h"
+#include "checkpoint/quantization_keys.h"
 #include "checkpoint/tensor_name.h"
 #include "core/weight_types.h"
 #include "io/text.h"
@@ -22,8 +23,6 @@ namespace {
 // Keys under which composite models keep the configuration of their language model.
 constexpr std::array<std::string_view, 4> kNestedConfigs = {"text_config", "thinker_config",
                                                             "llm_config", "language_config"};
-constexpr std::array<std::string_view, 3> kQuantizationKeys = {
-    "quantization_config", "compression_config", "quantization"};
 
 // Returns the root, then the configurations nested in it, outermost first.
 std::vector<io::JsonValue> config_chain(const io::JsonValue& root) {
@@ -159,9 +158,8 @@ std::string text_in_chain(const std::vector<io::JsonValue>& chain, std::string_v
 
 Quantization find_quantization(const std::vector<io::JsonValue>& chain) {
   for (const io::JsonValue& config : chain) {
-    for (std::string_view key : kQuantizationKeys) {
-      const auto value = config.find_set(key);
-      if (value) return read_quantization(*value, text_in_chain(chain, "expert_dtype"));
+    if (const auto value = find_quantization_settings(config)) {
+      return read_quantization(*value, text_in_chain(chain, "expert_dtype"));
     }
   }
   return {};

@@ -198,6 +198,25 @@ TEST(MethodLayout, ModulesThatStayAsTheyAre_HaveNoTensors) {
   EXPECT_FALSE(layout_by(R"({"-:.*": {}})", {}).leaves_out);
 }
 
+// MLX names each of them, more than there may be rules.
+TEST(MethodLayout, ModulesOfMlxThatAreFalse_HaveNoTensors) {
+  nlohmann::json config = {{"bits", 4}, {"group_size", 64}};
+  const auto name = [](int layer) {
+    return "model.layers." + std::to_string(layer) + ".mlp.switch_mlp.down_proj";
+  };
+  for (int layer = 1; layer <= 300; ++layer) config[name(layer)] = layer % 2 == 0;
+  const auto layout = [&](int layer) {
+    const std::vector<std::string> modules = {name(layer)};
+    return method_layout(config.dump(), "down_proj.weight", 256, 256, modules);
+  };
+  EXPECT_TRUE(layout(299).leaves_out);
+  EXPECT_EQ(layout(299).reason, "");
+  for (const int layer : {0, 300}) {
+    EXPECT_FALSE(layout(layer).leaves_out) << layer;
+    EXPECT_EQ(layout(layer).code_bits, 4) << layer << ": " << layout(layer).reason;
+  }
+}
+
 TEST(MethodLayout, ModulesThatDiffer_AreNamed) {
   const std::string up = "model.layers.3.mlp.experts.0.up_proj";
   const std::string down = "model.layers.3.mlp.experts.0.down_proj";

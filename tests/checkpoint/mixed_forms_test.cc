@@ -359,6 +359,35 @@ TEST(MixedForms, StacksOfMlx_HaveTheirOwnBits) {
   }
 }
 
+// As mlx-lm writes a model of which a predicate left a matrix out: false under both keys.
+TEST(MixedForms, StacksOfMlx_ThatWereLeftOutAreValues) {
+  const std::string name = "qwen3_moe-mlx-4bit";
+  TinyModel model = golden_folder(name);
+  const Checkpoint origin = Checkpoint::open(fs::path("testdata/quantised") / name);
+  const std::string module = "model.layers.0.mlp.switch_mlp.down_proj";
+  for (const char* key : {"quantization", "quantization_config"}) model.config[key][module] = false;
+  const auto decoded = origin.layer_source(0);
+  const WeightInfo info = decoded->describe(weights::kDown);
+  take(model, {}, module + ".");
+  TinyTensor& tensor =
+      model.add(module + ".weight", DType::kF32, {info.count, info.rows, info.cols});
+  tensor.bytes.clear();
+  for (int64_t expert = 0; expert < info.count; ++expert) {
+    const auto values = values_of(origin.layer(0).spec.quant, *decoded, weights::kDown, expert);
+    const auto bytes = std::as_bytes(std::span(values));
+    tensor.bytes.insert(tensor.bytes.end(), bytes.begin(), bytes.end());
+  }
+  const TempDir directory;
+  write_single(model, directory.path());
+  const Checkpoint checkpoint = Checkpoint::open(directory.path());
+  const CheckpointLayer& layer = checkpoint.layer(0);
+  ASSERT_TRUE(layer.support) << layer.support.reason();
+  const auto source = checkpoint.layer_source(0);
+  for (int64_t expert = 0; expert < info.count; ++expert) {
+    expect_same_values(layer, *source, origin, expert);
+  }
+}
+
 TEST(MixedForms, SchemesThatAreNotRead_CountOnlyForExperts) {
   TinyModel model = golden_folder(kPlain);
   const auto support = [&](const char* rule, int bits) {

@@ -230,5 +230,23 @@ TEST(ConvertForms, Fp8Blocks_HaveTheNamesOfDeepSeek) {
             Json({128, 128}));
 }
 
+// mlx-lm reads the second key, and writes both; a result in another form has one, which is its own.
+TEST(ConvertMlx, SettingsStandUnderBothKeys) {
+  const std::string source = "testdata/quantised/qwen3_moe-mlx-8bit";
+  const ScratchDirectory scratch;
+  const ToolResult result = convert(source, scratch / "mlx", "mlx-int4:group=32");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json config = read_json(scratch / "mlx" / "config.json");
+  EXPECT_EQ(config["quantization_config"]["bits"], 4);
+  EXPECT_EQ(config["quantization"], config["quantization_config"]);
+  const ToolResult other = convert(source, scratch / "other", "int8-channel");
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  const Json single = read_json(scratch / "other" / "config.json");
+  EXPECT_FALSE(single.contains("quantization")) << single;
+  EXPECT_EQ(single["quantization_config"]["quant_method"], "compressed-tensors");
+  expect_verified(scratch / "mlx");
+  expect_verified(scratch / "other");
+}
+
 }  // namespace
 }  // namespace conclave::testing

@@ -41,15 +41,19 @@ std::string indented(const std::string& text) {
   return out;
 }
 
-std::string config_of(std::string text, const nlohmann::ordered_json& quantization) {
-  for (const char* key : {"quantization_config", "compression_config"}) {
+// `own_key` is the form's, under which its settings stand once more.
+std::string config_of(std::string text, const nlohmann::ordered_json& quantization,
+                      const std::string& own_key) {
+  for (const char* key : {"quantization_config", "compression_config", "quantization"}) {
     text = without_member(text, key);
     const std::string nested(member_text(text, "text_config"));
     if (member_text(nested, key).empty()) continue;
     text = with_member(text, "text_config", without_member(nested, key));
   }
   if (quantization.is_null()) return text;
-  return with_member(text, "quantization_config", indented(json_text(quantization, 2)));
+  const std::string settings = indented(json_text(quantization, 2));
+  text = with_member(text, "quantization_config", settings);
+  return own_key.empty() ? text : with_member(text, own_key, settings);
 }
 
 // Some models tie it to the embedding and store no tensor.
@@ -75,7 +79,8 @@ SafetensorsResult::SafetensorsResult(const SafetensorsModel* source, const std::
   const std::vector<std::string> kept = with_head(plan.kept);
   files_ = request.form->files(kept);
   files_.push_back(
-      {.name = "config.json", .text = config_of(config, request.form->configuration(kept))});
+      {.name = "config.json",
+       .text = config_of(config, request.form->configuration(kept), request.form->own_key())});
 }
 
 std::unique_ptr<ShardFile> SafetensorsResult::create(const PlannedShard& shard,

@@ -1,4 +1,5 @@
 #include "checkpoint/methods/methods.h"
+#include "checkpoint/quantization_keys.h"
 
 #include <algorithm>
 #include <array>
@@ -57,7 +58,11 @@ constexpr std::array kMethods = {
            .kept = kSkipped,
            .write = write_bitsandbytes},
     Method{.name = "quark", .read = read_quark, .kept = kExcluded},
-    Method{.name = "mlx", .read = read_mlx, .wrote = wrote_mlx, .write = write_mlx},
+    Method{.name = "mlx",
+           .read = read_mlx,
+           .wrote = wrote_mlx,
+           .write = write_mlx,
+           .own_key = kMlxKey},
 };
 
 }  // namespace

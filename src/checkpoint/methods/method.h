@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -94,6 +95,8 @@ struct ModuleSchemes {
   std::vector<ModuleScheme> schemes;
   // Modules by their names, or by the begins of these before a dot: the longest counts.
   std::map<std::string, size_t, std::less<>> by_name;
+  // Names, or begins of names, of modules that stay as they are.
+  std::set<std::string, std::less<>> left_out;
   std::vector<ModuleRule> rules;  // for all others
 };
 
@@ -187,6 +190,8 @@ struct Method {
   // The way back: the text of a configuration that `read` understands as this form. Null: matrices
   // are not written so.
   std::string (*write)(const MethodForm& form, const std::vector<std::string>& kept) = nullptr;
+  // Its own loader looks for the same under this key of config.json.
+  std::string_view own_key = {};
 };
 std::span<const Method> known_methods();
 // Its first row of this name; null if it is not read.

@@ -208,6 +208,7 @@ QuantizedWeights read_mlx(const io::JsonValue& config) {
   ModuleSchemes found;
   found.schemes.push_back({.weights = weights_of(bits, group), .reason = {}});
   for (const io::JsonMember& module : config.members()) {
+    if (module.value.is_bool() && !module.value.as_bool()) found.left_out.emplace(module.key);
     if (!module.value.is_object() || !is_of_experts(module.key)) continue;
     found.by_name.emplace(module.key, found.schemes.size());
     found.schemes.push_back(read_module(module.value, bits, group));

@@ -147,9 +147,11 @@ const ModuleScheme& usual_scheme(const ModuleSchemes& found) {
 
 const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view module,
                               LeftOut left_out) {
-  for (std::string_view start = module; !schemes.by_name.empty() && !start.empty();) {
+  const bool has_names = !schemes.by_name.empty() || !schemes.left_out.empty();
+  for (std::string_view start = module; has_names && !start.empty();) {
     const auto found = schemes.by_name.find(start);
     if (found != schemes.by_name.end()) return &schemes.schemes[found->second];
+    if (left_out == LeftOut::kByRules && schemes.left_out.contains(start)) return nullptr;
     const size_t dot = start.rfind('.');
     start = dot == std::string_view::npos ? std::string_view() : start.substr(0, dot);
   }

@@ -191,6 +191,7 @@ std::string MethodWriter::configuration(const std::vector<std::string>& kept) co
 }
 
 std::string_view MethodWriter::file() const { return impl_->method.file; }
+std::string_view MethodWriter::own_key() const { return impl_->method.own_key; }
 
 int64_t MethodWriter::whole_rows() const { return impl_->whole_rows; }
 int64_t MethodWriter::whole_cols() const { return impl_->whole_cols; }

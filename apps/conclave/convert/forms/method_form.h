@@ -40,6 +40,7 @@ class MethodTarget : public TargetForm {
                                 const GatheredRows& rows) const override;
 
   nlohmann::ordered_json configuration(const std::vector<std::string>& kept) const override;
+  std::string own_key() const override { return std::string(writer_.own_key()); }
   std::vector<TextFile> files(const std::vector<std::string>& kept) const override;
 
  protected:

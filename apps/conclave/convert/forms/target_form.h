@@ -68,6 +68,8 @@ class TargetForm {
   virtual nlohmann::ordered_json configuration(const std::vector<std::string>&) const {
     return nullptr;
   }
+  // Under this key config.json has the same once more; empty: under no other.
+  virtual std::string own_key() const { return {}; }
   // Files beside config.json.
   virtual std::vector<TextFile> files(const std::vector<std::string>&) const { return {}; }
   // llama.cpp's number for files that are mostly of this type.
