@@ -1,9 +1,13 @@
-# conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [SERIAL])
+# conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>]
+#   [SERIAL] [ALONE])
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
 #
-# ctest runs its cases one by one, each within the timeout. Under a sanitizer it runs the whole program in four parts,
-# since a process takes longer to start there than most cases to run; but a SERIAL one, which measures its process.
+# ctest runs the program in PARTS, four where none are given, since a process takes longer to start than most cases to
+# run. It starts each case on its own, within the timeout, where one case could spoil the next: in a SERIAL program,
+# which measures its process; in an ALONE one, which measures its memory or forks; and in one labelled cuda, whose
+# context an error of the device breaks. Sanitizers keep memory and follow no fork: there ALONE programs are in parts too.
+option(CONCLAVE_TEST_CASES "ctest lists and starts each test case on its own" OFF)
 include(GoogleTest)
 
 # Sets the options that every test is compiled with. Cases run once, so that an optimised build spends little on them;
@@ -18,7 +22,7 @@ function(conclave_test_options target)
 endfunction()
 
 function(conclave_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT" "SOURCES;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;ALONE" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "conclave_add_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -31,6 +35,9 @@ function(conclave_add_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
+  if(NOT arg_PARTS)
+    set(arg_PARTS 4)
+  endif()
 
   add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
   conclave_test_options(${name})
@@ -38,8 +45,11 @@ function(conclave_add_test name)
   conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
-  if(CONCLAVE_SANITIZE AND NOT arg_SERIAL)
-    conclave_add_test_in_parts(${name} "${arg_LABELS}")
+  if(NOT CONCLAVE_TEST_CASES
+     AND NOT arg_SERIAL
+     AND (CONCLAVE_SANITIZE OR NOT arg_ALONE)
+     AND NOT "cuda" IN_LIST arg_LABELS)
+    conclave_add_test_in_parts(${name} ${arg_PARTS} "${arg_LABELS}")
     return()
   endif()
   set(properties TIMEOUT ${arg_TIMEOUT})
@@ -68,8 +78,7 @@ endif()
 endfunction()
 
 # A quarter of an hour ends a part that hangs.
-function(conclave_add_test_in_parts name labels)
-  set(parts 4)
+function(conclave_add_test_in_parts name parts labels)
   foreach(part RANGE 1 ${parts})
     math(EXPR index "${part} - 1")
     add_test(NAME ${name}.${part} COMMAND ${name})

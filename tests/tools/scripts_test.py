@@ -98,26 +98,71 @@ class Scripts(unittest.TestCase):
         return result.returncode, result.stdout
 
     def test_rows_that_the_machine_lacks_are_named_once(self):
-        release = self.fake_bin / "release-tests.log"
+        release = self.fake_bin / "release-tests.xml"
         release.write_text(
-            "        Start 412: Catalog/RowRunsHere.WithinBound/cpu_amx\n"
-            " 412/5012 Test #412: Catalog/RowRunsHere.WithinBound/cpu_amx ....***Skipped   0.01 sec\n"
-            "The following tests did not run:\n"
-            "\t409 - Catalog/RowRunsHere.WithinBound/cpu_avx512_bf16 (Skipped)\n"
-            "\t412 - Catalog/RowRunsHere.WithinBound/cpu_amx (Skipped)\n"
-            "\t600 - Catalog/CodedBatchRow.AnyBatch_HasTheBitsOfTheReference/cpu_amx (Skipped)\n"
-            "\t700 - Catalog/RowRunsHere.WithinBound/cpu_avx2 (Failed)\n"
-            "\t701 - Catalog/Elsewhere.WithinBound/cpu_neon (Skipped)\n"
-            "\t702 - tools.make_published (Skipped)\n", encoding="utf-8")
-        other = self.fake_bin / "dev-tests.log"
-        other.write_text("\t3 - Catalog/RowRunsHere.WithinBound/cpu_avx512_vnni (Skipped)\n"
-                         "\t9 - Catalog/RowRunsHere.WithinBound/cpu_amx (Skipped)\n",
+            "<system-out>[ RUN      ] Catalog/RowRunsHere.WithinBound/cpu_avx512_bf16\n"
+            "[  SKIPPED ] Catalog/RowRunsHere.WithinBound/cpu_avx512_bf16 (0 ms)\n"
+            "[  SKIPPED ] Catalog/RowRunsHere.WithinBound/cpu_amx (0 ms)\n"
+            "[  SKIPPED ] Catalog/CodedBatchRow.AnyBatch_HasTheBitsOfTheReference/cpu_amx (0 ms)\n"
+            "[  FAILED  ] Catalog/RowRunsHere.WithinBound/cpu_avx2, where GetParam() = 1 (3 ms)\n"
+            "[       OK ] Catalog/RowRunsHere.WithinBound/cpu_scalar (3 ms)\n"
+            "[  SKIPPED ] Catalog/Elsewhere.WithinBound/cpu_neon (0 ms)\n"
+            "[  SKIPPED ] 4 tests, listed below:\n"
+            "[  SKIPPED ] Catalog/RowRunsHere.WithinBound/cpu_amx\n</system-out>", encoding="utf-8")
+        other = self.fake_bin / "dev-tests.xml"
+        other.write_text("[  SKIPPED ] Catalog/RowRunsHere.WithinBound/cpu_avx512_vnni (0 ms)\n"
+                         "[  SKIPPED ] Catalog/RowRunsHere.WithinBound/cpu_amx (0 ms)\n",
                          encoding="utf-8")
         status, output = self.run_script("rows_not_run", str(release), str(other))
         self.assertEqual(status, 0)
         self.assertEqual(output, "not run here: cpu.amx\nnot run here: cpu.avx512_bf16\n"
                                  "not run here: cpu.avx512_vnni\n")
         self.assertEqual(self.run_script("rows_not_run"), (0, ""))
+
+    def cases(self, *entries: tuple[str, str, str]) -> list[str]:
+        """What is said of a report with these entries: name, attributes and elements, output."""
+        report = self.fake_bin / "report.xml"
+        bodies = (f'<testcase name="{name}" status={rest}<system-out>{output}</system-out></testcase>'
+                  for name, rest, output in entries)
+        report.write_text(f"<testsuite>{''.join(bodies)}</testsuite>", encoding="utf-8")
+        result = subprocess.run(["python3", ROOT / "scripts" / "count_cases.py", str(report)],
+                                capture_output=True, text=True, check=True)
+        return result.stdout.splitlines()
+
+    def test_cases_of_a_program_are_counted(self):
+        ran = ("[==========] Running 3 tests from 1 test suite.\n"
+               "[ RUN      ] All/A.B/0\n[       OK ] All/A.B/0 (0 ms)\n"
+               "[ RUN      ] All/A.B/1\n[  SKIPPED ] All/A.B/1 (0 ms)\n"
+               "[ RUN      ] All/A.B/2\n[  FAILED  ] All/A.B/2, where GetParam() = 2 (11 ms)\n"
+               "[  PASSED  ] 1 test.\n[  SKIPPED ] 1 test, listed below:\n[  SKIPPED ] All/A.B/1\n"
+               "[  FAILED  ] 1 test, listed below:\n[  FAILED  ] All/A.B/2, where GetParam() = 2\n")
+        self.assertEqual(self.cases(("a_test.1", '"fail"><failure message=""/>', ran)),
+                         ["failed: All/A.B/2 in a_test.1", "1 cases passed, 1 failed, 1 skipped"])
+        self.assertEqual(self.cases(("a_test.2", '"run">', "[==========] Running 0 tests from 0 test suites.")),
+                         ["0 cases passed, 0 failed, 0 skipped"])
+
+    def test_ranks_that_run_a_case_count_once(self):
+        passed, failed = "[       OK ] A.B (1 ms)\n", "[  FAILED  ] A.B (1 ms)\n"
+        self.assertEqual(self.cases(("ranks.3", '"run">', passed * 3)), ["1 cases passed, 0 failed, 0 skipped"])
+        self.assertEqual(self.cases(("ranks.3", '"fail">', passed + failed + passed)),
+                         ["failed: A.B in ranks.3", "0 cases passed, 1 failed, 0 skipped"])
+
+    def test_case_that_ends_its_program_is_named(self):
+        output = "[ RUN      ] A.B\n[       OK ] A.B (1 ms)\n[ RUN      ] A.C\n"
+        self.assertEqual(self.cases(("a_test.1", '"fail">', output)),
+                         ["failed: A.C in a_test.1", "1 cases passed, 1 failed, 0 skipped"])
+        self.assertEqual(self.cases(("a_test.1", '"fail">', output + "[       OK ] A.C (1 ms)\na leak")),
+                         ["failed: a_test.1", "2 cases passed, 1 failed, 0 skipped"])
+
+    def test_entry_that_is_no_program_of_cases_is_one(self):
+        def lacking(why: str) -> str:
+            return f'"notrun"><skipped message="{why}"/>'
+        self.assertEqual(
+            self.cases(("a", '"run">', "2 passed"), ("b", '"fail">', ""), ("c", '"disabled">', "Disabled"),
+                       ("d", lacking("SKIP_RETURN_CODE=77"), ""), ("e", lacking("Fixture dependency failed"), ""),
+                       ("f", lacking("SKIP_REGULAR_EXPRESSION_MATCHED"), ""),
+                       ("g", lacking("Unable to find executable"), "")),
+            ["failed: b", "failed: e", "failed: g", "1 cases passed, 3 failed, 3 skipped"])
 
     def test_rows_are_named_by_cases_that_there_are(self):
         script = (ROOT / "scripts" / "rows_not_run").read_text(encoding="utf-8")
