@@ -1,5 +1,5 @@
 # conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>]
-#   [SERIAL] [ALONE])
+#   [SERIAL] [ALONE] [COLD])
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
 #
@@ -7,6 +7,9 @@
 # run. It starts each case on its own, within the timeout, where one case could spoil the next: in a SERIAL program,
 # which measures its process; in an ALONE one, which measures its memory or forks; and in one labelled cuda, whose
 # context an error of the device breaks. Sanitizers keep memory and follow no fork: there ALONE programs are in parts too.
+#
+# COLD: the cases compute little by themselves, and clang, which builds them for the sanitizers alone, does not optimise
+# what they inline of the JSON library and of GoogleTest: that was most of its time.
 option(CONCLAVE_TEST_CASES "ctest lists and starts each test case on its own" OFF)
 include(GoogleTest)
 
@@ -22,7 +25,7 @@ function(conclave_test_options target)
 endfunction()
 
 function(conclave_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;ALONE" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;ALONE;COLD" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "conclave_add_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -42,6 +45,9 @@ function(conclave_add_test name)
   add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
   conclave_test_options(${name})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
+  if(arg_COLD)
+    target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<CONFIG:Debug>>:-O0>)
+  endif()
   conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
