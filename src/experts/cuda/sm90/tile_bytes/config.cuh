@@ -142,12 +142,20 @@ struct CodeRing {
 };
 struct NoCodeRing {};
 
+// Factors of an item's columns and rows for one warpgroup: see factors.cuh.
+struct FactorStorage {
+  alignas(16) float scales[256];
+  alignas(16) float biases[256];
+  float rows[64];
+};
+
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t tokens[Config::kStages][Config::kTokens * Config::kDepth];
   alignas(1024) uint8_t weights[Config::kStages][Config::kWeightRows * Config::kDepth];
   StageInfo info[Config::kStages];
   float scratch[16][Config::kConsumerThreads];  // for formulas that are not unrolled
+  FactorStorage factors[Config::kConsumerThreads / 128];
   uint64_t full[Config::kStages];
   uint64_t empty[Config::kStages];
   uint64_t ticket_full[Config::kTickets];

@@ -3,66 +3,55 @@
 
 #include "experts/cuda/common/silu_pair.cuh"
 #include "experts/cuda/sm90/tile_bytes/decoder.cuh"
+#include "experts/cuda/sm90/tile_bytes/factors.cuh"
 #include "experts/cuda/sm90/tile_bytes/store.cuh"
 
 namespace conclave::inline v0::experts::tile_bytes {
 
-// The two scales or biases that belong to accumulator pair j of chunk c in this thread's columns,
-// or 0 beyond the features. Those of up lie `half` after those of gate.
-template <class Config>
-__device__ __forceinline__ float2 of_columns(const Item& item, const float* rows, int64_t half,
-                                             int32_t features, int c, int j) {
-  constexpr bool kGated = Config::kProduct == Product::kUpGated;
-  const int32_t feature = item.feature_tile * Config::kFeatures +
-                          (kGated ? c * 64 + (j / 2) * 8 : c * 128 + j * 8) +
-                          2 * (static_cast<int32_t>(threadIdx.x) % 4);
-  const float* row = rows + (kGated && j % 2 == 1 ? half : 0);
-  return make_float2(feature < features ? row[feature] : 0,
-                     feature + 1 < features ? row[feature + 1] : 0);
-}
-
-// Keeps the compiler from hoisting loads of all columns, or keeping all their predicates: the sums
-// leave no registers for them.
+// Keeps the compiler from computing a value early and keeping it: the sums leave no registers.
 __device__ __forceinline__ void forget(int32_t& value) { asm volatile("" : "+r"(value)::"memory"); }
 
 // Applies what the main loop left out: row_factor (the input's weight and, with row scales, the
 // token's scale), with row scales the weight row's scale, with weights of lanes the factor of their
 // matrix, and the bias.
-template <class Config>
-__device__ __forceinline__ void scale_and_bias(const Params& params, const Item& item,
-                                               const float (&row_factor)[2], float (&sums)[2][64]) {
+template <class Config, bool kHasBias>
+__device__ __forceinline__ void scale_columns(const Params& params, const Item& item,
+                                              const ItemFactors<Config>& factors,
+                                              const float (&row_factor)[2], float (&sums)[2][64]) {
   constexpr bool kGated = Config::kProduct == Product::kUpGated;
-  constexpr bool kIsScaled = Config::kBlockScales && !Config::kHasLanes;
-  if (kIsScaled && params.bias == nullptr && params.input_weights == nullptr) return;
-  float factors[2] = {1, 1};
+  float matrix[2] = {1, 1};
   if constexpr (Config::kHasLanes) {
-    factors[0] = params.sum_factors[item.expert * (kGated ? 2 : 1)] * DecodedLanes::kUnit;
-    if (kGated) factors[1] = params.sum_factors[item.expert * 2 + 1] * DecodedLanes::kUnit;
+    matrix[0] = params.sum_factors[item.expert * (kGated ? 2 : 1)] * DecodedLanes::kUnit;
+    if (kGated) matrix[1] = params.sum_factors[item.expert * 2 + 1] * DecodedLanes::kUnit;
   }
-  const float* scales = params.weight_scales + item.expert * params.expert_scale_stride;
-  const float* biases = params.bias + int64_t{item.expert} * params.features * (kGated ? 2 : 1);
-  int32_t features = params.features;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      if (j % 4 == 0) forget(features);
-      float2 scale = make_float2(1, 1);
+      const float of_matrix = matrix[kGated ? j % 2 : 0];
+      float2 scale = make_float2(of_matrix, of_matrix);
+      if constexpr (!Config::kBlockScales && !Config::kHasLanes) scale = factors.scales(c, j);
       float2 bias = make_float2(0, 0);
-      if constexpr (Config::kHasLanes) {
-        const float factor = factors[kGated ? j % 2 : 0];
-        scale = make_float2(factor, factor);
-      } else if constexpr (!Config::kBlockScales) {
-        scale = of_columns<Config>(item, scales, params.half_scale_stride, features, c, j);
-      }
-      if (params.bias != nullptr)
-        bias = of_columns<Config>(item, biases, params.features, features, c, j);
+      if constexpr (kHasBias) bias = factors.biases(c, j);
       sums[c][4 * j] = fmaf(sums[c][4 * j], row_factor[0] * scale.x, bias.x);
       sums[c][4 * j + 1] = fmaf(sums[c][4 * j + 1], row_factor[0] * scale.y, bias.y);
       sums[c][4 * j + 2] = fmaf(sums[c][4 * j + 2], row_factor[1] * scale.x, bias.x);
       sums[c][4 * j + 3] = fmaf(sums[c][4 * j + 3], row_factor[1] * scale.y, bias.y);
     }
   }
+}
+
+template <class Config>
+__device__ __forceinline__ void scale_and_bias(const Params& params, const Item& item,
+                                               const ItemFactors<Config>& factors,
+                                               const float (&row_factor)[2], float (&sums)[2][64]) {
+  if (params.bias != nullptr) {
+    scale_columns<Config, true>(params, item, factors, row_factor, sums);
+    return;
+  }
+  constexpr bool kIsScaled = Config::kBlockScales && !Config::kHasLanes;
+  if (kIsScaled && params.input_weights == nullptr) return;
+  scale_columns<Config, false>(params, item, factors, row_factor, sums);
 }
 
 // Finishes rows that are the only ones of their tokens, so that nothing is left for combine.
@@ -254,8 +243,10 @@ __device__ __forceinline__ SlotsOfThread slots_of_thread(const Params& params, c
 
 template <class Config>
 __device__ __forceinline__ void finish_item(const Params& params, const Item& item,
+                                            const ItemFactors<Config>& factors,
                                             const SlotsOfThread& slots, float (&scratch)[16][256],
                                             float (&sums)[2][64]) {
+  factors.await();
   const int32_t row = row_of_thread();
   float row_factor[2] = {1, 1};
   int32_t sorted_row[2] = {-1, -1};
@@ -263,15 +254,12 @@ __device__ __forceinline__ void finish_item(const Params& params, const Item& it
   for (int half = 0; half < 2; ++half) {
     if (row + 8 * half >= item.count) continue;
     sorted_row[half] = item.begin + row + 8 * half;
-    if constexpr (!Config::kBlockScales) {
-      row_factor[half] = params.constant_scale != nullptr ? *params.constant_scale
-                                                          : params.row_scales[sorted_row[half]];
-    }
+    row_factor[half] = factors.row_scale(row + 8 * half);
     if (!Config::kIsDown && params.input_weights != nullptr) {
       row_factor[half] *= params.input_weights[params.row_slot[sorted_row[half]]];
     }
   }
-  scale_and_bias<Config>(params, item, row_factor, sums);
+  scale_and_bias<Config>(params, item, factors, row_factor, sums);
   if constexpr (Config::kAddsRows) {
     add_down<Config>(params, item, slots.slot, sums);
   } else if constexpr (Config::kIsDown) {

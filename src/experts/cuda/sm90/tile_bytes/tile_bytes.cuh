@@ -19,6 +19,7 @@
 #include "cuda/device/tma.cuh"
 #include "experts/cuda/sm90/tile_bytes/consumer.cuh"
 #include "experts/cuda/sm90/tile_bytes/epilogue.cuh"
+#include "experts/cuda/sm90/tile_bytes/factors.cuh"
 #include "experts/cuda/sm90/tile_bytes/producer.cuh"
 #include "experts/cuda/sm90/tile_bytes/walk.cuh"
 
@@ -98,6 +99,7 @@ __device__ void consume(const Params& params, SharedStorage<Config>& shared) {
   const int32_t warpgroup = __shfl_sync(0xffffffffu, static_cast<int32_t>(threadIdx.x) / 128, 0);
   const int32_t steps = (params.depth + Config::kDepth - 1) / Config::kDepth;
   RingView<Config> ring(shared);
+  const ItemFactors<Config> factors(params, shared.factors[warpgroup], warpgroup);
   int32_t first = 0;
   for (;; first = (first + steps) % Config::kStages) {
     ring.wait(first);
@@ -114,6 +116,7 @@ __device__ void consume(const Params& params, SharedStorage<Config>& shared) {
     }
     const int32_t row = row_of_thread();
     const SlotsOfThread slots = slots_of_thread<Config>(params, item, row);
+    factors.fetch(item);
     float sums[2][64];
     const uint32_t token_scales =
         ptx::shared_address(&shared.info[0].token_scale[item.begin % 4 + row]);
@@ -122,7 +125,7 @@ __device__ void consume(const Params& params, SharedStorage<Config>& shared) {
     } else {
       multiply_item<Config, 1>(ring, first, steps, token_scales, sums);
     }
-    finish_item<Config>(params, item, slots, shared.scratch, sums);
+    finish_item<Config>(params, item, factors, slots, shared.scratch, sums);
     count_item<Config>(params, item);
   }
 }
