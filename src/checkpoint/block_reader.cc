@@ -141,10 +141,11 @@ void read_codes(const TensorData& data, const MatrixLocation& matrix, const Weig
   std::vector<std::byte> window;
   for (int64_t row = block.row_begin; row < block.row_end; ++row) {
     const int64_t first = matrix.offset + row * matrix.row_stride + block.col_begin;
-    const int64_t first_byte = first * bits / 8;
+    const int64_t skipped = first % codes_to_a_byte(bits);
+    const int64_t first_byte = (first - skipped) * bits / 8;
     window.resize(static_cast<size_t>(ceil_div((first + cols) * bits, 8) - first_byte));
     data.read(matrix.tensor, static_cast<uint64_t>(first_byte), window);
-    copy_codes(window.data(), first - first_byte * 8 / bits, cols, bits, destination.data());
+    copy_codes(window.data(), skipped, cols, bits, destination.data());
     destination = destination.subspan(out_bytes);
   }
 }

@@ -51,14 +51,16 @@ inline std::vector<WeightBlock> slices_of(const WeightInfo& info) {
           {0, info.rows, info.cols, info.cols}};
 }
 
-// Codes of rows [rows, cols] each of which begins a byte, as numbers of their bits.
+// Codes of rows [rows, cols] each of which begins a byte, as numbers of their bits. A code of 6
+// bits may lie in two bytes.
 inline uint8_t code_at(const std::vector<std::byte>& bytes, DType dtype, int64_t cols, int64_t row,
                        int64_t col) {
   const int64_t bits = bit_size(dtype);
   const int64_t first = col * bits;
   const auto byte = static_cast<size_t>(row * packed_bytes(dtype, cols) + first / 8);
-  return static_cast<uint8_t>(std::to_integer<unsigned>(bytes[byte]) >> (first % 8) &
-                              ((1U << bits) - 1U));
+  auto pair = std::to_integer<unsigned>(bytes[byte]);
+  if (first % 8 + bits > 8) pair |= std::to_integer<unsigned>(bytes[byte + 1]) << 8U;
+  return static_cast<uint8_t>(pair >> (first % 8) & ((1U << bits) - 1U));
 }
 
 inline bool is_part(const std::vector<std::byte>& whole, const std::vector<std::byte>& part,
