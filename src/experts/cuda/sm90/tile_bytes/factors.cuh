@@ -15,7 +15,7 @@ struct ItemFactors {
   static constexpr bool kHasColumns = kHasRows && !Config::kHasLanes;
 
   const Params& params;
-  FactorStorage& storage;  // of the thread's warpgroup
+  FactorStorage& storage;  // the warpgroup has one of its own
   int32_t warpgroup;
 
   __device__ __forceinline__ ItemFactors(const Params& p, FactorStorage& s, int32_t group)
