@@ -43,6 +43,8 @@ GgufReader open_model(const std::string& name) {
 struct Changes {
   std::function<bool(std::string_view tensor)> drops = [](std::string_view) { return false; };
   std::vector<GgufKey> keys = {};  // beside the model's, or in place of them
+  std::function<std::vector<int64_t>(const GgufTensorInfo& tensor)> shape_of =
+      [](const GgufTensorInfo& tensor) { return tensor.shape; };
 };
 
 fs::path copy_path() {
@@ -62,7 +64,8 @@ fs::path write_copy(const GgufReader& model, const Changes& changes) {
   }
   GgufWriter writer(path, keys, model.alignment());
   for (const GgufTensorInfo& tensor : model.tensors()) {
-    if (!changes.drops(tensor.name)) writer.declare(tensor.name, tensor.type, tensor.shape);
+    if (changes.drops(tensor.name)) continue;
+    writer.declare(tensor.name, tensor.type, changes.shape_of(tensor));
   }
   writer.finish_with_zeros();
   return path;
@@ -170,6 +173,24 @@ TEST(GgufMissing, ProjectionsAndTables_AreMissedIfAKeyHasThem) {
             "blk.0.ffn_latent_down.weight");
   const auto table = [](std::string_view name) { return has_part(name, "tid2eid"); };
   EXPECT_EQ(missing_of("deepseek4-hash", {.drops = table}), "blk.0.ffn_gate_tid2eid.weight");
+}
+
+// Half as many experts of twice as many rows: the rows of all are as many as the keys say.
+TEST(GgufShapes, StackOfAnotherNumberOfExperts_IsNamed) {
+  const GgufReader model = open_model("qwen3moe-q4_k_m");
+  for (const char* const matrix : {"gate", "up", "down"}) {
+    const std::string name = "blk.0.ffn_" + std::string(matrix) + "_exps.weight";
+    const auto folded = [&](const GgufTensorInfo& tensor) {
+      std::vector<int64_t> shape = tensor.shape;
+      if (tensor.name == name) shape = {shape[0] / 2, 2 * shape[1], shape[2]};
+      return shape;
+    };
+    const auto error = error_of(write_copy(model, {.shape_of = folded}));
+    ASSERT_TRUE(error) << name;
+    EXPECT_EQ(error->code(), ErrorCode::kTensorShape) << error->what();
+    EXPECT_EQ(error->detail().file, copy_path().string());
+    EXPECT_EQ(error->detail().tensor, name);
+  }
 }
 
 TEST(GgufMissing, DenseByKeyButWithExperts_NamesTheKey) {

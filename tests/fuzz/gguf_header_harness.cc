@@ -147,6 +147,10 @@ void fuzz_gguf_header(std::span<const std::byte> input) {
     });
   };
   const std::optional<ErrorCode> code = parse(input.size());
+  // Bytes alone may have their data anywhere, so that whatever is a file is one of these, too.
+  const std::optional<ErrorCode> alone =
+      expect_value_or_error([&] { check_entries(io::parse_gguf_header(input, "fuzz.gguf")); });
+  promise(code || !alone);
   // The header is sound but has too little data behind it: the last byte now decides how much more,
   // rarely as much as no memory holds.
   if (code == ErrorCode::kGgufTruncatedData) {

@@ -96,6 +96,7 @@ GgufBlocks::GgufBlocks(const MoeSpec& spec) : impl_(std::make_unique<Impl>()) {
   }
   impl_->spec = spec;
   impl_->layer.num_experts = spec.num_experts;
+  impl_->layer.layout = "per_expert";
   for (const WeightShape& shape : layer_weights(spec)) {
     if (shape.is_optional) continue;
     impl_->shapes.push_back(shape);
@@ -124,8 +125,8 @@ void GgufBlocks::put(WeightId id, int64_t expert, std::string_view type,
   const io::GgufType& found = readable_type(*shape, name, type);
   check_bytes(stored, name, type, rows.size());
   impl_->tensors.push_back({.name = name, .type = &found, .bytes = rows.size()});
-  stored.matrices[static_cast<size_t>(expert)] = {.place = {.tensor = &impl_->tensors.back()},
-                                                  .bytes = rows};
+  stored.matrices[static_cast<size_t>(expert)] = {
+      .place = {.tensor = &impl_->tensors.back(), .bytes = rows}};
 }
 
 MoeSpec GgufBlocks::spec() const {

@@ -31,8 +31,9 @@ std::optional<double> to_number(const io::GgufValue& value) {
 
 }  // namespace
 
-GgufKeys::GgufKeys(const io::GgufFile& file) : file_(file) {
-  const io::GgufValue* value = file.find_value(kArchitectureKey);
+GgufKeys::GgufKeys(const io::GgufHeader& header, std::string file)
+    : header_(header), file_(std::move(file)) {
+  const io::GgufValue* value = header.find_value(kArchitectureKey);
   if (value == nullptr) {
     reject(ErrorCode::kConfigMissingKey, kArchitectureKey,
            {.what = "the file does not say which architecture its model has"});
@@ -46,7 +47,7 @@ GgufKeys::GgufKeys(const io::GgufFile& file) : file_(file) {
 }
 
 void GgufKeys::reject(ErrorCode code, std::string_view key, ErrorDetail detail) const {
-  detail.file = file_.parts().front().file.name();
+  detail.file = file_;
   detail.tensor = key.starts_with("general.")
                       ? std::string(key)
                       : io::show_name(architecture_ + "." + std::string(key));
@@ -54,7 +55,7 @@ void GgufKeys::reject(ErrorCode code, std::string_view key, ErrorDetail detail) 
 }
 
 const io::GgufValue* GgufKeys::find(std::string_view key) const {
-  return file_.find_value(architecture_ + "." + std::string(key));
+  return header_.find_value(architecture_ + "." + std::string(key));
 }
 
 std::optional<double> GgufKeys::entry(std::string_view key, int64_t layer) const {

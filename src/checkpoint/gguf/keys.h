@@ -3,7 +3,7 @@
 #pragma once
 
 #include "checkpoint/config_reader.h"
-#include "io/gguf/file.h"
+#include "io/gguf/header.h"
 
 #include <cstdint>
 #include <optional>
@@ -14,8 +14,8 @@ namespace conclave::inline v0::checkpoint {
 
 class GgufKeys {
  public:
-  // Keys are read as "ARCHITECTURE.key". The file must outlive it.
-  explicit GgufKeys(const io::GgufFile& file);
+  // Keys are read as "ARCHITECTURE.key". The header must outlive it; errors name `file`.
+  GgufKeys(const io::GgufHeader& header, std::string file);
 
   const std::string& architecture() const noexcept { return architecture_; }
   bool has(std::string_view key) const { return find(key) != nullptr; }
@@ -34,7 +34,8 @@ class GgufKeys {
   // Nothing if the key is absent.
   std::optional<double> entry(std::string_view key, int64_t layer) const;
 
-  const io::GgufFile& file_;
+  const io::GgufHeader& header_;
+  std::string file_;
   std::string architecture_;
 };
 

@@ -6,6 +6,8 @@
 #include "checkpoint/gguf/family.h"
 #include "checkpoint/gguf/keys.h"
 #include "checkpoint/gguf/layer_tensors.h"
+#include "checkpoint/gguf/model_facts.h"
+#include "checkpoint/gguf/tensor_table.h"
 
 #include <cstdint>
 #include <map>
@@ -17,20 +19,19 @@ namespace conclave::inline v0::checkpoint {
 
 class GgufLayerRules {
  public:
-  // The file has `num_blocks` blocks, of which the first `num_layers` are no extra layers. All
-  // arguments must outlive it.
-  GgufLayerRules(const GgufKeys& keys, const GgufFamily& family, const GgufTensorsByLayer& by_layer,
-                 int64_t num_layers, int64_t num_blocks);
+  // Both must outlive it.
+  GgufLayerRules(const GgufModel& model, const GgufTensorTable& tensors);
 
-  // Whether block `index` is a MoE layer. Throws Error(kConfigValue) if a key says that it is dense
-  // and it has experts.
+  // Whether a key says that block `index` comes before those with experts.
+  bool is_dense_by_key(int64_t index) const;
+  // Whether block `index` is a MoE layer, as far as the tensors tell that there are. Throws
+  // Error(kConfigValue) if a key says that it is dense and it has experts.
   bool has_experts(int64_t index) const;
   // Says what such a layer has. Throws Error(kConfigValue).
   GgufDemands demands_of(int64_t index) const;
 
  private:
   bool any_block_has(std::string_view name) const;
-  bool lies_before_experts(int64_t index) const;
   bool has_shared(int64_t index) const;
   const routing::RouterTensor* router_tensor_of(int64_t index) const;
   bool has_selection_bias(int64_t index) const;
@@ -38,7 +39,7 @@ class GgufLayerRules {
 
   const GgufKeys& keys_;
   const GgufFamily& family_;
-  const GgufTensorsByLayer& by_layer_;
+  const GgufTensorTable& tensors_;
   int64_t num_layers_;
   int64_t num_blocks_;
   int64_t num_dense_ = 0;  // blocks at the begin, where a key counts them

@@ -1,20 +1,13 @@
 #include "checkpoint/gguf/layer_tensors.h"
 
-#include "checkpoint/gguf/row_reader.h"
-#include "quant/gguf/block_type.h"
+#include "checkpoint/gguf/tensor_taker.h"
 #include "routing/router_tensors.h"
 
 #include "conclave/error.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
-#include <functional>
-#include <numeric>
-#include <optional>
-#include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,210 +15,95 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-using Place = io::GgufFile::Place;
-
-int64_t row_length(const Place& place) {
-  const auto shape = place.tensor->shape();
-  return shape.empty() ? 1 : shape.back();
-}
-
-int64_t count_rows(const Place& place) {
-  const auto shape = place.tensor->shape();
-  if (shape.empty()) return 1;
-  return std::accumulate(shape.begin(), shape.end() - 1, int64_t{1},
-                         [](int64_t product, int64_t size) { return product * size; });
-}
-
-std::string prefix_of(int64_t layer) { return fmt::format("blk.{}.", layer); }
-
-std::span<const Place> tensors_of(const GgufTensorsByLayer& by_layer, int64_t layer) {
-  const auto own = by_layer.find(prefix_of(layer));
-  return own == by_layer.end() ? std::span<const Place>() : own->second;
-}
-
-// The tensor whose name is `rest` behind the layer's prefix; empty if there is none.
-Place find_among(std::span<const Place> own, std::string_view rest, size_t prefix) {
-  const auto name = [prefix](const Place& place) {
-    return std::string_view(place.tensor->name).substr(prefix);
-  };
-  const auto at = std::ranges::lower_bound(own, rest, {}, name);
-  return at != own.end() && name(*at) == rest ? *at : Place();
-}
-
-// "ffn_up.3.weight": the matrix of an expert in old files.
-bool is_of_one_expert(std::string_view rest) {
-  constexpr std::array<std::string_view, 3> kMatrices = {"ffn_gate.", "ffn_up.", "ffn_down."};
-  return std::ranges::any_of(kMatrices, [rest](std::string_view matrix) {
-    return rest.starts_with(matrix) && rest.size() > matrix.size() && rest[matrix.size()] >= '0' &&
-           rest[matrix.size()] <= '9';
-  });
-}
-
-// Whether the tensor belongs to a router, routed or shared experts, and has a meaning here. Steps
-// of quantised rows are what llama.cpp itself reads and never uses.
-bool belongs_to_experts(std::string_view rest) {
-  constexpr std::array<std::string_view, 4> kParts = {"ffn_gate_inp", "exp_probs_b", "_exps.",
-                                                      "_shexp."};
-  if (rest.ends_with(".input_scale") || rest.starts_with("ffn_norm_exps")) return false;
-  return is_of_one_expert(rest) || std::ranges::any_of(kParts, [rest](std::string_view part) {
-           return rest.find(part) != std::string_view::npos;
-         });
-}
-
-class LayerFinder {
+class LayerFinder : private GgufTensorTaker {
  public:
-  LayerFinder(const io::GgufFile& file, const GgufTensorsByLayer& by_layer, int64_t index,
-              const GgufSizes& sizes, const GgufDemands& demands)
-      : file_(file), sizes_(sizes), demands_(demands) {
-    layer_.index = index;
-    layer_.prefix = prefix_of(index);
-    own_ = tensors_of(by_layer, index);
-    layer_.num_experts = sizes.num_experts;
+  LayerFinder(const GgufTensorTable& tensors, int64_t index, const GgufSizes& sizes,
+              const GgufDemands& demands, GgufAbsent absent)
+      : GgufTensorTaker(tensors, index, absent), sizes_(sizes), demands_(demands) {
+    layer().num_experts = sizes.num_experts;
   }
 
-  GgufLayer find() {
+  void find() {
     find_router();
     find_projections();
     find_experts();
     find_shared();
     if (sizes_.has_residual) find_residual();
     check_all_used();
-    return std::move(layer_);
   }
+
+  GgufLayer take_layer() { return std::move(layer()); }
+  using GgufTensorTaker::take_so_far;
 
  private:
-  [[noreturn]] void fail(ErrorCode code, const Place& place, ErrorDetail detail) const {
-    detail.file = (place ? *place.part : file_.parts().front()).file.name();
-    if (place) detail.tensor = place.tensor->name;
-    throw Error(code, std::move(detail));
-  }
-
-  Place look_up(std::string_view name) {
-    const Place place = find_among(own_, name, layer_.prefix.size());
-    if (place) use(place);
-    return place;
-  }
-
-  Place require(std::string_view name) {
-    const Place place = look_up(name);
-    if (!place) {
-      fail(ErrorCode::kTensorMissing, place,
-           {.what = fmt::format("layer {} lacks a tensor of the model", layer_.index),
-            .tensor = layer_.prefix + std::string(name)});
-    }
-    return place;
-  }
-
-  // Null only if the tensor may be absent.
-  Place look_up(std::string_view name, bool is_demanded) {
-    return is_demanded ? require(name) : look_up(name);
-  }
-
-  bool has_any(const std::function<bool(std::string_view rest)>& wanted) const {
-    return std::ranges::any_of(own_, [&](const Place& place) {
-      return wanted(std::string_view(place.tensor->name).substr(layer_.prefix.size()));
-    });
-  }
-
-  void use(const Place& place) {
-    if (used_.insert(place.tensor->name).second) layer_.bytes += place.tensor->bytes;
-  }
-
-  // `count` matrices of `rows` rows each follow one another in the tensor.
-  void check_shape(const Place& place, int64_t count, int64_t rows, int64_t cols) const {
-    if (row_length(place) == cols && count_rows(place) == count * rows) return;
-    fail(ErrorCode::kTensorShape, place,
-         {.what = "the tensor's shape disagrees with the layer's sizes",
-          .expected = count == 1 ? fmt::format("[{}, {}]", rows, cols)
-                                 : fmt::format("[{}, {}, {}]", count, rows, cols),
-          .found = io::describe_tensor(*place.tensor)});
-  }
-
-  // Types may be known to GGUF and still mean nothing here: integers as weights, floats as ids.
-  void check_type(WeightId id, const Place& place) const {
-    const io::GgufType& type = *place.tensor->type;
-    const std::optional<DType> plain = plain_type(type);
-    const bool is_integer = plain == DType::kI32 || plain == DType::kI64;
-    const bool is_number = (plain && !is_integer) || quant::find_block_type(type.name) != nullptr;
-    const routing::RouterTensor* const own = routing::find_router_tensor(id);
-    const bool wants_integers = own != nullptr && own->element == routing::RouterElement::kIndex;
-    if (wants_integers ? is_integer : is_number) return;
-    fail(ErrorCode::kTensorDType, place,
-         {.what = "the tensor has a type that it cannot have",
-          .expected = wants_integers ? "I32 or I64" : "F32, F16, BF16 or blocks",
-          .found = std::string(type.name)});
-  }
-
-  // Takes `count` matrices [rows, cols], the first of which begins at `first_row`, `stride` rows
-  // apart.
-  void store(WeightId id, const Place& place, int64_t count, int64_t rows, int64_t cols,
-             int64_t first_row, int64_t stride) {
-    check_type(id, place);
-    GgufStored& stored = layer_.stored[id];
-    stored.rows = rows;
-    stored.cols = cols;
-    for (int64_t i = 0; i < count; ++i) {
-      stored.matrices.push_back({place, first_row + i * stride});
-    }
-  }
-
-  void take(WeightId id, const Place& place, int64_t count, int64_t rows, int64_t cols) {
-    check_shape(place, count, rows, cols);
-    store(id, place, count, rows, cols, 0, rows);
-  }
-
-  // Vectors are matrices of one row.
-  void take_optional(WeightId id, std::string_view name, int64_t rows, int64_t cols,
-                     bool is_demanded = false) {
-    if (const Place place = look_up(name, is_demanded)) take(id, place, 1, rows, cols);
-  }
-
   GgufMatrix take_factor(std::string_view name, bool is_demanded) {
-    const Place place = look_up(name, is_demanded);
+    const GgufDims dims{.rows = 1, .cols = sizes_.num_experts};
+    const GgufPlace place = look_up(name, is_demanded, dims);
     if (!place) return {};
     check_type(weights::kExpertScale, place);
-    check_shape(place, 1, 1, sizes_.num_experts);
+    check_shape(place, dims);
     return {place, 0};
   }
 
   void find_router() {
-    const int64_t hidden = sizes_.hidden_size;
-    const int64_t experts = sizes_.num_experts;
-    take(weights::kRouter, require("ffn_gate_inp.weight"), 1, experts, hidden);
-    take_optional(weights::kRouterBias, "ffn_gate_inp.bias", 1, experts, demands_.biases);
+    const GgufDims of_experts{.rows = 1, .cols = sizes_.num_experts};
+    take_required(weights::kRouter, "ffn_gate_inp.weight",
+                  {.rows = sizes_.num_experts, .cols = sizes_.hidden_size});
+    take_optional(weights::kRouterBias, "ffn_gate_inp.bias", of_experts, demands_.biases);
     if (sizes_.normalises_router) {
-      take(weights::kRouterInputScale, require("ffn_gate_inp.scale"), 1, 1, hidden);
+      take_required(weights::kRouterInputScale, "ffn_gate_inp.scale",
+                    {.rows = 1, .cols = sizes_.hidden_size});
     }
-    take_optional(weights::kSelectionBias, "exp_probs_b.bias", 1, experts);
-    if (!layer_.has(weights::kSelectionBias)) {
-      take_optional(weights::kSelectionBias, "exp_probs_b", 1, experts);
+    take_optional(weights::kSelectionBias, "exp_probs_b.bias", of_experts);
+    if (!layer().has(weights::kSelectionBias)) {
+      take_optional(weights::kSelectionBias, "exp_probs_b", of_experts);
     }
-    if (!layer_.has(weights::kSelectionBias) && demands_.selection_bias) {
-      require("exp_probs_b.bias");
+    if (!layer().has(weights::kSelectionBias) && demands_.selection_bias) {
+      require("exp_probs_b.bias", of_experts);
     }
     for (const routing::RouterTensor* own : routing::all_router_tensors()) {
       if (own->gguf_name.empty()) continue;
-      const Place place = look_up(own->gguf_name, own == demands_.router_tensor);
-      if (place) take(*own->id, place, 1, count_rows(place), row_length(place));
+      const GgufPlace place = look_up(own->gguf_name, own == demands_.router_tensor, {});
+      if (place) take(*own->id, place, {.rows = count_rows(place), .cols = row_length(place)});
     }
   }
 
   // Experts may work on a projection of the hidden state.
   void find_projections() {
     width_ = sizes_.hidden_size;
+    constexpr std::string_view kNorm = "ffn_routed_norm.weight";
     constexpr std::array<std::array<std::string_view, 2>, 2> kNames = {{
         {"ffn_latent_down.weight", "ffn_latent_up.weight"},
         {"ffn_routed_down.weight", "ffn_routed_up.weight"},
     }};
-    for (const auto& [down, up] : kNames) {
-      const Place place = look_up(down, static_cast<bool>(look_up(up)));
-      if (!place) continue;
-      width_ = count_rows(place);
-      take(weights::kLatentDown, place, 1, width_, sizes_.hidden_size);
-      take(weights::kLatentUp, require(up), 1, sizes_.hidden_size, width_);
-      take_optional(weights::kLatentNorm, "ffn_routed_norm.weight", 1, width_);
+    // The norm tells that there are projections, and how wide.
+    const GgufPlace norm = look_up(kNorm);
+    if (norm) width_ = row_length(norm);
+    for (const auto& [down_name, up_name] : kNames) {
+      const GgufPlace up = look_up(up_name);
+      if (!up && !peek(down_name)) continue;
+      const GgufPlace down = require(down_name, {.cols = sizes_.hidden_size});
+      width_ = down ? count_rows(down) : row_length(up);
+      take(weights::kLatentDown, down, {.rows = width_, .cols = sizes_.hidden_size});
+      take_required(weights::kLatentUp, up_name, {.rows = sizes_.hidden_size, .cols = width_});
+      take(weights::kLatentNorm, norm, {.rows = 1, .cols = width_});
+      has_projections_ = true;
     }
-    if (demands_.projections && !layer_.has(weights::kLatentDown)) require(kNames[0][0]);
+    if (has_projections_ || (!demands_.projections && !norm)) return;
+    if (!norm) width_ = width_of_experts();
+    const auto& [down_name, up_name] = kNames[norm ? 1 : 0];
+    require(down_name, {.rows = width_, .cols = sizes_.hidden_size});
+    require(up_name, {.rows = sizes_.hidden_size, .cols = width_});
+  }
+
+  // The length of the rows that experts read, by what has come of them.
+  int64_t width_of_experts() const {
+    const GgufPlace rows = peek_any({"ffn_gate_up_exps.weight", "ffn_up_exps.weight",
+                                     "ffn_gate_exps.weight", "ffn_up.0.weight"});
+    if (rows) return row_length(rows);
+    const GgufPlace down = peek("ffn_down_exps.weight");
+    const bool is_stack = down && count_rows(down) % sizes_.num_experts == 0;
+    return is_stack ? count_rows(down) / sizes_.num_experts : kUnknownSize;
   }
 
   void find_experts() {
@@ -235,13 +113,13 @@ class LayerFinder {
       find_stacks();
     }
     find_expert_biases();
-    layer_.gate_factor = take_factor("ffn_gate_exps.scale", demands_.gate_factor);
-    layer_.up_factor = take_factor("ffn_up_exps.scale", demands_.up_factor);
+    layer().gate_factor = take_factor("ffn_gate_exps.scale", demands_.gate_factor);
+    layer().up_factor = take_factor("ffn_up_exps.scale", demands_.up_factor);
     if (sizes_.scales_experts) {
-      take_optional(weights::kExpertScale, "ffn_down_exps.scale", 1, sizes_.num_experts,
-                    demands_.expert_scale);
+      take_optional(weights::kExpertScale, "ffn_down_exps.scale",
+                    {.rows = 1, .cols = sizes_.num_experts}, demands_.expert_scale);
     } else {
-      layer_.down_factor = take_factor("ffn_down_exps.scale", demands_.down_factor);
+      layer().down_factor = take_factor("ffn_down_exps.scale", demands_.down_factor);
     }
   }
 
@@ -249,61 +127,98 @@ class LayerFinder {
   void find_expert_biases() {
     const auto is_bias = [](std::string_view rest) { return rest.ends_with("_exps.bias"); };
     if (!demands_.biases && !has_any(is_bias)) return;
-    const int64_t inner = layer_.rows(weights::kUp);
-    if (layer_.has(weights::kGate)) take_expert_bias(weights::kGate, "ffn_gate_exps.bias", inner);
-    take_expert_bias(weights::kUp, "ffn_up_exps.bias", inner);
+    constexpr std::string_view kGate = "ffn_gate_exps.bias";
+    // The gate's own bias may come before the gate.
+    if (layer().has(weights::kGate) || demands_.gate || (may_come() && peek(kGate))) {
+      take_expert_bias(weights::kGate, kGate, inner_);
+    }
+    take_expert_bias(weights::kUp, "ffn_up_exps.bias", inner_);
     take_expert_bias(weights::kDown, "ffn_down_exps.bias", width_);
   }
 
   void take_expert_bias(WeightId matrix, std::string_view name, int64_t width) {
-    const Place place = require(name);
-    check_shape(place, sizes_.num_experts, 1, width);
-    store(matrix.with(WeightPlane::kBias), place, sizes_.num_experts, 1, width, 0, 1);
+    const GgufDims dims{.rows = 1, .cols = width, .count = sizes_.num_experts};
+    const GgufPlace place = require(name, dims);
+    if (!place) return;
+    check_shape(place, dims);
+    store(matrix.with(WeightPlane::kBias), place, dims, 0, 1);
   }
 
   // Rows of an expert in a stack of all, which must divide evenly.
-  int64_t rows_of_stack(const Place& place, int64_t parts) const {
+  int64_t rows_of_stack(const GgufPlace& place, int64_t parts) const {
     const int64_t rows = count_rows(place);
     const int64_t divisor = sizes_.num_experts * parts;
-    if (rows % divisor == 0 && row_length(place) == width_) return rows / divisor;
-    fail(ErrorCode::kTensorShape, place,
-         {.what = "the tensor does not hold the experts of the layer",
-          .expected =
-              fmt::format("[{}, {}rows, {}]", sizes_.num_experts, parts == 2 ? "2 x " : "", width_),
-          .found = io::describe_tensor(*place.tensor)});
+    const bool has_width = width_ == kUnknownSize || row_length(place) == width_;
+    if (rows % divisor == 0 && has_width && may_be_stack(place, sizes_.num_experts))
+      return rows / divisor;
+    ErrorDetail detail{.what = "the tensor does not hold the experts of the layer",
+                       .expected = fmt::format("[{}, {}rows, {}]", sizes_.num_experts,
+                                               parts == 2 ? "2 x " : "", size_text(width_)),
+                       .found = io::describe_tensor(*place.tensor)};
+    if (may_come() && !has_projections_) {
+      detail.hint =
+          "if experts read a projection, its tensors come first, unless a key has its size";
+    }
+    fail(ErrorCode::kTensorShape, place, std::move(detail));
+  }
+
+  // The width of experts, by what there is of them.
+  int64_t inner_of_stacks() const {
+    if (const GgufPlace fused = peek("ffn_gate_up_exps.weight")) return rows_of_stack(fused, 2);
+    if (const GgufPlace up = peek("ffn_up_exps.weight")) return rows_of_stack(up, 1);
+    if (!may_come()) return kUnknownSize;
+    if (const GgufPlace gate = peek("ffn_gate_exps.weight")) return rows_of_stack(gate, 1);
+    const GgufPlace down = peek("ffn_down_exps.weight");
+    return down ? row_length(down) : kUnknownSize;
   }
 
   void find_stacks() {
-    const int64_t experts = sizes_.num_experts;
-    int64_t inner = 0;
-    if (const Place fused = look_up("ffn_gate_up_exps.weight")) {
-      layer_.layout = "stacked_fused";
-      inner = rows_of_stack(fused, 2);
-      store(weights::kGate, fused, experts, inner, width_, 0, 2 * inner);
-      store(weights::kUp, fused, experts, inner, width_, inner, 2 * inner);
+    inner_ = inner_of_stacks();
+    const GgufDims stack{.rows = inner_, .cols = width_, .count = sizes_.num_experts};
+    if (const GgufPlace fused = look_up("ffn_gate_up_exps.weight")) {
+      layer().layout = "stacked_fused";
+      store(weights::kGate, fused, stack, 0, 2 * inner_);
+      store(weights::kUp, fused, stack, inner_, 2 * inner_);
     } else {
-      layer_.layout = "stacked";
-      const Place up = require("ffn_up_exps.weight");
-      inner = rows_of_stack(up, 1);
-      take(weights::kUp, up, experts, inner, width_);
-      if (const Place gate = look_up("ffn_gate_exps.weight", demands_.gate)) {
-        take(weights::kGate, gate, experts, inner, width_);
+      layer().layout = "stacked";
+      take_required(weights::kUp, "ffn_up_exps.weight", stack);
+      take_optional(weights::kGate, "ffn_gate_exps.weight", stack, demands_.gate);
+    }
+    take_required(weights::kDown, "ffn_down_exps.weight",
+                  {.rows = width_, .cols = inner_, .count = sizes_.num_experts});
+  }
+
+  int64_t inner_of_experts() const {
+    if (const GgufPlace up = peek("ffn_up.0.weight"); up || !may_come()) {
+      return up ? count_rows(up) : kUnknownSize;
+    }
+    for (const GgufPlace& place : own()) {
+      const std::string_view rest = rest_of(place);
+      if (is_of_one_expert(rest)) {
+        return rest.starts_with("ffn_down.") ? row_length(place) : count_rows(place);
       }
     }
-    take(weights::kDown, require("ffn_down_exps.weight"), experts, width_, inner);
+    return kUnknownSize;
   }
 
   void find_per_expert() {
-    layer_.layout = "per_expert";
+    layer().layout = "per_expert";
+    inner_ = inner_of_experts();
     const auto name = [](std::string_view matrix, int64_t expert) {
       return fmt::format("ffn_{}.{}.weight", matrix, expert);
     };
-    const int64_t inner = count_rows(require(name("up", 0)));
     for (int64_t expert = 0; expert < sizes_.num_experts; ++expert) {
-      take(weights::kUp, require(name("up", expert)), 1, inner, width_);
-      take(weights::kDown, require(name("down", expert)), 1, width_, inner);
-      take(weights::kGate, require(name("gate", expert)), 1, inner, width_);
+      take_required(weights::kUp, name("up", expert), {.rows = inner_, .cols = width_});
+      take_required(weights::kDown, name("down", expert), {.rows = width_, .cols = inner_});
+      take_required(weights::kGate, name("gate", expert), {.rows = inner_, .cols = width_});
     }
+  }
+
+  // The width of shared experts: that of the rows of down, or of what has come before it.
+  int64_t inner_of_shared() const {
+    if (const GgufPlace down = peek("ffn_down_shexp.weight")) return row_length(down);
+    const GgufPlace gate = may_come() ? peek("ffn_gate_shexp.weight") : GgufPlace();
+    return gate ? count_rows(gate) : kUnknownSize;
   }
 
   // Shared experts are one MLP of their summed width. Without a tensor for the gate, the one for up
@@ -314,91 +229,59 @@ class LayerFinder {
       return rest.find("_shexp.") != rest.npos && belongs_to_experts(rest);
     };
     if (!demands_.shared && !has_any(is_shared)) return;
-    const Place down = require("ffn_down_shexp.weight");
-    const int64_t inner = row_length(down);
-    take(weights::kSharedDown, down, 1, hidden, inner);
-    const Place up = require("ffn_up_shexp.weight");
-    const Place gate = look_up("ffn_gate_shexp.weight");
+    const int64_t inner = inner_of_shared();
+    const GgufDims matrix{.rows = inner, .cols = hidden};
+    take_required(weights::kSharedDown, "ffn_down_shexp.weight", {.rows = hidden, .cols = inner});
+    const GgufPlace up = require("ffn_up_shexp.weight", matrix);
+    const GgufPlace gate = look_up("ffn_gate_shexp.weight");
     if (gate) {
-      take(weights::kSharedGate, gate, 1, inner, hidden);
-    } else if (count_rows(up) == 2 * inner) {
-      check_shape(up, 1, 2 * inner, hidden);
-      store(weights::kSharedGate, up, 1, inner, hidden, 0, inner);
-      store(weights::kSharedUp, up, 1, inner, hidden, inner, inner);
+      take(weights::kSharedGate, gate, matrix);
+    } else if (up && inner != kUnknownSize && count_rows(up) % 2 == 0 &&
+               count_rows(up) / 2 == inner) {
+      check_shape(up, {.rows = 2 * inner, .cols = hidden});
+      store(weights::kSharedGate, up, matrix, 0, inner);
+      store(weights::kSharedUp, up, matrix, inner, inner);
     } else if (demands_.gate) {
-      require("ffn_gate_shexp.weight");
+      require("ffn_gate_shexp.weight", matrix);
     }
-    if (!layer_.has(weights::kSharedUp)) take(weights::kSharedUp, up, 1, inner, hidden);
-    take_optional(weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight", 1, hidden,
-                  demands_.shared_gate);
+    if (!layer().has(weights::kSharedUp)) take(weights::kSharedUp, up, matrix);
+    take_optional(weights::kSharedExpertGate, "ffn_gate_inp_shexp.weight",
+                  {.rows = 1, .cols = hidden}, demands_.shared_gate);
   }
 
   void find_residual() {
-    const Place down = require("ffn_down.weight");
-    const int64_t inner = row_length(down);
-    take(weights::kResidualDown, down, 1, sizes_.hidden_size, inner);
-    take(weights::kResidualUp, require("ffn_up.weight"), 1, inner, sizes_.hidden_size);
-    take(weights::kResidualGate, require("ffn_gate.weight"), 1, inner, sizes_.hidden_size);
+    const GgufPlace down = peek("ffn_down.weight");
+    const GgufPlace rows =
+        may_come() ? peek_any({"ffn_up.weight", "ffn_gate.weight"}) : GgufPlace();
+    const int64_t inner = down ? row_length(down) : rows ? count_rows(rows) : kUnknownSize;
+    const GgufDims matrix{.rows = inner, .cols = sizes_.hidden_size};
+    take_required(weights::kResidualDown, "ffn_down.weight",
+                  {.rows = sizes_.hidden_size, .cols = inner});
+    take_required(weights::kResidualUp, "ffn_up.weight", matrix);
+    take_required(weights::kResidualGate, "ffn_gate.weight", matrix);
   }
 
-  void check_all_used() const {
-    for (const Place& place : own_) {
-      const std::string_view name = place.tensor->name;
-      if (used_.contains(name) || !belongs_to_experts(name.substr(layer_.prefix.size()))) continue;
-      fail(ErrorCode::kTensorUnexpected, place,
-           {.what = "the layer has no use for this tensor of its experts",
-            .found = io::describe_tensor(*place.tensor)});
-    }
-  }
-
-  const io::GgufFile& file_;
   const GgufSizes& sizes_;
   const GgufDemands& demands_;
-  GgufLayer layer_;
-  std::span<const Place> own_;  // the layer's tensors by name
-  int64_t width_ = 0;           // the length of the rows that routed experts read
-  std::set<std::string_view> used_;
+  int64_t width_ = kUnknownSize;  // the length of the rows that routed experts read
+  int64_t inner_ = kUnknownSize;  // and of those that their gates and ups write
+  bool has_projections_ = false;
 };
 
 }  // namespace
 
-GgufTensorsByLayer sort_by_layer(const io::GgufFile& file) {
-  constexpr std::string_view kStart = "blk.";
-  GgufTensorsByLayer by_layer;
-  for (const io::GgufFile::Part& part : file.parts()) {
-    for (const io::GgufTensor& tensor : part.header.tensors) {
-      const std::string_view name = tensor.name;
-      const size_t dot = name.starts_with(kStart) ? name.find('.', kStart.size()) : name.npos;
-      if (dot != name.npos) by_layer[name.substr(0, dot + 1)].push_back({&part, &tensor});
-    }
-  }
-  for (auto& [prefix, own] : by_layer) {
-    std::ranges::sort(own, {},
-                      [](const Place& place) -> const std::string& { return place.tensor->name; });
-  }
-  return by_layer;
+GgufLayer find_layer_tensors(const GgufTensorTable& tensors, int64_t index, const GgufSizes& sizes,
+                             const GgufDemands& demands) {
+  LayerFinder finder(tensors, index, sizes, demands, GgufAbsent::kIsAnError);
+  finder.find();
+  return finder.take_layer();
 }
 
-bool has_tensors(const GgufTensorsByLayer& by_layer, int64_t index) {
-  return !tensors_of(by_layer, index).empty();
-}
-
-io::GgufFile::Place find_tensor(const GgufTensorsByLayer& by_layer, int64_t index,
-                                std::string_view rest) {
-  return find_among(tensors_of(by_layer, index), rest, prefix_of(index).size());
-}
-
-io::GgufFile::Place find_expert_tensor(const GgufTensorsByLayer& by_layer, int64_t index) {
-  const size_t prefix = prefix_of(index).size();
-  for (const Place& place : tensors_of(by_layer, index)) {
-    if (belongs_to_experts(std::string_view(place.tensor->name).substr(prefix))) return place;
-  }
-  return {};
-}
-
-GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
-                             int64_t index, const GgufSizes& sizes, const GgufDemands& demands) {
-  return LayerFinder(file, by_layer, index, sizes, demands).find();
+GgufLayerSoFar find_tensors_so_far(const GgufTensorTable& tensors, int64_t index,
+                                   const GgufSizes& sizes, const GgufDemands& demands) {
+  LayerFinder finder(tensors, index, sizes, demands, GgufAbsent::kMayCome);
+  finder.find();
+  return finder.take_so_far();
 }
 
 }  // namespace conclave::inline v0::checkpoint

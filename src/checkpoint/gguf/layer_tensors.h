@@ -1,15 +1,13 @@
 // Finds the tensors of a MoE layer in a GGUF file, and what sizes they give the layer.
 #pragma once
 
-#include "io/gguf/file.h"
+#include "checkpoint/gguf/tensor_table.h"
 #include "routing/router_tensors.h"
 
 #include "conclave/weights.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <span>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +16,8 @@ namespace conclave::inline v0::checkpoint {
 
 // A matrix: rows of a tensor from `first_row` on, where a row is what lies along its last axis.
 struct GgufMatrix {
-  io::GgufFile::Place place;
+  GgufPlace place;
   int64_t first_row = 0;
-  std::span<const std::byte> bytes = {};  // the tensor, if it is in memory: its place has no part
 };
 
 struct GgufStored {
@@ -45,7 +42,7 @@ struct GgufLayer {
   int64_t rows(WeightId id) const { return stored[id].rows; }
 };
 
-// The keys of the file give the sizes that the shapes of all layers follow.
+// The keys of the model give the sizes that the shapes of all layers follow.
 struct GgufSizes {
   int64_t num_experts = 0;
   int64_t hidden_size = 0;
@@ -54,7 +51,7 @@ struct GgufSizes {
   bool normalises_router = false;  // ffn_gate_inp.scale is the weight of its norm
 };
 
-// A layer has this by its file's architecture and keys: the tensors must be there.
+// A layer has this by its model's architecture and keys: the tensors must be there.
 struct GgufDemands {
   const routing::RouterTensor* router_tensor = nullptr;  // null: none
   bool gate = false;                                     // routed and shared experts have one
@@ -69,20 +66,22 @@ struct GgufDemands {
   bool down_factor = false;
 };
 
-// The tensors of each layer by its prefix, such as "blk.3.", sorted by name. Names and places are
-// the file's.
-using GgufTensorsByLayer = std::map<std::string_view, std::vector<io::GgufFile::Place>>;
-GgufTensorsByLayer sort_by_layer(const io::GgufFile& file);
-
-bool has_tensors(const GgufTensorsByLayer& by_layer, int64_t index);
-// The tensor whose name is `rest` behind the layer's prefix; empty if there is none.
-io::GgufFile::Place find_tensor(const GgufTensorsByLayer& by_layer, int64_t index,
-                                std::string_view rest);
-// Any tensor of a router or of experts; empty if the layer has none.
-io::GgufFile::Place find_expert_tensor(const GgufTensorsByLayer& by_layer, int64_t index);
-
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType, kTensorUnexpected) naming the tensor.
-GgufLayer find_layer_tensors(const io::GgufFile& file, const GgufTensorsByLayer& by_layer,
-                             int64_t index, const GgufSizes& sizes, const GgufDemands& demands);
+GgufLayer find_layer_tensors(const GgufTensorTable& tensors, int64_t index, const GgufSizes& sizes,
+                             const GgufDemands& demands);
+
+// What is known of a layer while its tensors come one by one.
+struct GgufLayerSoFar {
+  struct Missing {
+    std::string name;
+    std::string dims;  // "[rows, cols]", with "?" for a size that is not known
+  };
+
+  std::set<std::string_view> used;  // names of tensors that the layer has a use for
+  std::vector<Missing> missing;
+};
+// Throws as find_layer_tensors, but for tensors that have not come yet.
+GgufLayerSoFar find_tensors_so_far(const GgufTensorTable& tensors, int64_t index,
+                                   const GgufSizes& sizes, const GgufDemands& demands);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -29,12 +29,8 @@ std::vector<std::byte> GgufSource::read_rows(const GgufMatrix& matrix, int64_t c
   const int64_t row_bytes = bytes_of_row(*matrix.place.tensor->type, cols);
   std::vector<std::byte> rows(static_cast<size_t>((end - begin) * row_bytes));
   const auto offset = static_cast<uint64_t>((matrix.first_row + begin) * row_bytes);
-  if (matrix.place.part == nullptr) {
-    std::ranges::copy(matrix.bytes.subspan(offset, rows.size()), rows.begin());
-    return rows;
-  }
   if (verifier_ != nullptr) verifier_->check(*matrix.place.tensor, offset, rows.size());
-  io::GgufFile::read(matrix.place, offset, rows);
+  matrix.place.read(offset, rows);
   return rows;
 }
 
@@ -141,8 +137,7 @@ ConstTensorView GgufSource::view(WeightId id, int64_t expert) const {
   const WeightInfo info = describe(id);
   const io::GgufType& type = *matrix.place.tensor->type;
   if (plain_type(type) != info.dtype) return {};
-  const std::span<const std::byte> tensor =
-      matrix.place.part != nullptr ? io::GgufFile::mapped(matrix.place) : matrix.bytes;
+  const std::span<const std::byte> tensor = matrix.place.in_memory();
   if (tensor.empty()) return {};
   const std::byte* const data = tensor.data() + matrix.first_row * bytes_of_row(type, info.cols);
   // Tensors of a file are aligned, and those that a caller keeps need not be.
@@ -156,17 +151,17 @@ ConstTensorView GgufSource::view(WeightId id, int64_t expert) const {
 void GgufSource::release(WeightId id, int64_t expert, const WeightBlock& block) const {
   const ConstTensorView whole = view(id, expert);
   const GgufMatrix& matrix = stored(id, expert);
-  if (whole.empty() || matrix.place.part == nullptr) return;
+  if (whole.empty() || !matrix.place.is_in_file()) return;
   const ByteRange range = bytes_of_block(whole, block);
   const io::GgufType& type = *matrix.place.tensor->type;
   const auto first = static_cast<uint64_t>(matrix.first_row * bytes_of_row(type, whole.shape[1]));
-  io::GgufFile::release(matrix.place, first + range.begin, range.size());
+  io::GgufFile::release({matrix.place.part, matrix.place.tensor}, first + range.begin,
+                        range.size());
 }
 
 std::string GgufSource::locate(WeightId id, int64_t expert) const {
   const GgufMatrix& matrix = stored(id, expert);
-  if (matrix.place.part == nullptr) return matrix.place.tensor->name;
-  std::string text = matrix.place.part->file.name() + ": " + matrix.place.tensor->name;
+  std::string text = matrix.place.name();
   if (layer_.stored[matrix_of(id)].matrices.size() > 1 && layer_.layout != "per_expert") {
     text += fmt::format("[{}]", expert);
   }

@@ -1,6 +1,7 @@
 #include "io/gguf/header.h"
 
 #include "core/checked.h"
+#include "io/gguf/tensor_rules.h"
 #include "io/safetensors_rules.h"
 #include "io/text.h"
 
@@ -21,8 +22,7 @@ constexpr std::string_view kAlignmentKey = "general.alignment";
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kLeastAlignment = 8;
 constexpr uint64_t kMaxAlignment = 65'536;
-// The format limits names of tensors to 64 bytes, and keys to 65535.
-constexpr uint64_t kMaxNameBytes = 64;
+// The format's limit.
 constexpr uint64_t kMaxKeyBytes = 65'535;
 // These limits are ours: far above any real file, low enough to bound memory.
 constexpr uint64_t kMaxEntries = 262'144;
@@ -30,10 +30,13 @@ constexpr uint64_t kMaxEntries = 262'144;
 constexpr uint64_t kLeastEntryBytes = 8 + 1 + 4 + 1;
 constexpr uint64_t kLeastTensorBytes = 8 + 1 + 4 + 4 + 8;
 
+// Whether tensors lie behind the header that lists them.
+enum class GgufData : uint8_t { kFollows, kIsElsewhere };
+
 class HeaderParser {
  public:
-  HeaderParser(ReadBytes read, uint64_t file_bytes, std::string_view file)
-      : cursor_(std::move(read), file_bytes, file), file_bytes_(file_bytes) {}
+  HeaderParser(ReadBytes read, uint64_t file_bytes, std::string_view file, GgufData data)
+      : cursor_(std::move(read), file_bytes, file), file_bytes_(file_bytes), data_(data) {}
 
   GgufHeader parse() {
     parse_start();
@@ -137,7 +140,7 @@ class HeaderParser {
   void parse_tensor() {
     constexpr const char* kTensor = "the list of tensors";
     GgufTensor tensor;
-    name_ = cursor_.string(kTensor, kMaxNameBytes);
+    name_ = cursor_.string(kTensor, kMaxGgufNameBytes);
     check_text(ErrorCode::kGgufName, "the name of a tensor");
     tensor.rank = cursor_.number<uint32_t>(kTensor);
     if (tensor.rank > GgufTensor::kMaxRank) {
@@ -147,12 +150,13 @@ class HeaderParser {
     }
     // The file gives the length of a row first.
     for (size_t i = tensor.rank; i-- > 0;) tensor.dims[i] = parse_dim();
-    tensor.type = parse_tensor_type();
-    tensor.bytes = bytes_of(tensor);
-    // Until place_tensors: from the start of the data.
-    tensor.file_offset = cursor_.number<uint64_t>(kTensor);
+    tensor.type =
+        &require_gguf_type(cursor_.number<uint32_t>("the type of a tensor"), name_, cursor_.file());
     tensor.name = std::move(name_);
     name_.clear();
+    tensor.bytes = gguf_tensor_bytes(tensor, cursor_.file());
+    // Until place_tensors: from the start of the data.
+    tensor.file_offset = cursor_.number<uint64_t>(kTensor);
     header_.tensors.push_back(std::move(tensor));
   }
 
@@ -164,38 +168,6 @@ class HeaderParser {
          {.what = dim == 0 ? "a dimension of the tensor is 0" : "a dimension is too large",
           .found = std::to_string(dim),
           .limit = "1 to 2^63 - 1"});
-  }
-
-  const GgufType* parse_tensor_type() {
-    const auto id = cursor_.number<uint32_t>("the type of a tensor");
-    if (const GgufType* type = find_gguf_type(id)) return type;
-    const std::string_view removed = removed_gguf_type(id);
-    fail(ErrorCode::kGgufTensorType,
-         {.what = removed.empty() ? "the type of the tensor is not known"
-                                  : "the type of the tensor was removed from the format",
-          .found = removed.empty() ? std::to_string(id) : fmt::format("{} ({})", removed, id),
-          .hint = "convert the model again with a current llama.cpp"});
-  }
-
-  uint64_t bytes_of(const GgufTensor& tensor) const {
-    const GgufType& type = *tensor.type;
-    const int64_t row = tensor.rank > 0 ? tensor.dims[tensor.rank - 1] : 1;
-    if (row % type.block_elements != 0) {
-      fail(ErrorCode::kGgufShape, {.what = "a row of the tensor does not hold whole blocks",
-                                   .expected = fmt::format("a multiple of {}", type.block_elements),
-                                   .found = describe_tensor(tensor)});
-    }
-    // The elements are counted too: of fewer than 8 bits each, more than 2^63 would fit 2^63 bytes.
-    std::optional<int64_t> elements = 1;
-    for (const int64_t dim : tensor.shape()) {
-      if (elements) elements = checked_mul(*elements, dim);
-    }
-    const std::optional<int64_t> bytes =
-        elements ? checked_mul<int64_t>(*elements / type.block_elements, type.block_bytes)
-                 : std::nullopt;
-    if (bytes) return static_cast<uint64_t>(*bytes);
-    fail(ErrorCode::kGgufSizeOverflow,
-         {.what = "the tensor's size does not fit 63 bits", .found = describe_tensor(tensor)});
   }
 
   void index_tensors() {
@@ -235,7 +207,7 @@ class HeaderParser {
       }
       tensor.file_offset = *begin;
       const auto tensor_end = checked_add(*begin, tensor.bytes);
-      if (!tensor_end || *tensor_end > file_bytes_) {
+      if (!tensor_end || (data_ == GgufData::kFollows && *tensor_end > file_bytes_)) {
         fail(ErrorCode::kGgufTruncatedData,
              {.what = "the file ends before the tensor does",
               .expected = fmt::format("{} bytes of {} from offset {} on", tensor.bytes,
@@ -246,7 +218,7 @@ class HeaderParser {
       end = *tensor_end;
     }
     name_.clear();
-    if (file_bytes_ > *aligned(end)) {
+    if (data_ == GgufData::kFollows && file_bytes_ > *aligned(end)) {
       fail(ErrorCode::kGgufTrailingData,
            {.what = "bytes behind the last tensor belong to none",
             .expected = fmt::format("at most {} bytes", *aligned(end)),
@@ -256,6 +228,7 @@ class HeaderParser {
 
   GgufCursor cursor_;
   uint64_t file_bytes_;
+  GgufData data_;
   GgufHeader header_;
   uint64_t num_tensors_ = 0;
   uint64_t num_entries_ = 0;
@@ -277,7 +250,14 @@ const GgufTensor* GgufHeader::find_tensor(std::string_view name) const noexcept 
 }
 
 GgufHeader parse_gguf_header(ReadBytes read, uint64_t file_bytes, std::string_view file) {
-  return HeaderParser(std::move(read), file_bytes, file).parse();
+  return HeaderParser(std::move(read), file_bytes, file, GgufData::kFollows).parse();
+}
+
+GgufHeader parse_gguf_header(std::span<const std::byte> bytes, std::string_view origin) {
+  const ReadBytes read = [&](uint64_t offset, std::span<std::byte> destination) {
+    std::ranges::copy(bytes.subspan(offset, destination.size()), destination.begin());
+  };
+  return HeaderParser(read, bytes.size(), origin, GgufData::kIsElsewhere).parse();
 }
 
 std::string describe_tensor(const GgufTensor& tensor) {

@@ -53,6 +53,10 @@ struct GgufHeader {
 // Throws Error(35x to 37x), one code for each rule, and what `read` throws.
 GgufHeader parse_gguf_header(ReadBytes read, uint64_t file_bytes, std::string_view file);
 
+// The header at the start of some bytes, which may end before the data of its tensors, anywhere in
+// it, or behind. Errors name `origin` as the file.
+GgufHeader parse_gguf_header(std::span<const std::byte> bytes, std::string_view origin);
+
 // Returns "Q4_K [128, 2048, 768]".
 std::string describe_tensor(const GgufTensor& tensor);
 
