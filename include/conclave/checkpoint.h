@@ -3,12 +3,14 @@
 #pragma once
 
 #include "conclave/error.h"
+#include "conclave/gguf.h"
 #include "conclave/safetensors.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
 #include "conclave/version.h"
 #include "conclave/weights.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -108,9 +110,10 @@ enum class FeedMemory : uint8_t {
   kKeep,  // the caller, who keeps it until the feed and its sources are gone
 };
 
-// The weights of a model pushed tensor by tensor, in any order, from any origin. Names, checks and
-// errors are those of a Checkpoint. Layers beyond num_hidden_layers are not taken. One thread at a
-// time may use it; sources may be read from several threads as long as nothing is put.
+// The weights of a model pushed tensor by tensor, in any order, from any origin: those of a model
+// directory or of a GGUF file. Names, checks and errors are those of a Checkpoint. Layers beyond
+// num_hidden_layers are not taken. One thread at a time may use it; sources may be read from
+// several threads as long as nothing is put.
 class CONCLAVE_API CheckpointFeed {
  public:
   // Makes a feed from the text of config.json. In a quantised model a layer's experts count as
@@ -130,6 +133,15 @@ class CONCLAVE_API CheckpointFeed {
   static CheckpointFeed from_spec(const MoeSpec& spec, std::string_view model_type,
                                   std::span<const int64_t> layers, std::string_view quantization,
                                   std::span<const std::string> modules = {});
+  // Makes a feed for a GGUF model, by the first bytes of its file: all that its header has, and any
+  // number behind it. A header that lists the model's tensors says which the layers have, and
+  // tensors must be as it says; of a split model the list is whole with the headers of the other
+  // parts, in any order. Without a list, or with a part of it, layers have what comes: a tensor
+  // that layers may do without counts for all once one has it, so that all should be put before a
+  // layer is made, and experts have gates. Throws as Checkpoint::open does for keys and, if the
+  // list is whole, for tensors.
+  static CheckpointFeed from_gguf(std::span<const std::byte> header,
+                                  std::span<const std::span<const std::byte>> other_parts = {});
   CheckpointFeed(CheckpointFeed&&) noexcept;
   CheckpointFeed& operator=(CheckpointFeed&&) noexcept;
   ~CheckpointFeed();
@@ -142,8 +154,18 @@ class CONCLAVE_API CheckpointFeed {
   // meaning, are also found by missing() and layer_source().
   bool put(std::string_view name, const ConstTensorView& tensor,
            FeedMemory memory = FeedMemory::kCopy);
+  // The same for a tensor of a GGUF model ("blk.0.ffn_up_exps.weight"), of any type that files
+  // have; `put` above takes its values of F32, F16, BF16, I32 and I64, too. Throws
+  // Error(kGgufName, kGgufTensorType, kGgufShape, kGgufSizeOverflow) for what no file may have,
+  // Error(kShape) for another number of bytes, Error(kNullPointer, kTensorDuplicate, kTensorShape,
+  // kTensorDType, kTensorUnexpected), Error(kConfigValue) for experts of a layer that a key calls
+  // dense, and Error(kInvalidArgument) for a feed that is not of a GGUF model.
+  bool put(std::string_view name, const GgufTensorView& tensor,
+           FeedMemory memory = FeedMemory::kCopy);
 
-  std::span<const int64_t> layers() const noexcept;  // numbers of the MoE layers, ascending
+  // Numbers of the MoE layers, ascending. Of a GGUF model whose tensors are not listed there may be
+  // others after a put.
+  std::span<const int64_t> layers() const noexcept;
   // Tensors that have not come yet, "NAME [rows, cols]", at most `limit`; empty when complete.
   // Looks at everything put. Throws Error(kTensorDuplicate), and Error(kTensorUnexpected) for
   // expert weights of two models.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conclave/format.h"
+#include "conclave/tensor.h"
 #include "conclave/version.h"
 
 #include <cstddef>
@@ -21,6 +22,13 @@ struct GgufTensorInfo {
   std::string_view type;       // "Q4_K", for as long as the program runs
   std::vector<int64_t> shape;  // the length of a row is last; at most 4 axes
   uint64_t bytes = 0;
+};
+
+// A tensor of any type in memory, as a file has it: rows one after the other.
+struct GgufTensorView {
+  uint32_t type = 0;                      // as ggml numbers types: 12 of Q4_K
+  Shape shape = {};                       // the length of a row is last, where ggml has it first
+  std::span<const std::byte> bytes = {};  // whole blocks
 };
 
 // A key with its value as files have it: the number of a type, then the value.
@@ -103,6 +111,8 @@ CONCLAVE_API void gguf_values(std::string_view type, std::span<const std::byte> 
 // The name of a type by its number in files: "Q4_K" of 12, for as long as the program runs. Throws
 // Error(kGgufTensorType).
 CONCLAVE_API std::string_view gguf_type_name(uint32_t id);
+// The number of a type by its name. Throws Error(kGgufTensorType).
+CONCLAVE_API uint32_t gguf_type_number(std::string_view name);
 
 // For each type of blocks: the weights of a layer whose matrices all have it. Such layers come from
 // files; checkpoints of other kinds have no name for them, so that `method` is empty.

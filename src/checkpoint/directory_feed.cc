@@ -240,6 +240,7 @@ class DirectoryFeed final : public FeedContents {
   void assume_quantised() { fed_.assume_quantised(); }
 
   bool put(std::string_view name, const ConstTensorView& tensor, FeedMemory memory) override;
+  bool put(std::string_view name, const GgufTensorView& tensor, FeedMemory memory) override;
   std::span<const int64_t> layers() const noexcept override { return fed_.layers; }
   std::vector<std::string> missing(size_t limit) const override;
   bool is_complete(int64_t layer) const override;
@@ -310,6 +311,14 @@ bool DirectoryFeed::put(std::string_view name, const ConstTensorView& tensor, Fe
   fed_.by_name.emplace(full, static_cast<int32_t>(fed_.table.tensors.size() - 1));
   fed_.maps.erase(layer.index);
   return is_known;
+}
+
+bool DirectoryFeed::put(std::string_view name, const GgufTensorView& /*tensor*/,
+                        FeedMemory /*memory*/) {
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "a tensor of a GGUF model does not belong to a model directory",
+               .tensor = io::show_name(name),
+               .hint = "make the feed from the header of the GGUF file"});
 }
 
 std::vector<std::string> DirectoryFeed::missing(size_t limit) const {

@@ -1,5 +1,6 @@
 #include "checkpoint/directory_feed.h"
 #include "checkpoint/feed_contents.h"
+#include "checkpoint/gguf/tensor_feed.h"
 
 #include "conclave/checkpoint.h"
 
@@ -33,7 +34,16 @@ CheckpointFeed CheckpointFeed::from_spec(const MoeSpec& spec, std::string_view m
       checkpoint::feed_of_method(spec, model_type, layers, quantization, modules)));
 }
 
+CheckpointFeed CheckpointFeed::from_gguf(std::span<const std::byte> header,
+                                         std::span<const std::span<const std::byte>> other_parts) {
+  return CheckpointFeed(std::make_unique<Impl>(checkpoint::feed_of_gguf(header, other_parts)));
+}
+
 bool CheckpointFeed::put(std::string_view name, const ConstTensorView& tensor, FeedMemory memory) {
+  return impl_->contents->put(name, tensor, memory);
+}
+
+bool CheckpointFeed::put(std::string_view name, const GgufTensorView& tensor, FeedMemory memory) {
   return impl_->contents->put(name, tensor, memory);
 }
 

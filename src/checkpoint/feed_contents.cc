@@ -10,6 +10,14 @@
 #include <cstring>
 
 namespace conclave::inline v0::checkpoint {
+namespace {
+
+bool is_dense(const ConstTensorView& tensor) {
+  return tensor.row_stride == 0 ||
+         (tensor.shape.rank() > 0 && tensor.row_stride == tensor.shape[tensor.shape.rank() - 1]);
+}
+
+}  // namespace
 
 void check_fed_tensor(const std::string& name, const ConstTensorView& tensor, FeedMemory memory) {
   if (tensor.data == nullptr && tensor.shape.num_elements() > 0) {
@@ -20,10 +28,7 @@ void check_fed_tensor(const std::string& name, const ConstTensorView& tensor, Fe
                                      .tensor = name,
                                      .found = fmt::format("row_stride {}", tensor.row_stride)});
   }
-  const bool dense =
-      tensor.row_stride == 0 ||
-      (tensor.shape.rank() > 0 && tensor.row_stride == tensor.shape[tensor.shape.rank() - 1]);
-  if (dense || (memory == FeedMemory::kCopy && tensor.shape.rank() == 2)) return;
+  if (is_dense(tensor) || (memory == FeedMemory::kCopy && tensor.shape.rank() == 2)) return;
   throw Error(ErrorCode::kStride, {.what = "only dense tensors can be kept in place",
                                    .tensor = name,
                                    .expected = "row_stride 0",
@@ -34,7 +39,7 @@ std::vector<std::byte> copy_dense(const ConstTensorView& tensor, size_t bytes) {
   std::vector<std::byte> copy(bytes);
   const auto* data = static_cast<const std::byte*>(tensor.data);
   if (bytes == 0) return copy;
-  if (tensor.row_stride == 0) {
+  if (is_dense(tensor)) {
     std::memcpy(copy.data(), data, bytes);
     return copy;
   }

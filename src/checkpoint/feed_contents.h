@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/checkpoint.h"
+#include "conclave/gguf.h"
 #include "conclave/tensor.h"
 #include "conclave/weights.h"
 
@@ -23,6 +24,7 @@ struct FeedContents {
   virtual ~FeedContents() = default;
 
   virtual bool put(std::string_view name, const ConstTensorView& tensor, FeedMemory memory) = 0;
+  virtual bool put(std::string_view name, const GgufTensorView& tensor, FeedMemory memory) = 0;
   virtual std::span<const int64_t> layers() const noexcept = 0;
   virtual std::vector<std::string> missing(size_t limit) const = 0;
   virtual bool is_complete(int64_t layer) const = 0;

@@ -151,7 +151,7 @@ TEST(Feed, NamesThatNoFileMayHave_AreRejectedAndShownEscaped) {
   }
   EXPECT_EQ(put("model.layers.0.mlp.experts.1.\xff.weight"), ErrorCode::kSafetensorsUtf8);
   EXPECT_EQ(put(std::string(4097, 'n')), ErrorCode::kSafetensorsName);
-  const auto error = error_of([&] { feed.put("lm_\x1b[2J\n", {}); });
+  const auto error = error_of([&] { feed.put("lm_\x1b[2J\n", ConstTensorView{}); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->detail().tensor, R"("lm_\x1b[2J\x0a")");
   put_all(feed, model);

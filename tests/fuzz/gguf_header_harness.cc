@@ -2,6 +2,8 @@
 #include "fuzz/promises.h"
 #include "io/gguf/header.h"
 
+#include "conclave/checkpoint.h"
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -151,6 +153,7 @@ void fuzz_gguf_header(std::span<const std::byte> input) {
   const std::optional<ErrorCode> alone =
       expect_value_or_error([&] { check_entries(io::parse_gguf_header(input, "fuzz.gguf")); });
   promise(code || !alone);
+  expect_value_or_error([&] { CheckpointFeed::from_gguf(input).missing(); });
   // The header is sound but has too little data behind it: the last byte now decides how much more,
   // rarely as much as no memory holds.
   if (code == ErrorCode::kGgufTruncatedData) {

@@ -9,11 +9,18 @@
 #include <array>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace conclave::inline v0::checkpoint {
 namespace {
+
+struct Plain {
+  std::string_view name;
+  DType dtype;
+};
+constexpr std::array kPlain = {Plain{"F32", DType::kF32}, Plain{"F16", DType::kF16},
+                               Plain{"BF16", DType::kBF16}, Plain{"I32", DType::kI32},
+                               Plain{"I64", DType::kI64}};
 
 // Rows of values stay as they are.
 class SameRows final : public RowReader {
@@ -159,13 +166,13 @@ class OffsetRows final : public GroupRows {
 }  // namespace
 
 std::optional<DType> plain_type(const io::GgufType& type) {
-  constexpr std::array<std::pair<std::string_view, DType>, 5> kPlain = {{{"F32", DType::kF32},
-                                                                         {"F16", DType::kF16},
-                                                                         {"BF16", DType::kBF16},
-                                                                         {"I32", DType::kI32},
-                                                                         {"I64", DType::kI64}}};
-  const auto* at = std::ranges::find(kPlain, type.name, &decltype(kPlain)::value_type::first);
-  return at != kPlain.end() ? std::optional(at->second) : std::nullopt;
+  const auto* at = std::ranges::find(kPlain, type.name, &Plain::name);
+  return at != kPlain.end() ? std::optional(at->dtype) : std::nullopt;
+}
+
+const io::GgufType* gguf_type_of(DType dtype) {
+  const auto* at = std::ranges::find(kPlain, dtype, &Plain::dtype);
+  return at != kPlain.end() ? io::find_gguf_type(at->name) : nullptr;
 }
 
 std::unique_ptr<RowReader> same_rows(DType dtype) { return std::make_unique<SameRows>(dtype); }

@@ -15,6 +15,8 @@ namespace conclave::inline v0::checkpoint {
 
 // The type of a plain tensor: kF32, kF16, kBF16, kI32, kI64; nothing for blocks and others.
 std::optional<DType> plain_type(const io::GgufType& type);
+// The type of a tensor of such values; null for others.
+const io::GgufType* gguf_type_of(DType dtype);
 
 // One read has one of its own.
 class RowReader {

@@ -1,4 +1,5 @@
 #include "core/checked.h"
+#include "io/gguf/tensor_rules.h"
 #include "io/gguf/types.h"
 #include "io/new_file.h"
 #include "io/text.h"
@@ -115,12 +116,9 @@ GgufKey GgufKey::of_f32s(std::string name, std::span<const float> values) {
   return key;
 }
 
-std::string_view gguf_type_name(uint32_t id) {
-  if (const io::GgufType* type = io::find_gguf_type(id)) return type->name;
-  throw Error(ErrorCode::kGgufTensorType, {.what = "GGUF files have no type of this number",
-                                           .expected = "the number of a type of ggml",
-                                           .found = std::to_string(id)});
-}
+std::string_view gguf_type_name(uint32_t id) { return io::require_gguf_type(id, {}, {}).name; }
+
+uint32_t gguf_type_number(std::string_view name) { return type_of(name).id; }
 
 uint64_t gguf_row_bytes(std::string_view type_name, int64_t elements) {
   const io::GgufType& type = type_of(type_name);
