@@ -97,11 +97,16 @@ class Feed:
 
     Args:
         config_json: the text of config.json; or
+        gguf: the first bytes of a GGUF file, all that its header has and any number behind it, as
+            bytes or an array of uint8, such as a `GGUFReader`'s `data`; or
         spec, model_type, layers: layers of one spec, by the names of a family ("qwen3_moe").
         quantization: with spec, the quantization_config of a method that packs the experts, as a
             mapping or its text; the spec then says what the layer would be without it.
         modules: with quantization, full names of modules that have one scheme by its rules, which
             all experts then have; by default rules are followed by the names of tensors.
+        gguf_parts: the same of the other parts of a split model. A header with the list of all
+            tensors says what layers have, and tensors must be as it says; otherwise layers have
+            what is put, so that all should be put before a layer is made.
     """
 
     def __init__(
@@ -113,9 +118,16 @@ class Feed:
         layers: Sequence[int] = (),
         quantization: Mapping[str, Any] | str | None = None,
         modules: Sequence[str] = (),
+        gguf: Any = None,
+        gguf_parts: Sequence[Any] = (),
     ) -> None:
-        if (config_json is None) == (spec is None):
-            raise TypeError("Feed: give config_json, or spec with model_type and layers")
+        if sum(given is not None for given in (config_json, spec, gguf)) != 1:
+            raise TypeError("Feed: give config_json, or spec with model_type and layers, or gguf")
+        if gguf is not None:
+            if quantization is not None:
+                raise TypeError("Feed: quantization belongs to a spec; tensors of gguf have types")
+            self._core = _conclave.Feed.from_gguf(gguf, list(gguf_parts))
+            return
         if config_json is not None:
             if quantization is not None:
                 raise TypeError("Feed: quantization belongs to a spec; config_json has its own")
@@ -128,11 +140,29 @@ class Feed:
                 to_dict(spec), model_type, list(layers), text, list(modules)
             )
 
-    def put(self, name: str, tensor: Any) -> bool:
+    def put(
+        self,
+        name: str,
+        tensor: Any,
+        type: int | str | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> bool:
         """Takes a dense CPU tensor under its full name ("model.layers.0.mlp.gate.weight").
+
+        Args:
+            name: as the model's files have it.
+            tensor: the values; with a type also their bytes.
+            type: for tensors of GGUF models, ggml's number of a type or its name ("Q4_K").
+            shape: with a type, the elements of each axis, the length of a row last: ggml's order
+                reversed. By default that of `tensor`, where bytes are taken as rows.
 
         Returns whether a MoE layer has a use for it; others are forgotten.
         """
+        if type is not None:
+            sizes = None if shape is None else [int(size) for size in shape]
+            return self._core.put_gguf(name, tensor, type, sizes)
+        if shape is not None:
+            raise TypeError("put: a shape goes with a type")
         return self._core.put(name, tensor)
 
     @property
