@@ -1,6 +1,7 @@
 // Includes every public header.
 #pragma once
 
+#include "conclave/balance.h"
 #include "conclave/checkpoint.h"
 #include "conclave/comm.h"
 #include "conclave/context.h"

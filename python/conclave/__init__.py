@@ -9,6 +9,13 @@ from __future__ import annotations
 from conclave import _conclave
 from conclave._conclave import TuningTable
 from conclave._runtime import get_num_threads, set_num_threads
+from conclave.balance import (
+    ExpertSlots,
+    balance_experts,
+    balance_rules,
+    balancedness,
+    moved_experts,
+)
 from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
 from conclave.errors import (
     ConclaveCheckpointError,
@@ -92,6 +99,7 @@ __all__ = [
     "ConclaveUnsupportedError",
     "ConclaveValueError",
     "Error",
+    "ExpertSlots",
     "Feed",
     "FusedMoEConfig",
     "FusedMoEParallelConfig",
@@ -115,6 +123,9 @@ __all__ = [
     "SimulatedRouting",
     "TuningTable",
     "WeightForm",
+    "balance_experts",
+    "balance_rules",
+    "balancedness",
     "biased_moe_quant_config",
     "determine_expert_map",
     "determine_expert_placement_strategy",
@@ -134,6 +145,7 @@ __all__ = [
     "moe_align_block_size",
     "moe_permute",
     "moe_unpermute",
+    "moved_experts",
     "mxfp4_w4a16_moe_quant_config",
     "nvfp4_moe_quant_config",
     "ocp_mx_moe_quant_config",

@@ -25,6 +25,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_routing(module);
   conclave::python::bind_permute(module);
   conclave::python::bind_placement(module);
+  conclave::python::bind_balance(module);
   conclave::python::bind_tool(module);
   conclave::python::bind_wording(module);
 }

@@ -7,5 +7,6 @@ namespace conclave::python {
 
 void bind_permute(nb::module_& module);
 void bind_placement(nb::module_& module);
+void bind_balance(nb::module_& module);
 
 }  // namespace conclave::python

@@ -212,6 +212,7 @@ OUTSIDE = {
         _OURS,
     ),
     "ensure_round_robin_expert_routing_tables": "a static method of the class FusedMoE there",
+    "rebalance_experts": "a class method of a policy there",
 }
 
 

@@ -4,6 +4,7 @@
 #include "support/layer_fixture.h"
 #include "support/rank_grid.h"
 
+#include "conclave/balance.h"
 #include "conclave/placement.h"
 
 #include <gtest/gtest.h>
@@ -81,6 +82,36 @@ TEST_P(RedundantExperts, AnyReplicas_GiveTheBitsAndIdsOfNone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Splits, RedundantExperts, ::testing::ValuesIn(all_cases()), name_of);
+
+// A layer whose few hot experts lie on one rank, before and after it is made anew by its own
+// counts.
+TEST(BalancedExperts, PlacementByTheCountsOfALayer_EvensRanksAndKeepsBits) {
+  constexpr int32_t kRanks = 3;
+  MoeSpec spec = make_spec(9, 2, 40, 24, DType::kBF16);
+  spec.router.name = "simulated";
+  spec.router.simulated = {.distribution = SimulatedDistribution::kZipf, .seed = 3};
+  const Tensor hidden = random_tensor(DType::kBF16, 61, 40, 1);
+  const OwnedLayer one = make_layer(spec);
+  std::vector<int64_t> counts(9, 0);
+  const auto expected = run_layer(one.layer, hidden.view(), DType::kBF16, {.expert_load = counts});
+  const std::vector<double> load(counts.begin(), counts.end());
+  const ExpertSlots linear{
+      .num_experts = 9, .logical_of = {0, 1, 2, 3, 4, 5, 6, 7, 8}, .first_of = {0, 3, 6, 9}};
+  for (const std::string_view rule : balance_rules()) {
+    BalanceRequest request{.rule = std::string(rule), .num_ranks = kRanks};
+    if (rule == "surviving") request.num_redundant_experts = 10;
+    if (rule == "steady") request.previous = linear.logical_of;
+    const ExpertSlots slots = balance_experts(load, request);
+    EXPECT_GE(balancedness(load, slots), balancedness(load, linear)) << rule;
+    on_grid(kRanks, 1, [&](const GridRank& rank) {
+      const Context context(rank.context_options());
+      const MoeLayer layer = MoeLayer::create(context, spec, *one.source, {.max_tokens = 16},
+                                              rank.in(with_slots({}, slots)));
+      const auto output = run_layer(layer, hidden.view(), DType::kBF16, {});
+      EXPECT_TRUE(same_bits(output.out, expected.out)) << rule;
+    });
+  }
+}
 
 // Covers every kind of layer, with replicas and with experts where the caller wants them.
 TEST(RedundantExpertParts, EveryPartAndCustomRanks_GiveTheBitsOfOneRank) {

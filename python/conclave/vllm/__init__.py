@@ -53,6 +53,7 @@ _TORCH_NAMES = {
     "ExpertMapManager": "expert_maps",
     "EplbLayerState": "eplb",
     "map_to_physical": "eplb",
+    "rebalance_experts": "eplb",
     "BatchedConclaveExperts": "modular_experts",
     "BatchedPrepareAndFinalize": "prepare",
     "ConclaveExperts": "modular_experts",

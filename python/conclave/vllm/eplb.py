@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from conclave.balance import balance_experts
 from conclave.errors import ConclaveValueError
 
 Tensor = Any
@@ -61,3 +62,63 @@ def _record(physical: Tensor, counted: Tensor | None, state: EplbLayerState) -> 
     if state.should_record_tensor is not None:
         ones = ones * state.should_record_tensor.to(load.dtype)
     load.scatter_add_(0, physical.clamp(min=0, max=load.shape[0] - 1).flatten(), ones.flatten())
+
+
+def rebalance_experts(
+    weight: Tensor,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_ranks: int,
+    old_global_expert_indices: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots of the experts of every layer, by DeepSeek's rule.
+
+    Args:
+        weight: [layers, experts] rows that each expert had.
+        num_replicas: slots in all, experts and their replicas; a multiple of num_ranks.
+        num_groups, num_nodes, num_ranks: groups of experts that are chosen together; nodes, which
+            get whole groups; ranks of all nodes.
+        old_global_expert_indices: [layers, num_replicas] the experts of the slots as they are:
+            one that stays on its rank keeps its slot.
+
+    Returns:
+        int64 on the CPU: the expert of each slot [layers, num_replicas]; the slots of each expert
+        [layers, experts, most replicas], -1 padded; the number of its replicas [layers, experts].
+
+    Raises:
+        AssertionError: for slots that do not divide by ranks. ConclaveValueError: for loads that
+        are not finite, negative or all zero, and numbers without a meaning.
+    """
+    import torch
+
+    if num_ranks < 1 or num_replicas % num_ranks != 0:
+        raise AssertionError(
+            f"num_replicas: expected a multiple of {num_ranks} ranks, found {num_replicas}"
+        )
+    loads = torch.as_tensor(weight).double().cpu()
+    num_experts = loads.shape[1]
+    old = None if old_global_expert_indices is None else old_global_expert_indices.tolist()
+    rows = [
+        balance_experts(
+            load,
+            num_ranks=num_ranks,
+            num_redundant_experts=num_replicas - num_experts,
+            num_nodes=num_nodes,
+            num_groups=num_groups,
+            previous=None if old is None else old[layer],
+            distinct_ranks=False,
+        ).logical_of
+        for layer, load in enumerate(loads)
+    ]
+    slots = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), num_replicas)
+    counts = torch.zeros(loads.shape, dtype=torch.int64)
+    counts.scatter_add_(1, slots, torch.ones_like(slots))
+    most = int(counts.max()) if counts.numel() else 1
+    physical = torch.full((*loads.shape, most), -1, dtype=torch.int64)
+    for layer, experts in enumerate(rows):
+        seen = [0] * num_experts
+        for slot, expert in enumerate(experts):
+            physical[layer, expert, seen[expert]] = slot
+            seen[expert] += 1
+    return slots, physical, counts

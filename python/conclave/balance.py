@@ -1,0 +1,115 @@
+"""Which experts get replicas, and which rank holds what, from the rows that each expert had."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from conclave import _conclave
+from conclave.spec import ParallelSpec, from_dict, to_dict
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertSlots:
+    """What each rank holds: rank r has slots first_of[r] to first_of[r + 1] - 1."""
+
+    num_experts: int
+    logical_of: tuple[int, ...]  # the expert of each slot, rank by rank
+    first_of: tuple[int, ...]  # [ranks + 1]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.first_of) - 1
+
+    def of_rank(self, rank: int) -> tuple[int, ...]:
+        """The experts of a rank's slots."""
+        if not 0 <= rank < self.num_ranks:
+            raise IndexError(f"rank: expected 0 to {self.num_ranks - 1}, found {rank}")
+        return self.logical_of[self.first_of[rank] : self.first_of[rank + 1]]
+
+    def survives_any_rank(self) -> bool:
+        """Whether every expert is on two ranks at least."""
+        return _conclave.survives_any_rank(*self._parts())
+
+    def parallel(self, parallel: ParallelSpec | None = None, **fields: Any) -> ParallelSpec:
+        """The split of a layer with these slots: `parallel` (by default one of `fields`, such as
+        ep_rank) with their placement. Experts keep their numbers; replicas come behind them."""
+        given = ParallelSpec(**fields) if parallel is None else parallel
+        return from_dict(ParallelSpec, _conclave.with_slots(to_dict(given), *self._parts()))
+
+    def _parts(self) -> tuple[int, list[int], list[int]]:
+        return self.num_experts, list(self.logical_of), list(self.first_of)
+
+
+def _floats(load: Array) -> list[float]:
+    return [float(rows) for rows in (load.tolist() if hasattr(load, "tolist") else load)]
+
+
+def balance_rules() -> list[str]:
+    """The names of rules for `balance_experts`."""
+    return _conclave.balance_rules()
+
+
+def balance_experts(
+    load: Array,
+    *,
+    num_ranks: int,
+    num_redundant_experts: int = 0,
+    rule: str = "hierarchical",
+    num_nodes: int = 1,
+    num_groups: int = 1,
+    previous: ExpertSlots | Sequence[int] | None = None,
+    distinct_ranks: bool = True,
+    least_gain: float = 0.01,
+) -> ExpertSlots:
+    """The slots for experts that had load[e] rows.
+
+    Args:
+        load: [E] rows of each expert, as `Layer.stats` counts them, of any window, without padding.
+        num_ranks: ranks over which E + num_redundant_experts slots are spread; the first ones hold
+            one more where they do not divide evenly.
+        rule: "hierarchical", DeepSeek's with groups and nodes; "global", without; "surviving",
+            global with each expert on two ranks at least; "steady", which begins with `previous`
+            and moves few experts.
+        num_nodes, num_groups: of the ranks, which are numbered node by node, and of the experts.
+        previous: what the slots of the same ranks hold now. Experts that stay on their rank keep
+            their slots.
+        distinct_ranks: replicas of an expert lie on different ranks where there are enough. False:
+            exactly what DeepSeek's functions give.
+        least_gain: for steady, the part of the busiest rank's load that a move must take away.
+
+    Raises:
+        ConclaveValueError: for loads that are not finite, negative or all zero, and whatever else
+            has no meaning, by the argument's name.
+    """
+    before = previous.logical_of if isinstance(previous, ExpertSlots) else (previous or ())
+    rows = _floats(load)
+    logical_of, first_of = _conclave.balance_experts(
+        rows,
+        rule,
+        num_ranks,
+        num_redundant_experts,
+        num_nodes,
+        num_groups,
+        [int(expert) for expert in before],
+        distinct_ranks,
+        least_gain,
+    )
+    return ExpertSlots(len(rows), tuple(logical_of), tuple(first_of))
+
+
+def balancedness(load: Array, slots: ExpertSlots) -> float:
+    """The mean over ranks of the rows that each would have had, over the largest: 1 is perfect."""
+    return _conclave.balancedness(_floats(load), *slots._parts())
+
+
+def moved_experts(before: ExpertSlots, after: ExpertSlots) -> int:
+    """Slots whose expert was not on their rank before: as many experts travel."""
+    if before.first_of != after.first_of:
+        raise ValueError("moved_experts: the two have other ranks or numbers of slots")
+    return _conclave.moved_experts(
+        after.num_experts, list(before.logical_of), list(after.logical_of), list(after.first_of)
+    )
