@@ -37,6 +37,7 @@ from conclave.placement import (
     get_compressed_expert_map,
     round_robin_routing_tables,
 )
+from conclave.ranks import Communicator, Transport, connect, launch_command, local_group, transports
 from conclave.routing import (
     RoutingMethodType,
     fused_topk,
@@ -89,6 +90,7 @@ __all__ = [
     "ActivationSpec",
     "Checkpoint",
     "CheckpointInfo",
+    "Communicator",
     "ConclaveCheckpointError",
     "ConclaveCommError",
     "ConclaveFileError",
@@ -121,12 +123,14 @@ __all__ = [
     "RoutingMethodType",
     "SharedExpertSpec",
     "SimulatedRouting",
+    "Transport",
     "TuningTable",
     "WeightForm",
     "balance_experts",
     "balance_rules",
     "balancedness",
     "biased_moe_quant_config",
+    "connect",
     "determine_expert_map",
     "determine_expert_placement_strategy",
     "fp8_w8a8_moe_quant_config",
@@ -142,6 +146,8 @@ __all__ = [
     "int4_w4a16_moe_quant_config",
     "int8_w8a8_moe_quant_config",
     "int8_w8a16_moe_quant_config",
+    "launch_command",
+    "local_group",
     "moe_align_block_size",
     "moe_permute",
     "moe_unpermute",
@@ -152,6 +158,7 @@ __all__ = [
     "round_robin_routing_tables",
     "route",
     "set_num_threads",
+    "transports",
     "tuning_candidates",
     "weight_forms",
 ]

@@ -76,8 +76,14 @@ def follow_threads() -> None:
     _conclave.set_num_threads(threads)
 
 
-def context(device: str | None = None, isa: str | None = None) -> _conclave.Context:
-    """The context of a device that all of the process' layers share.
+def context(
+    device: str | None = None,
+    isa: str | None = None,
+    communicator: _conclave.Communicator | None = None,
+    tensor_communicator: _conclave.Communicator | None = None,
+) -> _conclave.Context:
+    """The context of a device that all of the process' layers share; with communicators one of a
+    single layer.
 
     Defaults are CONCLAVE_DEVICE, else "cpu", and CONCLAVE_ISA, else the best one.
     """
@@ -85,6 +91,8 @@ def context(device: str | None = None, isa: str | None = None) -> _conclave.Cont
     device = "cuda:0" if device == "cuda" else device
     isa = isa or os.environ.get("CONCLAVE_ISA") or ""
     follow_threads()
+    if communicator is not None or tensor_communicator is not None:
+        return _conclave.Context(device, isa, communicator, tensor_communicator)
     with _lock:
         found = _contexts.get((device, isa))
         if found is None:

@@ -11,6 +11,7 @@ from conclave import _conclave, _frameworks, _gradients, _runtime
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError
+from conclave.ranks import Communicator
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
@@ -43,6 +44,22 @@ class LayerStats:
         return max(self.expert_load) * len(self.expert_load) / sum(self.expert_load)
 
 
+def _split(
+    parallel: ParallelSpec | Mapping[str, Any] | None,
+    communicator: Communicator | None,
+    tensor_communicator: Communicator | None,
+) -> dict[str, Any]:
+    """What the caller says, by default the whole of both groups."""
+    if parallel is not None:
+        return to_dict(parallel)
+    split: dict[str, Any] = {}
+    if communicator is not None:
+        split.update(ep_size=communicator.size, ep_rank=communicator.rank)
+    if tensor_communicator is not None:
+        split.update(tp_size=tensor_communicator.size, tp_rank=tensor_communicator.rank)
+    return split
+
+
 class Layer:
     """A MoE layer, planned and packed once, run for any number of tokens.
 
@@ -66,6 +83,8 @@ class Layer:
         parallel: ParallelSpec | Mapping[str, Any] | None = None,
         count: bool | None = None,
         plain_rows: bool = False,
+        communicator: Communicator | None = None,
+        tensor_communicator: Communicator | None = None,
     ) -> Layer:
         """A layer of a model directory.
 
@@ -78,15 +97,18 @@ class Layer:
             count: whether `stats` counts rows by expert; by default on the CPU only, where it
                 costs nothing.
             plain_rows: leave rows as they are where the checkpoint quantises them.
+            communicator, tensor_communicator: the ranks that hold the other experts, and the other
+                slices of these; all of them make the layer at the same time, and call it. With
+                one of them `parallel` is by default a split over its ranks.
 
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
         """
-        context = _runtime.context(device, isa)
+        context = _runtime.context(device, isa, communicator, tensor_communicator)
         arguments = (
             layer,
             to_dict(options or {}),
-            to_dict(parallel or {}),
+            _split(parallel, communicator, tensor_communicator),
             context.device == "cpu" if count is None else count,
             plain_rows,
         )
@@ -110,6 +132,8 @@ class Layer:
         transposed: bool = False,
         expert_map: Sequence[int] | None = None,
         count: bool | None = None,
+        communicator: Communicator | None = None,
+        tensor_communicator: Communicator | None = None,
         **weights: Array | Sequence[Array] | None,
     ) -> Layer:
         """A layer of arrays. On the CPU they are packed and may go; on a GPU they are used in place
@@ -123,6 +147,7 @@ class Layer:
             expert_map: [num_experts], the index in the arrays of each expert, -1 for none; for
                 layers that hold a part of the experts (`parallel`). Static scales of rows may be
                 those of all experts, of which the largest counts.
+            communicator, tensor_communicator: as in `from_checkpoint`.
             weights: by name, those that the spec needs: ``gate_up`` [E, 2I, H] ([E, I, H] without a
                 gate) or ``gate`` and ``up`` [E, I, H] apart; ``down`` [E, H, I]; ``router`` [E, H];
                 ``gate_up_bias`` [E, 2I], ``down_bias`` [E, H]; ``selection_bias`` [E];
@@ -145,14 +170,16 @@ class Layer:
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         orders = (gate_up_order, shared_gate_up_order)
         given, orders = as_loaded(given, orders, transposed, fields)
-        context = _runtime.context(device or device_of_experts(given), isa)
+        context = _runtime.context(
+            device or device_of_experts(given), isa, communicator, tensor_communicator
+        )
         return cls(
             _conclave.Layer.from_arrays(
                 context,
                 fields,
                 given,
                 to_dict(options or {}),
-                to_dict(parallel or {}),
+                _split(parallel, communicator, tensor_communicator),
                 *orders,
                 transposed,
                 list(expert_map) if expert_map is not None else [],

@@ -4,6 +4,8 @@
 #include "conclave/version.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 namespace conclave::python {
 namespace {
@@ -20,9 +22,15 @@ constexpr size_t kMaxIdle = 8;
 
 }  // namespace
 
-PyContext::PyContext(const std::string& device, const std::string& isa)
+PyContext::PyContext(const std::string& device, const std::string& isa, Ranks ranks)
     : executor_(process_executor()),
-      context_({.device = device, .isa = isa, .executor = executor_.get(), .log = &sink_}),
+      ranks_(std::move(ranks)),
+      context_({.device = device,
+                .isa = isa,
+                .executor = executor_.get(),
+                .log = &sink_,
+                .communicator = ranks_.experts.get(),
+                .tensor_communicator = ranks_.slices.get()}),
       device_(parse_array_device(context_.device())) {}
 
 WorkspaceLease::WorkspaceLease(PyContext& context, size_t bytes, Stream stream)
@@ -72,8 +80,14 @@ WorkspaceLease::~WorkspaceLease() {
 void bind_context(nb::module_& module) {
   nb::class_<PyContext>(module, "Context",
                         "A device with the process' threads and scratch memory. Layers share it.")
-      .def(nb::init<const std::string&, const std::string&>(), nb::arg("device") = "cpu",
-           nb::arg("isa") = "")
+      .def(
+          "__init__",
+          [](PyContext* self, const std::string& device, const std::string& isa,
+             std::shared_ptr<Communicator> experts, std::shared_ptr<Communicator> slices) {
+            new (self) PyContext(device, isa, {std::move(experts), std::move(slices)});
+          },
+          nb::arg("device") = "cpu", nb::arg("isa") = "", nb::arg("communicator") = nb::none(),
+          nb::arg("tensor_communicator") = nb::none())
       .def_prop_ro("device", [](const PyContext& self) { return self.context().device(); })
       .def_prop_ro("isa", [](const PyContext& self) { return self.context().isa(); });
   module.def(

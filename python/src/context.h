@@ -6,6 +6,7 @@
 #include "load_scope.h"
 #include "per_process.h"
 
+#include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/layer.h"
 
@@ -39,7 +40,12 @@ class WorkspaceLease {
 
 class PyContext {
  public:
-  PyContext(const std::string& device, const std::string& isa);
+  // Null where layers are not split over ranks of this kind.
+  struct Ranks {
+    std::shared_ptr<Communicator> experts;
+    std::shared_ptr<Communicator> slices;
+  };
+  PyContext(const std::string& device, const std::string& isa, Ranks ranks);
 
   const Context& context() const noexcept { return context_; }
   SharedExecutor& executor() const noexcept { return *executor_; }
@@ -60,6 +66,7 @@ class PyContext {
   };
 
   std::shared_ptr<SharedExecutor> executor_;
+  Ranks ranks_;
   SignalSink sink_;
   Context context_;
   ArrayDevice device_;

@@ -1,5 +1,6 @@
 #include "binding.h"
 #include "checkpoint.h"
+#include "communicator.h"
 #include "context.h"
 #include "errors.h"
 #include "gguf_blocks.h"
@@ -16,6 +17,7 @@ NB_MODULE(_conclave, module) {
   // Caches of the package, and the layers in them, live until the interpreter ends.
   nanobind::set_leak_warnings(false);
   conclave::python::register_error_translator();
+  conclave::python::bind_communicator(module);
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
   conclave::python::bind_gguf_blocks(module);

@@ -1,0 +1,66 @@
+"""Groups of ranks that a layer is split over: processes that a launcher started, or threads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from conclave import _conclave
+from conclave._conclave import Communicator
+from conclave.errors import ConclaveValueError
+
+
+@dataclasses.dataclass(frozen=True)
+class Transport:
+    """A way in which ranks reach each other."""
+
+    name: str
+    usable: bool
+    reason: str  # why it is not usable, or what its ranks are
+
+
+def transports() -> list[Transport]:
+    """The transports of this build."""
+    return [Transport(*row) for row in _conclave.transports()]
+
+
+def connect(
+    transport: str,
+    *,
+    rank: int = -1,
+    size: int = 0,
+    meeting_point: str = "",
+    group: int | None = None,
+    timeout: float = 30.0,
+) -> Communicator:
+    """Joins this process to a group of ranks; all of them call it.
+
+    Args:
+        transport: a name of `transports`, such as "mpi" in a process that mpirun has started.
+        rank, size: by default what the launcher says.
+        meeting_point: where ranks meet, in the transport's words; empty if its launcher knows.
+        group: splits the launcher's ranks: those that give the same number are a group of their
+            own. All ranks call, also those of other groups.
+        timeout: seconds, for meeting and for each wait. After it a wait raises.
+
+    Raises:
+        ConclaveCommError: naming the rank that did not come. Error: for an unknown transport, and
+        one that this build or machine lacks, with the reason.
+    """
+    chosen = -1 if group is None else group
+    if group is not None and group < 0:
+        raise ConclaveValueError(f"group: expected 0 or more, or None, found {group}")
+    return _conclave.connect(transport, rank, size, meeting_point, chosen, timeout)
+
+
+def local_group(num_ranks: int, *, timeout: float = 30.0) -> list[Communicator]:
+    """The ranks of a group of threads of this process. Each is used by one thread."""
+    return _conclave.local_group(num_ranks, timeout)
+
+
+def launch_command(transport: str, ranks: int) -> list[str]:
+    """The words of a command that starts `ranks` ranks on this machine, to go before those of the
+    program that connects; none where ranks are threads."""
+    return _conclave.launch_command(transport, ranks)
+
+
+__all__ = ["Communicator", "Transport", "connect", "launch_command", "local_group", "transports"]
