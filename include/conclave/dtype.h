@@ -37,6 +37,7 @@ enum class DType : uint8_t {
   kBnbFP4,  // the 16 values of bitsandbytes' "fp4", another code than kF4 (e2m1)
   kIQ4,     // the 16 whole numbers of ggml's IQ4_NL and IQ4_XS
   kU4,      // code c, of 0 to 15, is c
+  kI6,      // code c, of 0 to 63, is c - 32; for MatrixCodes::dtype: no tensor has it
 };
 
 // Bits of one element: 16 for kBF16, 4 for kF4.

@@ -374,12 +374,12 @@ std::string_view dtype_to_python(DType dtype) {
   for (const TypeRow& row : kTypes) {
     if (row.dtype == dtype) return row.name;
   }
-  // No array has elements of half a byte.
+  // No array has elements of less than a byte.
   using Narrow = std::pair<DType, std::string_view>;
   for (const auto& [narrow, name] :
        {Narrow{DType::kI4, "int4"}, Narrow{DType::kF4, "float4_e2m1fn_x2"},
         Narrow{DType::kNF4, "nf4"}, Narrow{DType::kBnbFP4, "bnb_fp4"}, Narrow{DType::kIQ4, "iq4"},
-        Narrow{DType::kU4, "uint4"}}) {
+        Narrow{DType::kU4, "uint4"}, Narrow{DType::kI6, "int6"}}) {
     if (narrow == dtype) return name;
   }
   return to_string(dtype);

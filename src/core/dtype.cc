@@ -44,6 +44,7 @@ constexpr std::array kTypes = {
     TypeRow{DType::kBnbFP4, 4, "BNB_FP4", "bnb_fp4"},
     TypeRow{DType::kIQ4, 4, "IQ4", "iq4"},
     TypeRow{DType::kU4, 4, "U4", "uint4"},
+    TypeRow{DType::kI6, 6, "I6", "int6"},
 };
 
 consteval bool rows_follow_enum() {

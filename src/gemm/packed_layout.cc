@@ -6,6 +6,7 @@
 #include "quant/weight_format.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace conclave::inline v0::gemm {
@@ -70,12 +71,41 @@ void pack_halves(const PanelColumns& columns, int64_t k, std::byte* panel) {
   }
 }
 
+// Codes of 6 bits: four neighbouring k of a column fill three bytes, and become a part of four
+// panel rows.
+void pack_sixes(const PanelColumns& columns, int64_t k, std::byte* panel) {
+  constexpr int64_t kRowBytes = kPanelColumns * 6 / 8;
+  std::memset(panel, 0, static_cast<size_t>(k * kRowBytes));
+  for (int64_t first = 0; first < k; first += 4) {
+    const int64_t count = std::min<int64_t>(4, k - first);
+    const auto bytes = static_cast<size_t>(ceil_div(count * 6, 8));
+    for (int64_t column = 0; column < kPanelColumns; ++column) {
+      const std::byte* const source = columns[static_cast<size_t>(column)];
+      if (source == nullptr) continue;
+      uint32_t codes = 0;
+      static_assert(std::endian::native == std::endian::little);
+      std::memcpy(&codes, source + first * 6 / 8, bytes);
+      std::byte* const half = panel + first * kRowBytes + column % 32;
+      std::byte* const upper = panel + first * kRowBytes + SixBitRow::byte_of(column);
+      const auto half_shift = static_cast<uint32_t>(column / 32 * 4);
+      const auto upper_shift = static_cast<uint32_t>(SixBitRow::shift_of(column));
+      for (int64_t i = 0; i < count; ++i, codes >>= 6) {
+        half[i * kRowBytes] |= static_cast<std::byte>((codes & 0xfU) << half_shift);
+        upper[i * kRowBytes] |= static_cast<std::byte>((codes >> 4 & 3U) << upper_shift);
+      }
+    }
+  }
+}
+
 uint8_t panel_code(const PanelLayout& layout, const std::byte* panel, int64_t k, int64_t column) {
   const std::byte* row = panel + static_cast<size_t>(k) * layout.row_bytes();
   if (bit_size(layout.dtype) == 8) return static_cast<uint8_t>(row[column]);
   constexpr int64_t kHalf = kPanelColumns / 2;
   const auto pair = static_cast<uint8_t>(row[column % kHalf]);
-  return column < kHalf ? pair & 0xfU : pair >> 4;
+  const auto half = static_cast<uint8_t>(column < kHalf ? pair & 0xfU : pair >> 4);
+  if (bit_size(layout.dtype) == 4) return half;
+  const auto upper = static_cast<uint32_t>(row[SixBitRow::byte_of(column)]);
+  return static_cast<uint8_t>(half | (upper >> SixBitRow::shift_of(column) & 3U) << 4);
 }
 
 template <class T>
@@ -103,6 +133,7 @@ std::string_view name_of(ScaleValues values) {
 void pack_weights(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel) {
   if (is_plain(layout.dtype)) return pack_values(layout, columns, {}, nullptr, panel);
   if (bit_size(layout.dtype) == 4) return pack_halves(columns, layout.k, panel);
+  if (bit_size(layout.dtype) == 6) return pack_sixes(columns, layout.k, panel);
   CONCLAVE_DCHECK(bit_size(layout.dtype) == 8);
   transpose_lanes<uint8_t>(columns, layout.k, panel);
 }
@@ -149,7 +180,7 @@ UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, s
 float panel_value(const PanelLayout& layout, const std::byte* panel, int64_t k,
                   int64_t column) noexcept {
   if (!is_plain(layout.dtype)) {
-    return quant::format_of(layout.dtype).codes->decode(panel_code(layout, panel, k, column));
+    return quant::panel_format_of(layout.dtype).codes->decode(panel_code(layout, panel, k, column));
   }
   const int64_t group = layout.group();
   const int64_t index = ((k / group) * kPanelColumns + column) * group + k % group;

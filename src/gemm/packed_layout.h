@@ -3,9 +3,11 @@
 // A matrix [columns, k] is cut into panels of 64 columns, each contiguous. A panel is a list of
 // rows of 64 columns; a row holds one k (f32, f16) or a pair of neighbouring k (bf16), the pair of
 // one column in one 32-bit lane, which suits widening to float32, dot products of pairs and tiles.
-// Codes of half a byte share a byte with the code 32 columns on, which has the upper half. Weights
-// that are codes are followed by their scales, 64 for each group of k, and some by as many offsets:
-// a weight is code * scale - offset. How these numbers lie: gemm/panel_scales.h.
+// Codes of half a byte share a byte with the code 32 columns on, which has the upper half. Of codes
+// of 6 bits the lower four lie so, and the upper two of four columns share a byte behind them
+// (SixBitRow). Weights that are codes are followed by their scales, 64 for each group of k, and
+// some by as many offsets: a weight is code * scale - offset. How these numbers lie:
+// gemm/panel_scales.h.
 #pragma once
 
 #include "core/checked.h"
@@ -85,6 +87,18 @@ struct PanelLayout {
     return {.values = values,
             .groups = groups,
             .unit_groups = in_steps ? kStepColumns / scale_width : 1};
+  }
+};
+
+// A row of codes of 6 bits: where the upper two of a column lie. The columns that vectors of
+// interleaved half bytes have in the same lane share a byte.
+struct SixBitRow {
+  static constexpr int64_t kUpperAt = kPanelColumns / 2;
+  static constexpr int64_t byte_of(int64_t column) {
+    return kUpperAt + column % 32 / 16 * 8 + column % 8;
+  }
+  static constexpr int64_t shift_of(int64_t column) {
+    return column / 32 * 4 + column % 16 / 8 * 2;
   }
 };
 

@@ -12,9 +12,11 @@ constexpr auto rows_of(FormatList<Plain...>, FormatList<Coded...>) {
   return std::array{plain_row<Plain>()..., coded_row<Coded>()...};
 }
 constexpr auto kFormats = rows_of(PlainFormats{}, CodedFormats{});
+constexpr auto kPanelFormats = rows_of(PlainFormats{}, PanelFormats{});
 
 }  // namespace
 
 Catalog<WeightFormat> format_catalog() { return Catalog<WeightFormat>(kFormats); }
+Catalog<WeightFormat> panel_catalog() { return Catalog<WeightFormat>(kPanelFormats); }
 
 }  // namespace conclave::inline v0::quant

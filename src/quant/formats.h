@@ -11,6 +11,7 @@
 #include "quant/f16/f16.h"
 #include "quant/f32/f32.h"
 #include "quant/int4/int4.h"
+#include "quant/int6/int6.h"
 #include "quant/int8/int8.h"
 #include "quant/iq4/iq4.h"
 #include "quant/nf4/nf4.h"
@@ -20,6 +21,10 @@ namespace conclave::inline v0::quant {
 
 template <class... Formats>
 struct FormatList {};
+template <class... First, class... Second>
+consteval FormatList<First..., Second...> joined(FormatList<First...>, FormatList<Second...>) {
+  return {};
+}
 
 // Types that hold values.
 using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
@@ -36,6 +41,12 @@ using PlainFormats = FormatList<Bf16Codec, F16Codec, F32Codec>;
 // - takes: which forms of scales its kernels read;
 // - lanes<Vec, kUpper>: codes of a panel's row, from gemm/packed_layout.h, as vectors of float32.
 using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4, Uint4>;
+
+// Types of codes that CPUs pack and no tensor has: matrices of a type with more bits may be known
+// to have their values alone (MatrixCodes::dtype). Each has what comes above.
+using PackedFormats = FormatList<Int6>;
+// All that panels of codes hold.
+using PanelFormats = decltype(joined(CodedFormats{}, PackedFormats{}));
 
 // Types of codes that rows may have and no matrix has: each has what comes before Rows above.
 using RowFormats = FormatList<E2m3, E3m2>;

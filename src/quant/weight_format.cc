@@ -7,10 +7,18 @@
 
 namespace conclave::inline v0::quant {
 
-const WeightFormat* find_format(DType element) noexcept {
-  const auto rows = format_catalog().rows();
+namespace {
+
+const WeightFormat* find_in(const Catalog<WeightFormat>& catalog, DType element) noexcept {
+  const auto rows = catalog.rows();
   const auto found = std::ranges::find(rows, element, &WeightFormat::element);
   return found == rows.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+const WeightFormat* find_format(DType element) noexcept {
+  return find_in(format_catalog(), element);
 }
 
 const WeightFormat& format_of(DType element) noexcept {
@@ -19,9 +27,19 @@ const WeightFormat& format_of(DType element) noexcept {
   return *format;
 }
 
+const WeightFormat* find_panel_format(DType element) noexcept {
+  return find_in(panel_catalog(), element);
+}
+
+const WeightFormat& panel_format_of(DType element) noexcept {
+  const WeightFormat* format = find_panel_format(element);
+  CONCLAVE_DCHECK(format != nullptr);
+  return *format;
+}
+
 bool has_values_of(DType type, DType other) {
-  const CodeBook& codes = *format_of(type).codes;
-  const CodeBook& others = *format_of(other).codes;
+  const CodeBook& codes = *panel_format_of(type).codes;
+  const CodeBook& others = *panel_format_of(other).codes;
   for (int code = 0; code < 1 << bit_size(other); ++code) {
     const float value = others.decode(static_cast<uint8_t>(code));
     const float read = codes.decode(codes.encode(value));

@@ -58,6 +58,12 @@ Catalog<WeightFormat> format_catalog();
 const WeightFormat* find_format(DType element) noexcept;
 // The same for a type that a checked MoeSpec has.
 const WeightFormat& format_of(DType element) noexcept;
+
+// What panels hold: the rows of `format_catalog`, and types of codes that no tensor has.
+Catalog<WeightFormat> panel_catalog();
+const WeightFormat* find_panel_format(DType element) noexcept;
+const WeightFormat& panel_format_of(DType element) noexcept;
+
 // Whether a type of codes has one for the value of every code of the other.
 bool has_values_of(DType type, DType other);
 // The type of scales in checkpoints of the form that the spec has, for random ones; float32 if

@@ -1,11 +1,13 @@
 // Panels of random codes, and what the reference makes of them.
 #pragma once
 
+#include "core/code_bits.h"
 #include "core/weight_types.h"
 #include "gemm/cpu/panel_task.h"
 #include "gemm/packed_layout.h"
 #include "gemm/reference_product.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -62,6 +64,24 @@ struct Problem {
   Problem(DType type, int64_t k, int64_t scale_width, uint32_t seed, int64_t scale_skip = 0)
       : Problem({.dtype = type, .k = k, .scale_width = scale_width, .scale_skip = scale_skip},
                 seed) {}
+  // Gives each k and column the code that code_of(k, column) has in its low bits.
+  template <class Code>
+  void set_all_codes(const Code& code_of) {
+    const int64_t bits = bit_size(layout.dtype);
+    const auto row_bytes = static_cast<size_t>(packed_bytes(layout.dtype, layout.k));
+    std::vector<std::byte> rows(row_bytes * size_t{gemm::kPanelColumns});
+    gemm::PanelColumns columns{};
+    for (int64_t column = 0; column < gemm::kPanelColumns; ++column) {
+      std::byte* const row = rows.data() + static_cast<size_t>(column) * row_bytes;
+      columns[static_cast<size_t>(column)] = row;
+      for (int64_t k = 0; k < layout.k; ++k) {
+        set_code(row, k, bits, static_cast<uint8_t>(code_of(k, column) & ((1 << bits) - 1)));
+      }
+    }
+    std::vector<std::byte> packed(layout.panel_bytes());
+    gemm::pack_panel(layout, columns, packed.data());
+    std::copy_n(packed.begin(), code_bytes(), bytes());
+  }
   int64_t code_bytes() const { return static_cast<int64_t>(layout.weight_bytes()); }
   std::byte* bytes() { return static_cast<std::byte*>(static_cast<void*>(panel.data())); }
   gemm::PanelOrder order() const {

@@ -35,9 +35,7 @@ void spare_numbers(Problem& problem, const quant::WeightFormat& format) {
 
 TEST_P(CodedProduct, EveryCode_DecodesAsTheReference) {
   Problem problem(format().element, 16, 16, 1);
-  for (int64_t i = 0; i < problem.code_bytes(); ++i) {
-    problem.bytes()[i] = static_cast<std::byte>(i % 256);
-  }
+  problem.set_all_codes([](int64_t k, int64_t column) { return 65 * k + column; });
   // Row k takes the weights of k alone.
   Rows rows{.count = 16, .stride = 17};
   for (int64_t k = 0; k < 16; ++k) {

@@ -12,7 +12,7 @@ namespace conclave::testing {
 experts::MlpFunctions integer_functions_emulated(
     DType weights, const activation::Activation& activation) noexcept {
   using namespace gemm::isa_emulated;
-  return {integer_product<IntegerPanelOnTiles>(weights, quant::CodedFormats{}),
+  return {integer_product<IntegerPanelOnTiles>(weights, quant::PanelFormats{}),
           choose_activate<AsF32>(activation), &code_row};
 }
 

@@ -15,7 +15,7 @@ experts::MlpFunctions mlp_functions_emulated(DType weights,
   using namespace gemm::isa_emulated;
   const gemm::PanelFunction product = weights == DType::kBF16
                                           ? &compute_panel_on_tiles
-                                          : product_on_tiles(weights, quant::CodedFormats{});
+                                          : product_on_tiles(weights, quant::PanelFormats{});
   return {product, choose_activate(activation, activated)};
 }
 

@@ -6,6 +6,7 @@
 #include "core/float8.h"
 #include "core/float_convert.h"
 #include "experts/emulated_tiles.h"
+#include "gemm/packed_layout.h"
 
 #include <array>
 #include <bit>
@@ -33,6 +34,17 @@
   testing::EmulatedTiles::of_thread().multiply_bytes(sums, rows, weights)
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
+
+// The code of a column in a panel's row.
+template <int64_t kBits>
+uint8_t code_in_row(const std::byte* row, int column) {
+  if (kBits == 8) return static_cast<uint8_t>(row[column]);
+  const auto pair = static_cast<uint8_t>(row[column % 32]);
+  const int half = column < 32 ? pair & 0xf : pair >> 4;
+  if (kBits == 4) return static_cast<uint8_t>(half);
+  const auto four = static_cast<uint8_t>(row[SixBitRow::byte_of(column)]);
+  return static_cast<uint8_t>(half | (four >> SixBitRow::shift_of(column) & 3) << 4);
+}
 
 struct Vec {
   static constexpr int kLanes = 16;
@@ -92,6 +104,12 @@ struct Vec {
     int8_t bytes[kLanes];
     std::memcpy(bytes, p, sizeof(bytes));
     return each([&](int i) { return static_cast<float>(bytes[i]); });
+  }
+  template <bool kUpper>
+  static Vec load_i6(const std::byte* row, int column) {
+    return each([&](int i) {
+      return static_cast<float>(code_in_row<6>(row, column + i + (kUpper ? 32 : 0)) - 32);
+    });
   }
   static Vec add(Vec a, Vec b) {
     return scalar(a, b, b, [](auto x, auto y, auto) { return decltype(x)::add(x, y); });
@@ -175,9 +193,7 @@ struct PairDecoder {
 
  private:
   static uint16_t term_of(const std::byte* row, int column) {
-    auto code = static_cast<uint8_t>(row[Format::kBits == 8 ? column : column % 32]);
-    if (Format::kBits == 4) code = column < 32 ? code & 0xf : code >> 4;
-    return kTerms[code];
+    return kTerms[code_in_row<Format::kBits>(row, column)];
   }
 
   // The term of each code is there before a kernel takes subnormal numbers for zeros.

@@ -76,9 +76,7 @@ struct WholeWeights : WholeFormat<Format> {
 
  private:
   static uint8_t number_of(const std::byte* row, int column) {
-    auto code = static_cast<uint8_t>(row[Format::kBits == 8 ? column : column % 32]);
-    if (Format::kBits == 4) code = column < 32 ? code & 0xf : code >> 4;
-    return static_cast<uint8_t>(WholeWeights::number(code));
+    return static_cast<uint8_t>(WholeWeights::number(code_in_row<Format::kBits>(row, column)));
   }
 };
 

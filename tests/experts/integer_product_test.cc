@@ -36,8 +36,10 @@ const std::vector<testing::ProductFunction> kFunctions = {
 
 quant::ActivationRule rule_of(const quant::WeightFormat& format, ActivationScale form,
                               int64_t group = quant::kActivationGroup) {
+  // A type that no tensor has stands for matrices of a layer of int8.
+  const bool is_of_layers = quant::find_format(format.element) != nullptr;
   return quant::activation_rule(
-      format.element,
+      is_of_layers ? format.element : DType::kI8,
       {.activations = form, .activation_group = group, .activation_dtype = DType::kI8});
 }
 
@@ -101,10 +103,7 @@ TEST_P(IntegerProduct, EveryPairOfCodes_HasItsProduct) {
   }
   for (int64_t first = 0; first < codes; first += 64) {
     Problem problem(format().element, 4, 4, 1);
-    for (int64_t i = 0; i < problem.code_bytes(); ++i) {
-      const int64_t half = i % 16 + (i + 5) % 16 * 16;  // in either half all codes
-      problem.bytes()[i] = static_cast<std::byte>(codes == 256 ? first + i % 64 : half);
-    }
+    problem.set_all_codes([&](int64_t, int64_t column) { return first + column; });
     const ByteRows bytes(rows, problem.layout);
     EXPECT_EQ(problem.run(product(), bytes.placed(), 64), problem.reference(rows, 64)) << first;
     // Few rows go another way.

@@ -37,7 +37,7 @@ struct Case {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  const auto catalog = quant::format_catalog();
+  const auto catalog = quant::panel_catalog();
   for (const quant::WeightFormat& format : catalog.rows()) {
     if (format.codes == nullptr) continue;
     cases.push_back(

@@ -29,7 +29,7 @@ std::vector<ProductCase> product_cases(const std::vector<ProductFunction>& funct
                                        const Takes& takes) {
   std::vector<ProductCase> cases;
   for (const ProductFunction& function : functions) {
-    for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
+    for (const quant::WeightFormat& format : quant::panel_catalog().rows()) {
       if (format.codes != nullptr && takes(format)) cases.push_back({function, &format});
     }
   }

@@ -1,6 +1,8 @@
 #include "gemm/packed_layout.h"
 
+#include "core/code_bits.h"
 #include "core/float_convert.h"
+#include "core/weight_types.h"
 #include "support/guarded.h"
 
 #include <gtest/gtest.h>
@@ -103,6 +105,48 @@ TEST(PanelLayout, OffsetsFollowScales_AndNamesTell) {
   EXPECT_EQ(layout.num_groups(), 9);
   EXPECT_EQ(layout.panel_bytes(), 50U * 64 + 18U * 64 * sizeof(float));
   EXPECT_EQ(gemm::layout_name(layout, ".bias"), "panel64.k1.I8.zeros.order.bias.v1");
+}
+
+// Codes of all widths; neighbours differ in every bit.
+TEST(PackPanelOfCodes, EachKAndColumn_ReadBackFromSourcesReadToTheirEnd) {
+  const auto code_of = [](int64_t column, int64_t k) {
+    return static_cast<uint8_t>(column * 5 + k * 11 + k / 3);
+  };
+  for (const DType dtype : {DType::kI4, DType::kI6, DType::kI8}) {
+    const int64_t bits = bit_size(dtype);
+    for (const int64_t k : {1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 130}) {
+      const PanelLayout layout{.dtype = dtype, .k = k, .scale_width = k};
+      const auto row_bytes = static_cast<size_t>(packed_bytes(dtype, k));
+      std::vector<GuardedBuffer> rows;
+      rows.reserve(kPanelColumns);
+      PanelColumns columns{};
+      for (int64_t c = 0; c < kPanelColumns; ++c) {
+        if (c % 9 == 4) continue;
+        rows.emplace_back(row_bytes, GuardSide::kEnd, 0xff);
+        columns[static_cast<size_t>(c)] = rows.back().data();
+        for (int64_t i = 0; i < k; ++i) {
+          set_code(rows.back().data(), i, bits,
+                   static_cast<uint8_t>(code_of(c, i) & ((1 << bits) - 1)));
+        }
+      }
+      const std::vector<float> ones(static_cast<size_t>(k), 1.0F);
+      gemm::PanelNumbers scales{};
+      scales.fill(ones.data());
+      const GuardedBuffer panel(layout.panel_bytes(), GuardSide::kEnd, 0xff);
+      gemm::pack_panel(layout, columns, panel.data(), scales);
+      EXPECT_EQ(layout.weight_bytes(), static_cast<size_t>(k * 64 * bits / 8));
+      const int least = dtype == DType::kI8 ? 0 : 1 << (bits - 1);
+      for (int64_t i = 0; i < k; ++i) {
+        for (int64_t c = 0; c < kPanelColumns; ++c) {
+          const int code = c % 9 == 4 ? 0 : code_of(c, i) & ((1 << bits) - 1);
+          const int value = dtype == DType::kI8 ? static_cast<int8_t>(code) : code - least;
+          ASSERT_EQ(gemm::panel_value(layout, panel.data(), i, c), static_cast<float>(value))
+              << to_string(dtype) << " k " << i << " of " << k << ", column " << c;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(gemm::layout_name({.dtype = DType::kI6, .k = 8, .scale_width = 4}), "panel64.k1.I6.v1");
 }
 
 TEST(PackPanelOfCodes, ScalesAndOffsets_ReadBackWithZerosAround) {

@@ -26,7 +26,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<const WeightFormat*> all_formats(bool coded, bool plain) {
   std::vector<const WeightFormat*> formats;
-  const auto catalog = format_catalog();
+  const auto catalog = panel_catalog();
   for (const WeightFormat& format : catalog.rows()) {
     if (format.codes != nullptr ? coded : plain) formats.push_back(&format);
   }
@@ -297,6 +297,23 @@ TEST(FormatCatalog, NamesAndTypes_AreUniqueAndFindable) {
     EXPECT_EQ(known_formats(false).find(to_string(format.element)) == std::string::npos,
               format.codes != nullptr);
   }
+}
+
+TEST(FormatCatalog, PanelFormats_AreTheFormatsAndTypesThatNoTensorHas) {
+  const auto catalog = format_catalog();
+  for (const WeightFormat& format : panel_catalog().rows()) {
+    EXPECT_EQ(find_panel_format(format.element), &format);
+    const auto same = std::ranges::find(catalog.rows(), format.element, &WeightFormat::element);
+    EXPECT_EQ(same == catalog.rows().end(), find_format(format.element) == nullptr);
+  }
+  for (const WeightFormat& format : catalog.rows()) {
+    EXPECT_NE(find_panel_format(format.element), nullptr) << format.name;
+  }
+  EXPECT_EQ(find_format(DType::kI6), nullptr);
+  ASSERT_NE(find_panel_format(DType::kI6), nullptr);
+  EXPECT_TRUE(has_values_of(DType::kI8, DType::kI6));
+  EXPECT_FALSE(has_values_of(DType::kI6, DType::kI8));
+  EXPECT_TRUE(has_values_of(DType::kI6, DType::kU4));
 }
 
 TEST(FormatCatalog, UnknownName_ListsTheKnown) {

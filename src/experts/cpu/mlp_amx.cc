@@ -12,7 +12,7 @@ MlpFunctions mlp_functions_amx(DType weights, const activation::Activation& acti
   using namespace gemm::isa_amx;
   const gemm::PanelFunction product = weights == DType::kBF16
                                           ? &compute_panel_on_tiles
-                                          : product_on_tiles(weights, quant::CodedFormats{});
+                                          : product_on_tiles(weights, quant::PanelFormats{});
   return {product, choose_activate(activation, activated)};
 }
 

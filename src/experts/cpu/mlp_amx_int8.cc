@@ -10,7 +10,7 @@ namespace conclave::inline v0::experts {
 MlpFunctions mlp_functions_amx_int8(DType weights,
                                     const activation::Activation& activation) noexcept {
   using namespace gemm::isa_amx_int8;
-  return {integer_product<IntegerPanelOnTiles>(weights, quant::CodedFormats{}),
+  return {integer_product<IntegerPanelOnTiles>(weights, quant::PanelFormats{}),
           choose_activate<AsF32>(activation), &code_row};
 }
 

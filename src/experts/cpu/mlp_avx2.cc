@@ -18,7 +18,7 @@ MlpFunctions mlp_functions_avx2(DType weights, const activation::Activation& act
     case DType::kBF16:
       return {&compute_panel<Bf16Weights>, activate};
     default:
-      return {coded_product(weights, quant::CodedFormats{}), activate};
+      return {coded_product(weights, quant::PanelFormats{}), activate};
   }
 }
 

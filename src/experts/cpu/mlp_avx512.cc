@@ -19,7 +19,7 @@ MlpFunctions mlp_functions_avx512(DType weights,
     case DType::kBF16:
       return {&compute_panel<Bf16Weights>, activate};
     default:
-      return {coded_product(weights, quant::CodedFormats{}), activate};
+      return {coded_product(weights, quant::PanelFormats{}), activate};
   }
 }
 

@@ -6,7 +6,7 @@
 namespace conclave::inline v0::experts {
 
 gemm::PanelFunction paired_product_avx512_vbmi(DType weights) noexcept {
-  return gemm::isa_avx512_vbmi::paired_product(weights, quant::CodedFormats{});
+  return gemm::isa_avx512_vbmi::paired_product(weights, quant::PanelFormats{});
 }
 
 }  // namespace conclave::inline v0::experts

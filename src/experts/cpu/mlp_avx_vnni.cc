@@ -10,7 +10,7 @@ namespace conclave::inline v0::experts {
 MlpFunctions mlp_functions_avx_vnni(DType weights,
                                     const activation::Activation& activation) noexcept {
   using namespace gemm::isa_avx_vnni;
-  return {integer_product<IntegerPanelByStrips>(weights, quant::CodedFormats{}),
+  return {integer_product<IntegerPanelByStrips>(weights, quant::PanelFormats{}),
           choose_activate<AsF32>(activation), &code_row};
 }
 

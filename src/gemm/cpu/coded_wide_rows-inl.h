@@ -27,9 +27,9 @@ struct WideDecoder {
   }
 };
 
-// Floats of 8 bits, by tables of pairs.
+// Floats of 8 bits and codes of 6, by tables of pairs.
 template <class Format, int kTerm>
-  requires(quant::has_sign_bit<Format>())
+  requires(quant::has_sign_bit<Format>() || Format::kBits == 6)
 struct WideDecoder<Format, kTerm> {
   static constexpr int64_t kRowBytes = Format::kBits * 8;
   PairDecoder<Format, kTerm> pairs;

@@ -106,6 +106,75 @@ class PairDecoder<Format, kTerm, 4> {
   __m512i second_;
 };
 
+// Where the half bytes, and the upper two bits, of such codes lie in two rows of codes of 6 bits:
+// among those of the first 64 bytes and, from 64 on, of the last 64; the others' among the last 64.
+consteval ByteVector half_places() {
+  ByteVector places{};
+  for (int i = 0; i < 64; ++i) {
+    const int byte = byte_places(0).of[i] % 64 + i % 2 * 48;
+    places.of[i] = static_cast<uint8_t>(byte < 64 ? byte : byte - 32 + 64);
+  }
+  return places;
+}
+consteval ByteVector upper_places() {
+  ByteVector places{};
+  for (int i = 0; i < 64; ++i) {
+    const int column = byte_places(0).of[i] % 64;
+    const int byte = 32 + column / 16 * 8 + column % 8 + i % 2 * 48;
+    places.of[i] = static_cast<uint8_t>(byte - 32);
+  }
+  return places;
+}
+
+template <class Format, int kTerm>
+class PairDecoder<Format, kTerm, 6> {
+ public:
+  static constexpr int64_t kPairBytes = 2 * Format::kBits * 8;
+
+  CONCLAVE_KERNEL_INLINE PairDecoder() {
+    constexpr const quant::Bf16Bytes& kBytes = quant::kBf16ByCode<Format, kTerm>;
+    low_ = _mm512_loadu_si512(kBytes.low);
+    high_ = _mm512_loadu_si512(kBytes.high);
+    static constexpr ByteVector kHalves = half_places();
+    static constexpr ByteVector kUppers = upper_places();
+    halves_ = kHalves.load();
+    uppers_ = kUppers.load();
+  }
+
+  // The pairs of two neighbouring rows. It reads both; what follows the last row of a panel are
+  // scales.
+  CONCLAVE_KERNEL_INLINE PairRow load(const std::byte* codes) const {
+    const __m512i begin = _mm512_loadu_si512(codes);
+    const __m512i end = _mm512_loadu_si512(codes + kPairBytes - 64);
+    const __m512i half = _mm512_permutex2var_epi8(begin, halves_, end);
+    // Columns from 8 to 15, and from 24 to 31, are the second of their bytes.
+    const __m512i upper = _mm512_srlv_epi64(_mm512_permutexvar_epi8(uppers_, end),
+                                            _mm512_set_epi64(2, 2, 2, 2, 0, 0, 0, 0));
+    PairRow row;
+    look_up(join(half, _mm512_slli_epi16(upper, 4)), row.of[0], row.of[1]);
+    look_up(join(_mm512_srli_epi16(half, 4), upper), row.of[2], row.of[3]);
+    return row;
+  }
+
+ private:
+  // A permutation reads 6 bits: those above may be anything.
+  static CONCLAVE_KERNEL_INLINE __m512i join(__m512i half, __m512i upper) {
+    constexpr int kFirstSays = 0xca;  // a ? b : c
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(0xf), half, upper, kFirstSays);
+  }
+  CONCLAVE_KERNEL_INLINE void look_up(__m512i codes, Vec& first, Vec& second) const {
+    const __m512i low = _mm512_permutexvar_epi8(codes, low_);
+    const __m512i high = _mm512_permutexvar_epi8(codes, high_);
+    first.value = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
+    second.value = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
+  }
+
+  __m512i low_;
+  __m512i high_;
+  __m512i halves_;
+  __m512i uppers_;
+};
+
 template <class Format, int kTerm>
 class PairDecoder<Format, kTerm, 8> {
  public:

@@ -52,6 +52,23 @@ struct Vec {
         kUpper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(0xf));
     return {_mm256_cvtepi32_ps(halves)};
   }
+  // The codes of 6 bits of 8 columns of a panel row (SixBitRow), or of those 32 columns on,
+  // less 32.
+  template <bool kUpper>
+  static CONCLAVE_KERNEL_INLINE Vec load_i6(const std::byte* row, int column) {
+    const auto widen = [](const std::byte* p) __attribute__((always_inline)) {
+      return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    };
+    const __m256i bytes = widen(row + column);
+    const __m256i half =
+        kUpper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(0xf));
+    const __m256i four = widen(row + 32 + column / 16 * 8);
+    const int second = column / 8 % 2 * 2;
+    const __m256i upper = kUpper ? _mm256_srlv_epi32(four, _mm256_set1_epi32(second))
+                                 : _mm256_sllv_epi32(four, _mm256_set1_epi32(4 - second));
+    const __m256i code = _mm256_or_si256(half, _mm256_and_si256(upper, _mm256_set1_epi32(0x30)));
+    return {_mm256_cvtepi32_ps(_mm256_sub_epi32(code, _mm256_set1_epi32(32)))};
+  }
   // The values of the lower, or the upper, halves of bytes, by a table of 16.
   template <bool kUpper>
   static CONCLAVE_KERNEL_INLINE Vec look_up_u4(const float* table, const void* p) {

@@ -52,6 +52,27 @@ struct Vec {
         kUpper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(0xf));
     return {_mm512_cvtepi32_ps(halves)};
   }
+  // The codes of 6 bits of 16 columns of a panel row (SixBitRow), or of those 32 columns on, less
+  // 32.
+  template <bool kUpper>
+  static CONCLAVE_KERNEL_INLINE Vec load_i6(const std::byte* row, int column) {
+    const auto* const halves = reinterpret_cast<const __m128i*>(row + column);
+    __m512i half = _mm512_cvtepu8_epi32(_mm_loadu_si128(halves));
+    if constexpr (kUpper) half = _mm512_srli_epi32(half, 4);
+    // The second 8 columns share the bytes of the first.
+    int64_t four;
+    __builtin_memcpy(&four, row + 32 + column / 2, sizeof(four));
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_set1_epi64x(four));
+    const __m512i upper =
+        kUpper ? _mm512_srlv_epi32(bytes,
+                                   _mm512_set_epi32(2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0))
+               : _mm512_sllv_epi32(
+                     bytes, _mm512_set_epi32(2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4));
+    constexpr int kFirstSays = 0xca;  // a ? b : c
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xf), half, upper, kFirstSays);
+    const __m512i six = _mm512_and_si512(code, _mm512_set1_epi32(0x3f));
+    return {_mm512_cvtepi32_ps(_mm512_sub_epi32(six, _mm512_set1_epi32(32)))};
+  }
   // The values of the lower, or the upper, halves of bytes, by a table of 16.
   template <bool kUpper>
   static CONCLAVE_KERNEL_INLINE Vec look_up_u4(const float* table, const void* p) {

@@ -20,9 +20,9 @@ struct WholeFormat {
   static constexpr int number(int code) {
     return static_cast<int>(Format::decode(static_cast<uint8_t>(code)) / kWhole.unit) + kOffset;
   }
-  // Whether a code of 4 bits is its number.
+  // Whether a code is its number.
   static consteval bool codes_ascend() {
-    for (int code = 0; code < 16; ++code) {
+    for (int code = 0; code < 1 << Format::kBits; ++code) {
       if (number(code) != code) return false;
     }
     return true;

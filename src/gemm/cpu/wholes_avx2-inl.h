@@ -70,10 +70,20 @@ struct WholeWeights : WholeFormat<Format> {
       const __m256i bytes = Vec::load_bits(row);
       const __m256i halves =
           _mm256_and_si256(slice == 0 ? bytes : _mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(0xf));
+      if constexpr (Format::kBits == 6) return _mm256_or_si256(halves, upper_twos(row, slice));
       if constexpr (WholeWeights::codes_ascend()) return halves;
       const auto* const numbers = reinterpret_cast<const __m128i*>(kNumbers<Format>.of);
       return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(numbers)), halves);
     }
+  }
+  // The upper two bits of codes of 6 (SixBitRow), where they belong in a byte.
+  static CONCLAVE_KERNEL_INLINE __m256i upper_twos(const std::byte* row, int slice) {
+    static_assert(Format::kBits != 6 || WholeWeights::codes_ascend());
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 32));
+    const __m256i twice = _mm256_permute4x64_epi64(_mm256_castsi128_si256(bytes), 0x50);
+    const __m256i upper = slice == 0 ? _mm256_sllv_epi64(twice, _mm256_set_epi64x(2, 4, 2, 4))
+                                     : _mm256_srlv_epi64(twice, _mm256_set_epi64x(2, 0, 2, 0));
+    return _mm256_and_si256(upper, _mm256_set1_epi8(0x30));
   }
   // Vectors have the columns 0 to 3, 8 to 11, 4 to 7 and 12 to 15 in their lower halves, and those
   // 16 on in their upper halves.

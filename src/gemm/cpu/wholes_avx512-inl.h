@@ -43,6 +43,8 @@ struct Quads {
 template <class Format>
 struct WholeWeights : WholeFormat<Format> {
   using WholeFormat<Format>::kRowBytes;
+  // Rows of 6 bits take twice as long to become quads as rows of others.
+  static constexpr bool kStoresQuads = Format::kBits == 6;
 
   static CONCLAVE_KERNEL_INLINE Quads load_rows(const std::byte* r0, const std::byte* r1,
                                                 const std::byte* r2, const std::byte* r3,
@@ -50,6 +52,8 @@ struct WholeWeights : WholeFormat<Format> {
     if constexpr (Format::kBits == 8) {
       return interleave_bytes(unsigned_row(r0), unsigned_row(r1), unsigned_row(r2),
                               unsigned_row(r3));
+    } else if constexpr (Format::kBits == 6) {
+      return interleave_sixes(half_rows(r0, r2), half_rows(r1, r3), upper_twos(r0, r1, r2, r3));
     } else {
       return interleave_halves(half_rows(r0, r2), half_rows(r1, r3));
     }
@@ -91,6 +95,38 @@ struct WholeWeights : WholeFormat<Format> {
     const __m512i second = join_pairs(_mm512_unpackhi_epi8(rows02, rows13));
     return {{number_of(first), number_of(second), number_of(_mm512_srli_epi16(first, 4)),
              number_of(_mm512_srli_epi16(second, 4))}};
+  }
+  // Lane by lane, a byte of `upper` has the upper two bits of the columns of all vectors
+  // (SixBitRow).
+  static CONCLAVE_KERNEL_INLINE Quads interleave_sixes(__m512i rows02, __m512i rows13,
+                                                       __m512i upper) {
+    static_assert(Format::kBits != 6 || WholeWeights::codes_ascend());
+    const __m512i first = join_pairs(_mm512_unpacklo_epi8(rows02, rows13));
+    const __m512i second = join_pairs(_mm512_unpackhi_epi8(rows02, rows13));
+    return {{join_six(first, _mm512_slli_epi16(upper, 4)),
+             join_six(second, _mm512_slli_epi16(upper, 2)),
+             join_six(_mm512_srli_epi16(first, 4), upper),
+             join_six(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(upper, 2))}};
+  }
+  static CONCLAVE_KERNEL_INLINE Ints join_six(__m512i half, __m512i upper) {
+    constexpr int kFirstSays = 0xca;  // a ? b : c
+    const __m512i code = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0xf), half, upper, kFirstSays);
+    return {_mm512_and_si512(code, _mm512_set1_epi8(0x3f))};
+  }
+  // Byte i of four rows becomes lane i.
+  static CONCLAVE_KERNEL_INLINE __m512i upper_twos(const std::byte* r0, const std::byte* r1,
+                                                   const std::byte* r2, const std::byte* r3) {
+    const auto load = [](const std::byte* row) __attribute__((always_inline)) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 32));
+    };
+    __m512i rows = _mm512_castsi128_si512(load(r0));
+    rows = _mm512_inserti32x4(rows, load(r1), 1);
+    rows = _mm512_inserti32x4(rows, load(r2), 2);
+    rows = _mm512_inserti32x4(rows, load(r3), 3);
+    const __m512i fours = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    const __m128i bytes = _mm_set_epi8(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(fours, rows),
+                               _mm512_broadcast_i32x4(bytes));
   }
   static CONCLAVE_KERNEL_INLINE __m512i half_rows(const std::byte* low, const std::byte* high) {
     const __m256i lower = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low));
