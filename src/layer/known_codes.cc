@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -16,6 +18,33 @@ namespace conclave::inline v0 {
 namespace {
 
 constexpr uint8_t kNone = 0x80;
+
+// Writes the codes of a row side by side, and returns their bits, kNone among them, in one.
+template <int kBits>
+uint8_t narrow_row(const std::array<uint8_t, 256>& codes, const uint8_t* in, int64_t cols,
+                   std::byte* out) {
+  constexpr int64_t kTogether = kBits == 4 ? 2 : 4;
+  constexpr size_t kBytes = kTogether * kBits / 8;
+  static_assert(std::endian::native == std::endian::little);
+  uint8_t seen = 0;
+  const auto pack = [&](int64_t col, int64_t count) {
+    uint32_t packed = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint8_t code = codes[in[col + i]];
+      seen |= code;
+      packed |= (code & ((1U << kBits) - 1)) << (i * kBits);
+    }
+    return packed;
+  };
+  int64_t col = 0;
+  for (; col + kTogether <= cols; col += kTogether, out += kBytes) {
+    const uint32_t packed = pack(col, kTogether);
+    std::memcpy(out, &packed, kBytes);
+  }
+  const uint32_t rest = pack(col, cols - col);
+  std::memcpy(out, &rest, static_cast<size_t>(ceil_div((cols - col) * kBits, 8)));
+  return seen;
+}
 
 [[noreturn]] void refuse(const BlockOfMatrix& place, WeightPlane plane, std::string expected,
                          std::string found) {
@@ -63,7 +92,7 @@ KnownCodes::KnownCodes(DType dtype, const QuantSpec& layer, WeightMatrix matrix)
       known_(matrix == WeightMatrix::kDown ? layer.down_codes : layer.gate_up_codes) {
   if (!known_.dtype) return;
   const quant::CodeBook& wide = *quant::format_of(dtype_).codes;
-  const quant::CodeBook& narrow = *quant::format_of(*known_.dtype).codes;
+  const quant::CodeBook& narrow = *quant::panel_format_of(*known_.dtype).codes;
   for (size_t code = 0; code < codes_.size(); ++code) {
     const float value = wide.decode(static_cast<uint8_t>(code));
     const uint8_t found = narrow.encode(value);
@@ -81,17 +110,8 @@ ConstTensorView KnownCodes::narrow(const ConstTensorView& codes, const BlockOfMa
   for (int64_t row = 0; row < rows; ++row) {
     const auto* const in = static_cast<const uint8_t*>(codes.data) + row * stride;
     std::byte* const out = storage.data() + row * row_bytes;
-    uint8_t seen = 0;
-    for (int64_t col = 0; col + 1 < cols; col += 2) {
-      const uint8_t even = codes_[in[col]];
-      const uint8_t odd = codes_[in[col + 1]];
-      seen |= even | odd;
-      out[col / 2] = static_cast<std::byte>((even & 0xfU) | (uint32_t{odd} << 4U));
-    }
-    if (cols % 2 != 0) {
-      seen |= codes_[in[cols - 1]];
-      out[cols / 2] = static_cast<std::byte>(codes_[in[cols - 1]] & 0xfU);
-    }
+    const uint8_t seen = bit_size(*known_.dtype) == 4 ? narrow_row<4>(codes_, in, cols, out)
+                                                      : narrow_row<6>(codes_, in, cols, out);
     if ((seen & kNone) == 0) continue;
     const auto* const other =
         std::find_if(in, in + cols, [&](uint8_t code) { return codes_[code] == kNone; });

@@ -41,7 +41,7 @@ class KnownCodes {
   DType dtype_;
   const QuantSpec& layer_;
   const MatrixCodes& known_;
-  // Codes of 4 bits by those of 8; kNone where there is none of the value.
+  // Codes of fewer bits by those of 8; kNone where there is none of the value.
   std::array<uint8_t, 256> codes_ = {};
 };
 

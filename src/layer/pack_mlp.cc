@@ -169,11 +169,11 @@ void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSou
                   std::span<const int32_t> source_experts, size_t scratch_bytes) {
   const int32_t workers = context.executor().concurrency();
   const MlpSizes sizes = sizes_of(mlp, source);
-  // Codes of fewer bits are a second copy, of half the size at most.
+  // Codes of fewer bits are a second copy, of three quarters of the size at most.
   const bool has_narrow_codes =
       mlp.quant != nullptr && (mlp.quant->gate_up_codes.dtype || mlp.quant->down_codes.dtype);
   const int64_t scratch = static_cast<int64_t>(scratch_bytes) / workers;
-  const int64_t part_bytes = std::min(kMostPartBytes, has_narrow_codes ? scratch / 3 * 2 : scratch);
+  const int64_t part_bytes = std::min(kMostPartBytes, has_narrow_codes ? scratch / 7 * 4 : scratch);
   const std::vector<ExpertPart> parts = cut_expert(sizes, mlp.kernel.pack_granule(), part_bytes);
   std::vector<BlockLoader> loaders;
   loaders.reserve(static_cast<size_t>(workers));

@@ -1,5 +1,8 @@
 // Layers of several types, of which a matrix is known to have narrower codes: the same weights in
 // less memory.
+#include "experts/problem.h"
+#include "layer/problems.h"
+#include "layer/rank_part.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/gguf.h"
@@ -27,6 +30,7 @@ struct Case {
   std::string name;
   DType dtype;
   QuantSpec quant;
+  bool only_bits = false;  // nothing else than the width of codes is known
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -75,6 +79,27 @@ std::vector<Case> cases() {
     cases.push_back({name, form.dtype, form.quant});
   }
 
+  for (const bool has_zeros : {false, true}) {
+    for (const bool has_coded_rows : {false, true}) {
+      quant = groups_of(16);
+      quant.scale_values = kSteps;
+      if (has_zeros) quant.zeros = WeightZero::kOffset;
+      if (has_coded_rows) quant.activations = ActivationScale::kToken;
+      quant.gate_up_codes = quant.down_codes = {.dtype = DType::kI6};
+      cases.push_back({std::string("i6") + (has_zeros ? "_with_zeros" : "") +
+                           (has_coded_rows ? "_with_coded_rows" : ""),
+                       DType::kI8, quant, true});
+    }
+  }
+  quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+  quant.gate_up_codes = quant.down_codes = {.dtype = DType::kI6};
+  cases.push_back({"i6_by_row_with_coded_rows", DType::kI8, quant, true});
+  quant = groups_of(24);
+  quant.zeros = WeightZero::kPoint;
+  quant.has_column_order = true;
+  quant.gate_up_codes = quant.down_codes = {.dtype = DType::kI6};
+  cases.push_back({"i6_in_any_order", DType::kI8, quant, true});
+
   quant = {.weights = WeightScale::kChannel};
   quant.gate_up_codes = {.dtype = DType::kF4};
   cases.push_back({"e2m1_beside_e4m3_by_row", DType::kF8E4M3, quant});
@@ -119,12 +144,15 @@ TEST_P(KnownCodesOfLayers, EveryArithmetic_HasTheSameWeightsInLessMemory) {
       ASSERT_TRUE(layer || std::strcmp(arithmetic, "f32_fma") != 0);
       if (!layer) continue;
       EXPECT_LT(layer->plan().packed_bytes, expected->plan().packed_bytes);
-      for (const int64_t tokens : {2, 14}) {
+      for (const int64_t tokens : {2, 14, 70}) {
         if (isa == "scalar" && tokens > 2) continue;  // the reference is slow
         SCOPED_TRACE(isa + " " + arithmetic + " T" + std::to_string(tokens));
         const Tensor hidden = random_tensor(DType::kBF16, tokens, kHidden, 6);
         const auto output = run_layer(*layer, hidden.view(), DType::kF32);
         expect_accurate(context, known(), *source, hidden.view(), output);
+        if (GetParam().only_bits) {
+          EXPECT_TRUE(same_bits(output.out, run_layer(*expected, hidden.view(), DType::kF32).out));
+        }
         // Weights are made one by one: groups of sums do not matter.
         if (std::strcmp(arithmetic, "f32_fma") != 0) continue;
         if (GetParam().quant.activations != ActivationScale::kNone) continue;
@@ -164,6 +192,23 @@ TEST_P(KnownCodesOfLayers, Reloads_ReplaceThem) {
     layer.reload(*second, mode);
     EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kF32).out,
                           run_layer(expected, hidden.view(), DType::kF32).out));
+  }
+}
+
+// A GPU's kernels and memory follow from these problems.
+TEST_P(KnownCodesOfLayers, GpusSolveTheProblemsOfLayersOfWhichNothingIsKnown) {
+  for (const ParallelSpec& parallel : {ParallelSpec{}, ParallelSpec{.tp_size = 3, .tp_rank = 1}}) {
+    const auto problem_of = [&](const MoeSpec& spec, const experts::Target& target) {
+      const RankPart part = plan_rank_part(spec, parallel);
+      return mlp_problems({.spec = spec, .part = part, .max_tokens = 8, .target = target}).routed;
+    };
+    const auto own = problem_of(known(), cuda::DeviceInfo{});
+    const auto expected = problem_of(unknown(), cuda::DeviceInfo{});
+    EXPECT_EQ(own.weight_dtype, expected.weight_dtype);
+    EXPECT_EQ(own.quant, expected.quant);
+    EXPECT_EQ(own.skipped_columns, expected.skipped_columns);
+    EXPECT_EQ(own.skipped_rows, expected.skipped_rows);
+    EXPECT_NE(problem_of(known(), experts::CpuTarget{}).quant, expected.quant);
   }
 }
 
@@ -232,6 +277,13 @@ TEST(KnownCodesThatAreOthers, AreRefusedByTensorAndValue) {
   const std::string group =
       refusal(weights::kUp.with(WeightPlane::kScale), 2, bytes_of<float>(0.0F));
   EXPECT_NE(group.find("64 neighbouring columns"), std::string::npos) << group;
+  spec.quant.gate_up_codes.dtype = DType::kI6;
+  const std::string six = refusal(weights::kUp, 5, bytes_of<int8_t>(32));
+  EXPECT_NE(six.find("32 in row 5, column 0"), std::string::npos) << six;
+  EXPECT_NE(six.find("I6"), std::string::npos) << six;
+  EXPECT_NO_THROW(static_cast<void>(
+      MoeLayer::create(context, spec, OneOther(*source, weights::kUp, 5, bytes_of<int8_t>(-32)))));
+  spec.quant.gate_up_codes.dtype = DType::kU4;
   EXPECT_NO_THROW(static_cast<void>(
       MoeLayer::create(context, spec, OneOther(*source, weights::kUp, 5, bytes_of<int8_t>(15)))));
 }

@@ -78,7 +78,7 @@ ScaledMatrix scaled_matrix(const WeightShape& shape, const QuantSpec& layer) {
   const MatrixForm form =
       is_down ? down_form(shape.dtype, layer) : gate_up_form(shape.dtype, layer);
   return {.cols = shape.cols,
-          .format = &quant::format_of(form.dtype),
+          .format = &quant::panel_format_of(form.dtype),
           .layer_dtype = shape.dtype,
           .quant = form.quant,
           .groups_of_number = form.quant.block_cols / layer.block_cols};
