@@ -11,16 +11,22 @@
 namespace conclave::inline v0::checkpoint {
 namespace {
 
-// The narrowest type whose codes have all values; nothing if there is none.
-std::optional<DType> common_type(std::span<const MatrixMeaning> meanings) {
+// The type that the codes are known to have the values of.
+DType known_type(const MatrixMeaning& meaning) {
+  return meaning.quant.gate_up_codes.dtype.value_or(meaning.element);
+}
+
+// The narrowest of some types whose codes have all values; nothing if there is none.
+std::optional<DType> common_type(const Catalog<quant::WeightFormat>& catalog,
+                                 std::span<const MatrixMeaning> meanings,
+                                 DType (*type_of)(const MatrixMeaning& meaning)) {
   std::optional<DType> found;
-  const auto catalog = quant::format_catalog();
   for (const quant::WeightFormat& format : catalog.rows()) {
     if (format.codes == nullptr) continue;
     if (found && bit_size(*found) <= bit_size(format.element)) continue;
     const bool fits = std::ranges::all_of(meanings, [&](const MatrixMeaning& meaning) {
-      return meaning.element == format.element ||
-             quant::has_values_of(format.element, meaning.element);
+      const DType type = type_of(meaning);
+      return type == format.element || quant::has_values_of(format.element, type);
     });
     if (fits) found = format.element;
   }
@@ -89,7 +95,10 @@ CommonForm common_form(std::span<const MatrixMeaning> meanings) {
   const bool any_rows = std::ranges::any_of(meanings, has_rows);
   const bool any_values = std::ranges::any_of(
       meanings, [](const MatrixMeaning& meaning) { return is_plain(meaning.element); });
-  const std::optional<DType> type = any_values ? std::nullopt : common_type(meanings);
+  const std::optional<DType> type =
+      any_values ? std::nullopt
+                 : common_type(quant::format_catalog(), meanings,
+                               [](const MatrixMeaning& meaning) { return meaning.element; });
   if (!type) return {.meaning = {.element = DType::kF32}, .keeps_rows = !any_rows};
 
   CommonForm common{.meaning = {.element = *type}};
@@ -125,8 +134,11 @@ MatrixCodes known_codes(std::span<const MatrixMeaning> meanings, const MatrixMea
   if (meanings.empty() || is_plain(layer.element)) return known;
   const MatrixMeaning own = common_form(meanings).meaning;
   if (is_plain(own.element)) return known;
-  const bool has_fewer_bits = bit_size(own.element) < bit_size(layer.element);
-  if (has_fewer_bits && quant::has_values_of(layer.element, own.element)) known.dtype = own.element;
+  const std::optional<DType> type = meanings.size() == 1
+                                        ? known_type(meanings.front())
+                                        : common_type(quant::panel_catalog(), meanings, known_type);
+  const bool has_fewer_bits = type && bit_size(*type) < bit_size(layer.element);
+  if (has_fewer_bits && quant::has_values_of(layer.element, *type)) known.dtype = type;
   const QuantSpec& quant = layer.quant;
   const bool has_groups = quant.weights == WeightScale::kBlock && quant.block_rows == 1 &&
                           !quant.has_column_order && own.quant.weights == WeightScale::kBlock;

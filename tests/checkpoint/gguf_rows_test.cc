@@ -133,6 +133,25 @@ TEST(GgufRowTypes, LayersOfOneType_HaveItsOwnCodes) {
   EXPECT_EQ(dtype_of("Q6_K"), DType::kI8);
 }
 
+TEST(GgufRowTypes, CodesOf6Bits_AreKnownToBeSo) {
+  std::vector<std::string> narrow;
+  for (const WeightForm& form : gguf_block_forms()) {
+    EXPECT_EQ(form.quant.gate_up_codes, form.quant.down_codes) << form.name;
+    if (form.quant.gate_up_codes.dtype != DType::kI6) continue;
+    EXPECT_EQ(form.dtype, DType::kI8) << form.name;
+    narrow.emplace_back(form.name);
+  }
+  EXPECT_EQ(narrow,
+            (std::vector<std::string>{"Q5_0", "Q5_1", "Q5_K", "Q6_K", "IQ1_S", "IQ3_S", "IQ1_M"}));
+  for (const WeightForm& form : gguf_mixed_forms()) {
+    if (form.name != "Q5_K+Q6_K") continue;
+    EXPECT_EQ(form.quant.gate_up_codes.dtype, DType::kI6);
+    EXPECT_EQ(form.quant.gate_up_codes.block_cols, 32);
+    EXPECT_EQ(form.quant.down_codes.dtype, DType::kI6);
+    EXPECT_FALSE(form.quant.down_codes.has_zeros);
+  }
+}
+
 // Rows of random blocks, with no number that is not finite, of 1024 elements.
 std::vector<std::byte> random_rows(const quant::BlockType& type, int64_t rows,
                                    std::mt19937& random) {

@@ -566,6 +566,12 @@ TEST(MlxConfig, IsKnownWithoutAMethod) {
   EXPECT_EQ(found.weights->spec.zeros, WeightZero::kOffset);
   EXPECT_TRUE(found.weights->spec.signed_scales);
   EXPECT_EQ(read(with(config, {{"bits", 6}})).weights->element, DType::kI8);
+  for (const int64_t bits : {2, 3, 4, 5, 6, 8}) {
+    const auto known = bits == 5 || bits == 6 ? std::optional(DType::kI6) : std::nullopt;
+    const QuantSpec spec = read(with(config, {{"bits", bits}})).weights->spec;
+    EXPECT_EQ(spec.gate_up_codes, MatrixCodes{.dtype = known}) << bits;
+    EXPECT_EQ(spec.down_codes, MatrixCodes{.dtype = known}) << bits;
+  }
   EXPECT_TRUE(read(with(config, {{"model.layers.0.mlp.gate", {{"bits", 8}}}})).weights);
   const std::string up = "model.layers.0.mlp.switch_mlp.up_proj";
   const auto own = read(with(config, {{up, {{"bits", 8}, {"group_size", 32}}}}));

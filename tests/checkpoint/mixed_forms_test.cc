@@ -57,6 +57,24 @@ TEST(CommonForm, Types_HoldEveryCode) {
   EXPECT_EQ(type(DType::kBF16, DType::kI4), DType::kF32);
 }
 
+// Matrices of one layer, some of whose codes are known to have fewer bits than their type.
+TEST(CommonForm, KnownCodes_AreTheWidestOfAll) {
+  MatrixMeaning bytes{.element = DType::kI8, .quant = {.weights = WeightScale::kChannel}};
+  MatrixMeaning sixes = bytes;
+  sixes.quant.gate_up_codes.dtype = sixes.quant.down_codes.dtype = DType::kI6;
+  MatrixMeaning halves = bytes;
+  halves.element = DType::kI4;
+  const auto known = [&](const std::vector<MatrixMeaning>& meanings, const MatrixMeaning& layer) {
+    return known_codes(meanings, layer).dtype;
+  };
+  EXPECT_EQ(known({sixes}, bytes), DType::kI6);
+  EXPECT_EQ(known({sixes, halves}, bytes), DType::kI6);
+  EXPECT_EQ(known({halves}, bytes), DType::kI4);
+  EXPECT_EQ(known({sixes, bytes}, bytes), std::nullopt);
+  EXPECT_EQ(known({bytes}, bytes), std::nullopt);
+  EXPECT_EQ(known({halves}, halves), std::nullopt);
+}
+
 TEST(CommonForm, Blocks_LieInOneBlockOfEach) {
   const auto spec = [](const MatrixMeaning& one, const MatrixMeaning& other) {
     const std::vector<MatrixMeaning> both = {one, other};

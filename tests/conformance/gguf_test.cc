@@ -130,6 +130,7 @@ TEST(GgufForms, TypesOfALayer_ShareCodesAndGroups) {
   EXPECT_EQ(with_offsets.weight_dtype, DType::kI8) << "Q6_K has codes of 6 bits";
   EXPECT_EQ(with_offsets.quant.zeros, WeightZero::kOffset);
   EXPECT_EQ(with_offsets.quant.block_cols, 16);
+  EXPECT_EQ(with_offsets.quant.down_codes.dtype, DType::kI6);
   const MoeSpec small_blocks = spec_of("glm4moe-q4_1");
   EXPECT_EQ(small_blocks.weight_dtype, DType::kI8) << "Q5_1 has codes of 5 bits";
   EXPECT_EQ(shared_weight_dtype(small_blocks), DType::kI8) << "Q8_0, with offsets of zero";

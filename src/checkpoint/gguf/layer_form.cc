@@ -111,11 +111,20 @@ QuantSpec scales_of(const Blocks& blocks, DType codes) {
           .zero_values = zero_values(blocks, codes)};
 }
 
+// The narrowest type that a CPU packs and that has all codes of the blocks.
+DType packed_codes_of(const Blocks& blocks) {
+  const DType codes = codes_of(blocks);
+  if (bit_size(codes) <= bit_size(DType::kI6)) return codes;
+  const bool fit_6_bits =
+      all_are(blocks, [](const quant::BlockType& block) { return holds_codes(DType::kI6, block); });
+  return fit_6_bits ? DType::kI6 : codes;
+}
+
 // Matrices with some of the blocks of a layer may be known to have less than its form.
 MatrixCodes known_of(const Blocks& blocks, DType codes, const QuantSpec& layer) {
   MatrixCodes known;
   if (blocks.empty()) return known;
-  const DType own = codes_of(blocks);
+  const DType own = packed_codes_of(blocks);
   const bool is_held =
       all_are(blocks, [&](const quant::BlockType& block) { return holds_codes(own, block); });
   if (bit_size(own) < bit_size(codes) && is_held) known.dtype = own;

@@ -158,6 +158,9 @@ constexpr std::array kPlanesOfBytes = planes_with(with_signs_flipped(kCodes));
 QuantizedWeights weights_of(int64_t bits, const io::JsonValue& group) {
   if ((bits < 2 || bits > 6) && bits != 8) throw NotRead{fmt::format("codes of {} bits", bits)};
   QuantizedWeights weights{.element = integer_type(bits), .stored = {.bits = bits}};
+  if (bits == 5 || bits == 6) {
+    weights.spec.gate_up_codes.dtype = weights.spec.down_codes.dtype = DType::kI6;
+  }
   weights.planes = bits == 8 ? kPlanesOfBytes : kPlanes;
   set_block(weights.spec, 1, block_size(group));
   weights.whole_groups = key_of(group);

@@ -9,10 +9,12 @@
 #include "support/layer_fixture.h"
 
 #include "conclave/format.h"
+#include "conclave/gguf.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -147,6 +149,31 @@ TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
           << form.name << " up to " << rung.last_tokens << " tokens";
     }
   }
+}
+
+// What is known of matrices, as of GGUF's blocks of 5 and 6 bits, is for panels of a CPU.
+TEST(CudaPlan, KnownCodes_ChangeNoKernelAndNoByte) {
+  std::vector<WeightForm> forms = gguf_block_forms();
+  std::ranges::copy(gguf_mixed_forms(), std::back_inserter(forms));
+  bool any_known = false;
+  for (const WeightForm& form : forms) {
+    MoeSpec spec = qwen3();
+    spec.weight_dtype = form.dtype;
+    spec.quant = form.quant;
+    const Plan own = plan(spec, {.max_tokens = 4096}).summary;
+    any_known |= spec.quant.gate_up_codes.dtype == DType::kI6;
+    spec.quant.gate_up_codes = spec.quant.down_codes = {};
+    const Plan expected = plan(spec, {.max_tokens = 4096}).summary;
+    EXPECT_EQ(own.packed_bytes, expected.packed_bytes) << form.name;
+    ASSERT_EQ(own.ladder.size(), expected.ladder.size()) << form.name;
+    for (size_t rung = 0; rung < own.ladder.size(); ++rung) {
+      EXPECT_EQ(own.ladder[rung].kernel, expected.ladder[rung].kernel) << form.name;
+      EXPECT_EQ(own.ladder[rung].last_tokens, expected.ladder[rung].last_tokens) << form.name;
+      EXPECT_EQ(own.ladder[rung].workspace_bytes, expected.ladder[rung].workspace_bytes)
+          << form.name;
+    }
+  }
+  EXPECT_TRUE(any_known);
 }
 
 // Kernels of many rows may round no weight beside rows of codes, and round none of these.
