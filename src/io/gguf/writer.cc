@@ -1,5 +1,4 @@
 #include "core/checked.h"
-#include "io/gguf/tensor_rules.h"
 #include "io/gguf/types.h"
 #include "io/new_file.h"
 #include "io/text.h"
@@ -116,7 +115,16 @@ GgufKey GgufKey::of_f32s(std::string name, std::span<const float> values) {
   return key;
 }
 
-std::string_view gguf_type_name(uint32_t id) { return io::require_gguf_type(id, {}, {}).name; }
+std::string_view gguf_type_name(uint32_t id) {
+  if (const io::GgufType* type = io::find_gguf_type(id)) return type->name;
+  const std::string_view removed = io::removed_gguf_type(id);
+  throw Error(
+      ErrorCode::kGgufTensorType,
+      {.what = removed.empty() ? "GGUF files have no type of this number"
+                               : "the type of this number was removed from GGUF",
+       .expected = "the number of a type of ggml",
+       .found = removed.empty() ? std::to_string(id) : fmt::format("{} ({})", removed, id)});
+}
 
 uint32_t gguf_type_number(std::string_view name) { return type_of(name).id; }
 
