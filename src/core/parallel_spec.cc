@@ -1,3 +1,5 @@
+#include "core/max_ranks.h"
+
 #include "conclave/error.h"
 #include "conclave/spec.h"
 
@@ -10,9 +12,6 @@ namespace {
 
 // The largest count that validate(MoeSpec) accepts for anything.
 constexpr int32_t kMaxRedundantExperts = int32_t{1} << 20;
-
-// Far above any cluster; each rank of a plan costs memory.
-constexpr int64_t kMaxRanks = int64_t{1} << 20;
 
 void check_range(const std::string& field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;

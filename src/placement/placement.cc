@@ -1,5 +1,7 @@
 #include "conclave/placement.h"
 
+#include "core/max_ranks.h"
+
 #include "conclave/error.h"
 
 #include <limits>
@@ -8,9 +10,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-// The limit of validate(ParallelSpec): each rank costs memory.
-constexpr int32_t kMaxRanks = int32_t{1} << 20;
 
 void check_sizes(int64_t num_experts, int64_t num_physical, int32_t num_ranks) {
   if (num_experts < 1 || num_physical > std::numeric_limits<int32_t>::max()) {

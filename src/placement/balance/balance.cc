@@ -1,5 +1,6 @@
 #include "conclave/balance.h"
 
+#include "core/max_ranks.h"
 #include "placement/balance/rule.h"
 
 #include "conclave/error.h"
@@ -27,9 +28,6 @@ constexpr auto kNames = [] {
   std::ranges::transform(kRules, names.begin(), &placement::BalanceRule::name);
   return names;
 }();
-
-// That of validate(ParallelSpec): each rank costs memory.
-constexpr int32_t kMaxRanks = int32_t{1} << 20;
 
 [[noreturn]] void refuse(const char* field, std::string what, std::string expected,
                          std::string found) {
