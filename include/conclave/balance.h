@@ -44,7 +44,7 @@ struct BalanceRequest {
   double least_gain = 0.01;
 };
 
-// What each rank holds.
+// Says which experts each rank holds.
 struct ExpertSlots {
   int64_t num_experts = 0;               // E
   std::vector<int32_t> logical_of = {};  // [P] the expert of each slot, rank by rank

@@ -78,7 +78,7 @@ class FedData final : public TensorData {
   std::deque<Bytes> tensors_;
 };
 
-// What was put, and the layers that it is for.
+// Holds what was put, and says which layers it is for.
 struct FedLayers {
   ModelConfig config;
   std::vector<int64_t> layers;

@@ -16,7 +16,7 @@
 
 namespace conclave::inline v0::checkpoint {
 
-// What its members mean and throw is what CheckpointFeed promises.
+// Its members mean and throw what CheckpointFeed promises.
 struct FeedContents {
   FeedContents() = default;
   FeedContents(const FeedContents&) = delete;

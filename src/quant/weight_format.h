@@ -59,7 +59,7 @@ const WeightFormat* find_format(DType element) noexcept;
 // The same for a type that a checked MoeSpec has.
 const WeightFormat& format_of(DType element) noexcept;
 
-// What panels hold: the rows of `format_catalog`, and types of codes that no tensor has.
+// Panels hold the rows of `format_catalog`, and types of codes that no tensor has.
 Catalog<WeightFormat> panel_catalog();
 const WeightFormat* find_panel_format(DType element) noexcept;
 const WeightFormat& panel_format_of(DType element) noexcept;

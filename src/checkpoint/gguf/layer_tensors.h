@@ -70,7 +70,7 @@ struct GgufDemands {
 GgufLayer find_layer_tensors(const GgufTensorTable& tensors, int64_t index, const GgufSizes& sizes,
                              const GgufDemands& demands);
 
-// What is known of a layer while its tensors come one by one.
+// Collects what is known of a layer while its tensors come one by one.
 struct GgufLayerSoFar {
   struct Missing {
     std::string name;

@@ -1,4 +1,4 @@
-// What the keys of a GGUF model say, and its layers by its tensors, wherever these are.
+// Reads what the keys of a GGUF model say, and finds its layers by its tensors, wherever these are.
 #pragma once
 
 #include "checkpoint/gguf/family.h"

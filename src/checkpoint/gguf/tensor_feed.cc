@@ -231,7 +231,7 @@ class GgufFeed final : public FeedContents {
     return tensors_.find(layer, name.substr(gguf_layer_prefix(layer).size()));
   }
 
-  // Where the tensor's bytes go; null if no layer has a use for it.
+  // Says where the tensor's bytes go; null if no layer has a use for it.
   Fed* take(io::GgufTensor tensor) {
     const int64_t layer = gguf_layer_of(tensor.name);
     if (layer < 0 || layer >= model_.num_hidden_layers) return nullptr;

@@ -106,7 +106,7 @@ class PairDecoder<Format, kTerm, 4> {
   __m512i second_;
 };
 
-// Where the half bytes, and the upper two bits, of such codes lie in two rows of codes of 6 bits:
+// The half bytes, and the upper two bits, of such codes lie so in two rows of codes of 6 bits:
 // among those of the first 64 bytes and, from 64 on, of the last 64; the others' among the last 64.
 consteval ByteVector half_places() {
   ByteVector places{};

@@ -1,4 +1,4 @@
-// What a tensor of a GGUF model must be, whether a header lists it or a program has it.
+// Says what a tensor of a GGUF model must be, whether a header lists it or a program has it.
 #pragma once
 
 #include "io/gguf/header.h"

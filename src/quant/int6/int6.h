@@ -31,7 +31,7 @@ struct Int6 {
   static constexpr uint8_t encode(float value) {
     if (!(value > -32.0F)) return value <= -32.0F ? 0 : 32;
     if (value >= kLargest) return 63;
-    // As in Int8: adding rounds to nearest even.
+    // Adding rounds to nearest even, as in Int8.
     constexpr float kUnit = 0x1.8p23F;
     const float rounded = value + kUnit;
     return static_cast<uint8_t>(static_cast<int32_t>(rounded - kUnit) + 32);

@@ -11,7 +11,7 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// What follows the sums of an up product: paths of their own for what most models have.
+// Says what follows the sums of an up product: most models have paths of their own.
 enum class Finish : uint8_t { kAny, kSilu, kBiasedSwiglu };
 
 // A consumer thread's part of an item. Its sums d lie as wgmma leaves them: those of the warp's
