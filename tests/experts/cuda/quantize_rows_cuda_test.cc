@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -117,7 +118,7 @@ void QuantizeRowsCuda::check_each_form(const quant::CodeBook& codes) {
   for (const ActivationScale form :
        {ActivationScale::kGroup, ActivationScale::kToken, ActivationScale::kTensorStatic}) {
     for (const bool power_of_two : {false, true}) {
-      for (const int64_t columns : {1, 15, 16, 127, 128, 129, 520, 4096, 9001}) {
+      for (const int64_t columns : {1, 15, 16, 127, 128, 129, 520, 1024, 1025, 2049, 4096, 9001}) {
         // One stride keeps 16-byte accesses aligned, the other does not.
         for (const int64_t slack : {0, 1}) {
           QuantizeCase c{.rows = 29,
@@ -143,6 +144,47 @@ TEST_F(QuantizeRowsCuda, EachForm_OddSizes_EqualsHostBitForBit) {
   for (const quant::CodeBook* codes : all_row_codes()) {
     SCOPED_TRACE(to_string(codes->element));
     check_each_form(*codes);
+  }
+}
+
+// Values at the boundaries between codes, and their neighbours. One mantissa has no inverse that is
+// rounded correctly.
+std::vector<float> make_boundaries(const QuantizeCase& c) {
+  std::vector<float> magnitudes;
+  for (int code = 0; code < 256; ++code) {
+    const float value = c.rule.codes->decode(static_cast<uint8_t>(code));
+    if (value >= 0) magnitudes.push_back(value);
+  }
+  std::ranges::sort(magnitudes);
+  std::mt19937 random(17);
+  std::vector<float> values(static_cast<size_t>(c.rows * c.row_stride), 0.0F);
+  for (int64_t r = 0; r < c.rows; ++r) {
+    float* const row = values.data() + r * c.row_stride;
+    const uint32_t mantissa = r % 8 == 0 ? 0x7fffffU : random() & 0x7fffffU;
+    const float scale = std::ldexp(1.0F + static_cast<float>(mantissa) * 0x1p-23F,
+                                   static_cast<int>(random() % 180) - 90);
+    row[0] = c.rule.codes->largest * scale;
+    for (int64_t i = 1; i < c.columns; ++i) {
+      const size_t at = random() % (magnitudes.size() - 1);
+      const float boundary = (magnitudes[at] + magnitudes[at + 1]) / 2 * scale;
+      const std::array near = {std::nextafter(boundary, 0.0F), boundary,
+                               std::nextafter(boundary, std::numeric_limits<float>::infinity())};
+      row[i] = std::min(near[random() % 3], row[0]) * (random() % 2 == 0 ? 1.0F : -1.0F);
+    }
+  }
+  return values;
+}
+
+TEST_F(QuantizeRowsCuda, ValuesAtBoundaries_EqualsHostBitForBit) {
+  for (const quant::CodeBook* codes : all_row_codes()) {
+    SCOPED_TRACE(to_string(codes->element));
+    const QuantizeCase c{.rows = 2000,
+                         .columns = 768,
+                         .row_stride = 768,
+                         .code_stride = 768,
+                         .rule = {.form = ActivationScale::kToken, .codes = codes}};
+    check(c, make_boundaries(c));
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -149,6 +149,25 @@ __device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
   return __fmaf_rn(x, reciprocal.high, __fmul_rn(x, reciprocal.low));
 }
 
+// Divides a float32 x by a scale as IEEE 754 says: the remainder of a first quotient brings the
+// second to the nearest number, if the inverse is rounded correctly (Markstein 1990). One Newton
+// step rounds it so but where the scale's mantissa is all ones.
+struct Inverse {
+  float scale;
+  float inverse;
+};
+__device__ __forceinline__ bool has_inverse(float scale) {
+  constexpr uint32_t kMantissa = 0x7FFFFFU;
+  return (__float_as_uint(scale) & kMantissa) != kMantissa;
+}
+__device__ __forceinline__ Inverse inverse_of(float scale) { return {scale, fast_inverse(scale)}; }
+__device__ __forceinline__ float times(float x, const Inverse& inverse) {
+  const float quotient = __fmul_rn(x, inverse.inverse);
+  // What the quotient has too much, so that zeros keep their signs.
+  const float excess = __fmaf_rn(quotient, inverse.scale, -x);
+  return __fmaf_rn(-excess, inverse.inverse, quotient);
+}
+
 // True for scales whose quotients neither overflow nor lose bits: 2^-90 to 2^90.
 __device__ __forceinline__ bool is_plain(float scale) {
   constexpr float kLeast = 8.0779357e-28F;
@@ -178,6 +197,9 @@ __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Wor
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
     const Reciprocal reciprocal = reciprocal_of(scale);
     encode_with<Codes>(x, words, [=](float value) { return times(value, reciprocal); });
+  } else if (sizeof(T) == 4 && kScale == Scale::kDynamic && is_plain(scale) && has_inverse(scale)) {
+    const Inverse inverse = inverse_of(scale);
+    encode_with<Codes>(x, words, [=](float value) { return times(value, inverse); });
   } else {
     encode_with<Codes>(x, words, [=](float value) {
       return kScale == Scale::kStatic ? quant::code_quotient(value, scale)
@@ -291,55 +313,65 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The division of whole rows among blocks: a block has several rows, each of which has 1, 2, 4 or 8
+// warps.
+struct RowGrid {
+  int32_t warps_of_row = 1;
+};
+
+// All threads of a block call this together.
 template <class Codes>
-__device__ __forceinline__ float block_amax(float amax) {
-  __shared__ float of_warp[kThreads / 32];
+__device__ __forceinline__ float row_amax(float amax, const RowGrid& grid) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
     amax = Codes::larger(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
   }
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = amax;
+  if (grid.warps_of_row == 1) return amax;
+  __shared__ float of_warp[kThreads / 32];
+  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
+  if (threadIdx.x % 32 == 0) of_warp[warp] = amax;
   __syncthreads();
-  amax = of_warp[threadIdx.x % (kThreads / 32)];
-#pragma unroll
-  for (int distance = kThreads / 64; distance > 0; distance /= 2) {
-    amax = Codes::larger(amax, __shfl_xor_sync(0xffffffffu, amax, distance));
-  }
+  const int32_t first = warp / grid.warps_of_row * grid.warps_of_row;
+  for (int32_t i = 0; i < grid.warps_of_row; ++i) amax = Codes::larger(amax, of_warp[first + i]);
   return amax;
 }
 
-// One block per row. Up to 8192 columns stay in registers between the two passes.
+// Up to two parts of each thread stay in registers between the two passes.
+constexpr int kHeld = 2;
+
 template <class Codes, class T, Vectors kVectors>
-__global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRowsCuda args) {
-  constexpr int kHeld = 2;
-  constexpr int64_t kStep = int64_t{kThreads} * kPart;
+__global__ void __launch_bounds__(kThreads)
+    quantize_whole_rows(const QuantizeRowsCuda args, const RowGrid grid) {
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const int64_t row = blockIdx.x;
-  if (row >= live_rows(args)) return;
+  const int32_t threads = grid.warps_of_row * 32;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int64_t row = int64_t{blockIdx.x} * (kThreads / threads) + thread / threads;
+  const int64_t columns = row < live_rows(args) ? args.columns : 0;
   const T* source = static_cast<const T*>(args.rows) + row * args.row_stride;
-  const int64_t first = int64_t{threadIdx.x} * kPart;
+  const int64_t first = int64_t{thread % threads} * kPart;
+  const int64_t step = int64_t{threads} * kPart;
   const auto columns_left = [&](int64_t column) {
-    return static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, args.columns - column)));
+    return static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, columns - column)));
   };
   float held[kHeld][kPart];
   float amax = 0;
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) {
-    const int64_t column = first + h * kStep;
+    const int64_t column = first + h * step;
     load_part<T, kVectors>(source + column, columns_left(column), held[h]);
     amax = Codes::larger(amax, largest<Codes>(held[h]));
   }
   float x[kPart];
-  for (int64_t column = first + kHeld * kStep; column < args.columns; column += kStep) {
+  for (int64_t column = first + kHeld * step; column < columns; column += step) {
     load_part<T, kVectors>(source + column, columns_left(column), x);
     amax = Codes::larger(amax, largest<Codes>(x));
   }
-  const float scale = Codes::scale(block_amax<Codes>(amax), args.power_of_two);
+  const float scale = Codes::scale(row_amax<Codes>(amax, grid), args.power_of_two);
   const auto store = [&](int64_t column, const float(&values)[kPart]) {
     Words words;
     encode<Codes, T, Scale::kDynamic>(values, scale, words);
-    if (args.in_lanes && column < args.columns) arrange_in_lanes(words);
+    if (args.in_lanes && column < columns) arrange_in_lanes(words);
     for_each_target(args, row, [&](int64_t target) {
       if (column == 0) args.scales[target * args.scale_stride] = scale;
       store_part<kVectors>(args.codes + target * args.code_stride + column, columns_left(column),
@@ -348,10 +380,10 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
   };
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) {
-    const int64_t column = first + h * kStep;
-    if (column < args.columns) store(column, held[h]);
+    const int64_t column = first + h * step;
+    if (column < columns) store(column, held[h]);
   }
-  for (int64_t column = first + kHeld * kStep; column < args.columns; column += kStep) {
+  for (int64_t column = first + kHeld * step; column < columns; column += step) {
     load_part<T, kVectors>(source + column, columns_left(column), x);
     store(column, x);
   }
@@ -359,8 +391,20 @@ __global__ void __launch_bounds__(kThreads) quantize_whole_rows(const QuantizeRo
 
 template <class Codes, class T, Vectors kVectors>
 void enqueue_whole_rows(const QuantizeRowsCuda& args, CUstream_st* stream) {
+  constexpr int32_t kMostWarps = kThreads / 32;
+  // With few rows it counts how long one takes.
+  constexpr int64_t kManyRows = 4096;
+  const int64_t parts_of_thread = args.num_rows < kManyRows ? 1 : kHeld;
+  RowGrid grid;
+  while (grid.warps_of_row < kMostWarps &&
+         grid.warps_of_row * 32 * kPart * parts_of_thread < args.columns) {
+    grid.warps_of_row *= 2;
+  }
   cuda::launch("experts.quantize_rows", &quantize_whole_rows<Codes, T, kVectors>,
-               {.blocks = args.num_rows, .threads = kThreads, .stream = stream}, args);
+               {.blocks = ceil_div(args.num_rows, int64_t{kMostWarps / grid.warps_of_row}),
+                .threads = kThreads,
+                .stream = stream},
+               args, grid);
 }
 
 template <class T, Vectors kVectors>
