@@ -1,7 +1,8 @@
 #include "comm/mpi/connect_mpi.h"
 
-#include "comm/mpi/mpi_communicator.h"
-#include "comm/mpi/pause.h"
+#include "comm/message/message_communicator.h"
+#include "comm/message/pause.h"
+#include "comm/mpi/mpi_port.h"
 
 #include "conclave/interop/mpi.h"
 
@@ -18,7 +19,7 @@ constexpr const char* kPhase = "connect";
 constexpr std::string_view kCpu = "cpu";
 
 // Waits for a request of every rank. One that is left behind makes MPI_Finalize wait for ever.
-void complete(MpiRuntime& runtime, MpiLock& lock, MPI_Request& request, const char* call,
+void complete(MpiRuntime& runtime, MessageLock& lock, MPI_Request& request, const char* call,
               Clock::time_point until) {
   Pause pause;
   while (true) {
@@ -34,7 +35,7 @@ void complete(MpiRuntime& runtime, MpiLock& lock, MPI_Request& request, const ch
 }
 
 // A copy of its own, whose messages nobody else sees, with errors that return.
-MPI_Comm duplicate(MpiRuntime& runtime, MpiLock& lock, MPI_Comm from, Clock::time_point until) {
+MPI_Comm duplicate(MpiRuntime& runtime, MessageLock& lock, MPI_Comm from, Clock::time_point until) {
   // MPI may still write the handle of a copy that did not come in time.
   const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
@@ -50,7 +51,7 @@ MPI_Comm duplicate(MpiRuntime& runtime, MpiLock& lock, MPI_Comm from, Clock::tim
 }
 
 // MPI has no split that returns before all ranks have called it: they meet first.
-MPI_Comm split(MpiRuntime& runtime, MpiLock& lock, MPI_Comm all, int32_t group,
+MPI_Comm split(MpiRuntime& runtime, MessageLock& lock, MPI_Comm all, int32_t group,
                Clock::time_point until) {
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Ibarrier(all, &request), "MPI_Ibarrier");
@@ -64,24 +65,25 @@ MPI_Comm split(MpiRuntime& runtime, MpiLock& lock, MPI_Comm all, int32_t group,
   return part;
 }
 
-std::unique_ptr<MpiCommunicator> join(MPI_Comm base, int32_t group,
-                                      std::chrono::nanoseconds timeout) {
+std::unique_ptr<MessageCommunicator> join(MPI_Comm base, int32_t group,
+                                          std::chrono::nanoseconds timeout) {
   try {
     MpiRuntime& runtime = MpiRuntime::start();
-    std::unique_ptr<MpiCommunicator> communicator;
+    std::unique_ptr<MessageCommunicator> communicator;
     {
-      MpiLock lock(runtime.mutex());
+      MessageLock lock(runtime.mutex());
       runtime.sweep();
       const Clock::time_point until = Clock::now() + timeout;
       // MPI_COMM_WORLD has no value before MPI is initialised.
       MPI_Comm from = base == MPI_COMM_NULL ? MPI_COMM_WORLD : base;
       MPI_Comm mine = duplicate(runtime, lock, from, until);
       if (group >= 0) mine = split(runtime, lock, mine, group, until);
-      communicator = std::make_unique<MpiCommunicator>(runtime, mine, timeout);
+      communicator =
+          std::make_unique<MessageCommunicator>(std::make_unique<MpiPort>(runtime, mine), timeout);
     }
     communicator->meet();
     return communicator;
-  } catch (const MpiFailure& failure) {
+  } catch (const PortFailure& failure) {
     throw CommError(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
   }
 }

@@ -1,16 +1,17 @@
 #include "comm/mpi/mpi_port.h"
 
-#include "comm/mpi/mpi_runtime.h"
-
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace conclave::inline v0::comm {
 namespace {
 
 static_assert(std::is_trivially_copyable_v<Notice> && std::is_trivially_copyable_v<ChunkHeader>);
 constexpr size_t kNoticeHead = offsetof(Notice, payload);
+constexpr int kControlTag = 1;
+constexpr int kDataTag = 2;
 
 bool done(MPI_Request& request, int32_t peer) {
   if (request == MPI_REQUEST_NULL) return true;
@@ -26,13 +27,58 @@ bool is_over(MPI_Request& request) noexcept {
   return MPI_Test(&request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || flag != 0;
 }
 
+// Ends the port of a communicator that its rank has destroyed.
+struct Remains {
+  std::shared_ptr<MpiPort> port;
+  MpiRuntime& runtime;
+  bool orderly;
+  int32_t staying;  // peers that have not left; the rank itself is one of them
+
+  // Reads until each peer has left, as far as that has come.
+  bool all_have_left() {
+    while (staying > 1) {
+      const auto received = port->take_notice();
+      if (!received) return false;
+      const Notice& notice = *received->notice;
+      if (notice.kind == NoticeKind::kGone) --staying;
+      if (notice.kind != NoticeKind::kFailed) continue;
+      orderly = false;
+      const ErrorCode code = notice.farewell.code;
+      if (code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost) runtime.leave_open();
+    }
+    return true;
+  }
+  // After a failure the port stays until the end: nobody knows what is still on the way.
+  bool end(MpiRuntime::Sweep when) {
+    try {
+      const bool last = when == MpiRuntime::Sweep::kLast;
+      return (all_have_left() && orderly) || last ? port->close() : false;
+    } catch (const PortFailure&) {
+      return false;
+    }
+  }
+};
+
 }  // namespace
 
-MpiPort::MpiPort(MPI_Comm communicator) : communicator_(communicator) {
+MpiPort::MpiPort(MpiRuntime& runtime, MPI_Comm communicator)
+    : runtime_(runtime), communicator_(communicator) {
   check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
   state_.out.resize(at(size_));
   state_.in.resize(at(size_));
+}
+
+void MpiPort::check_caller() const {
+  if (is_inherited()) {
+    throw Error(ErrorCode::kForked, {.what = "MPI does not survive a fork",
+                                     .hint = "start the ranks before MPI is initialised"});
+  }
+  if (runtime_.may_call()) return;
+  throw Error(ErrorCode::kState,
+              {.what = "this thread may not call MPI",
+               .expected = "the main thread, or MPI_THREAD_SERIALIZED at least",
+               .hint = "initialise MPI by MPI_Init_thread, or let the library initialise it"});
 }
 
 void MpiPort::post(int32_t peer, const Notice& notice, size_t payload_bytes) {
@@ -132,6 +178,18 @@ bool MpiPort::close() noexcept {
   }
   if (over) MPI_Comm_free(&communicator_);
   return over;
+}
+
+void MpiPort::retire(std::unique_ptr<MessagePort> self, const Leaving& leaving) noexcept {
+  // A child may not even free what MPI of its parent holds.
+  if (is_inherited()) return static_cast<void>(self.release());
+  const std::lock_guard lock(runtime_.mutex());
+  if (leaving.rank_is_missing) runtime_.leave_open();
+  Remains remains{.port = std::shared_ptr<MpiPort>(static_cast<MpiPort*>(self.release())),
+                  .runtime = runtime_,
+                  .orderly = leaving.orderly,
+                  .staying = leaving.staying};
+  runtime_.retire([remains](MpiRuntime::Sweep when) mutable { return remains.end(when); });
 }
 
 }  // namespace conclave::inline v0::comm

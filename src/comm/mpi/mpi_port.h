@@ -1,8 +1,10 @@
-// Messages of one rank over MPI. All bytes pass through buffers of this object: MPI cannot always
-// take an operation back, and memory of the caller must be free when a wait has failed.
+// Messages of one rank over MPI. All bytes pass through buffers of this object, since MPI cannot
+// always take an operation back.
 #pragma once
 
-#include "comm/mpi/mpi_wire.h"
+#include "comm/message/message_port.h"
+#include "comm/message/wire.h"
+#include "comm/mpi/mpi_runtime.h"
 
 #include <array>
 #include <chrono>
@@ -16,40 +18,35 @@
 
 namespace conclave::inline v0::comm {
 
-struct ReceivedNotice {
-  int32_t peer = -1;
-  const Notice* notice = nullptr;  // valid until the next call of take_notice
-};
-struct ReceivedChunk {
-  ChunkHeader header;
-  const std::byte* data = nullptr;  // valid until the next call of take_chunk for that peer
-};
-
-// Every call needs the lock of the runtime. None blocks, and all but close throw MpiFailure.
-class MpiPort {
+// The lock is that of the runtime.
+class MpiPort final : public MessagePort {
  public:
   // Takes over `communicator`, which returns its errors.
-  explicit MpiPort(MPI_Comm communicator);
+  MpiPort(MpiRuntime& runtime, MPI_Comm communicator);
   MpiPort(const MpiPort&) = delete;
   MpiPort& operator=(const MpiPort&) = delete;
 
-  int32_t rank() const { return rank_; }
-  int32_t size() const { return size_; }
+  std::string_view name() const noexcept override { return "mpi"; }
+  int32_t rank() const noexcept override { return rank_; }
+  int32_t size() const noexcept override { return size_; }
+  std::mutex& mutex() noexcept override { return runtime_.mutex(); }
+  bool may_call() const noexcept override { return !is_inherited() && runtime_.may_call(); }
+  void check_caller() const override;
+  bool is_inherited() const noexcept override { return runtime_.is_inherited(); }
 
-  // Sends the notice and the first `payload_bytes` of its payload.
-  void post(int32_t peer, const Notice& notice, size_t payload_bytes);
-  std::optional<ReceivedNotice> take_notice();
+  void post(int32_t peer, const Notice& notice, size_t payload_bytes) override;
+  std::optional<ReceivedNotice> take_notice() override;
+  bool send_chunk(int32_t peer, const ChunkHeader& header, const std::byte* data) override;
+  uint64_t chunks_sent(int32_t peer) const noexcept override { return state_.out[at(peer)].begun; }
+  void expect_chunks(int32_t peer, uint64_t count) override {
+    state_.in[at(peer)].expected += count;
+  }
+  std::optional<ReceivedChunk> take_chunk(int32_t peer) override;
+  uint64_t chunks_taken(int32_t peer) const noexcept override { return state_.in[at(peer)].ended; }
 
-  // False while the buffers for this peer are under way.
-  bool send_chunk(int32_t peer, const ChunkHeader& header, const std::byte* data);
-  uint64_t chunks_sent(int32_t peer) const { return state_.out[at(peer)].begun; }
-  // The peer will send so many more.
-  void expect_chunks(int32_t peer, uint64_t count) { state_.in[at(peer)].expected += count; }
-  std::optional<ReceivedChunk> take_chunk(int32_t peer);
-  uint64_t chunks_taken(int32_t peer) const { return state_.in[at(peer)].ended; }
-
-  // Waits until what was sent has left this rank, but not longer.
-  void flush(std::chrono::nanoseconds deadline) noexcept;
+  void flush(std::chrono::nanoseconds deadline) noexcept override;
+  // The runtime keeps the port until its last message has been read.
+  void retire(std::unique_ptr<MessagePort> self, const Leaving& leaving) noexcept override;
   // Ends all messages: nothing will come any more. True if MPI has let go of all buffers, and the
   // communicator is freed.
   bool close() noexcept;
@@ -82,6 +79,7 @@ class MpiPort {
   void post_receives(int32_t peer);
   bool all_sent() noexcept;
 
+  MpiRuntime& runtime_;
   MPI_Comm communicator_;
   int32_t rank_ = 0;
   int32_t size_ = 1;

@@ -47,7 +47,7 @@ void check_mpi(int status, const char* call, int32_t peer) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   MPI_Error_string(status, text.data(), &length);
-  throw MpiFailure(fmt::format("{}: {}", call, text.data()), peer);
+  throw PortFailure(fmt::format("{}: {}", call, text.data()), peer);
 }
 
 MpiRuntime& MpiRuntime::start() {
@@ -55,7 +55,7 @@ MpiRuntime& MpiRuntime::start() {
   if (const Support open = mpi_is_open(); !open) {
     throw Error(ErrorCode::kState, {.what = "MPI cannot be used", .found = open.reason()});
   }
-  if (runtime.pid_ != ::getpid()) {
+  if (runtime.is_inherited()) {
     throw Error(ErrorCode::kForked, {.what = "MPI does not survive a fork",
                                      .hint = "start the ranks before MPI is initialised"});
   }
@@ -81,7 +81,7 @@ MpiRuntime::MpiRuntime() : pid_(::getpid()) {
 // The last moment at which no communicator uses MPI any more, and the first after which nothing
 // will: MPI cannot be initialised twice.
 MpiRuntime::~MpiRuntime() {
-  if (!owner_ || pid_ != ::getpid() || is_finalized()) return;
+  if (!owner_ || is_inherited() || is_finalized()) return;
   sweep(Sweep::kLast);
   if (closes_) MPI_Finalize();
 }
@@ -92,6 +92,8 @@ bool MpiRuntime::may_call() const {
   MPI_Is_thread_main(&is_main);
   return is_main != 0;
 }
+
+bool MpiRuntime::is_inherited() const { return pid_ != ::getpid(); }
 
 void MpiRuntime::retire(std::function<bool(Sweep)> end) {
   if (!end(Sweep::kNow)) retired_.push_back(std::move(end));

@@ -1,6 +1,8 @@
 // MPI in this process: initialised once, by the application or by the first communicator.
 #pragma once
 
+#include "comm/message/message_port.h"
+
 #include "conclave/error.h"
 
 #include <cstdint>
@@ -8,28 +10,18 @@
 #include <memory>
 #include <mpi.h>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace conclave::inline v0::comm {
 
-// A call of MPI failed. Whoever knows the phase makes a CommError of it.
-class MpiFailure : public std::runtime_error {
- public:
-  MpiFailure(const std::string& what, int32_t peer) : std::runtime_error(what), peer_(peer) {}
-  int32_t peer() const noexcept { return peer_; }
-
- private:
-  int32_t peer_;  // -1: no rank in particular
-};
-// Throws MpiFailure with the call and MPI's text unless `status` is MPI_SUCCESS.
+// Throws PortFailure with the call and MPI's text unless `status` is MPI_SUCCESS.
 void check_mpi(int status, const char* call, int32_t peer = -1);
 
 class MpiRuntime {
  public:
-  // Initialises MPI, unless the application has. Throws MpiFailure; Error: kState after
+  // Initialises MPI, unless the application has. Throws PortFailure; Error: kState after
   // MPI_Finalize, kForked.
   static MpiRuntime& start();
   MpiRuntime(const MpiRuntime&) = delete;
@@ -39,6 +31,8 @@ class MpiRuntime {
   std::mutex& mutex() { return mutex_; }
   // Whether the calling thread may call MPI at all.
   bool may_call() const;
+  // True in a child of the process that initialised MPI.
+  bool is_inherited() const;
 
   // Takes what is left of a communicator: `end` says whether it is over, and is called again until
   // then, the last time by MPI_Finalize. Its number must not be used again before all messages to

@@ -1,4 +1,4 @@
-#include "comm/mpi/process_watch.h"
+#include "comm/message/process_watch.h"
 
 #include "conclave/version.h"
 

@@ -1,8 +1,8 @@
-// One operation of one rank of "mpi": what goes to each peer and comes from it.
+// One operation of one rank: what goes to each peer and comes from it.
 #pragma once
 
 #include "comm/agreement.h"
-#include "comm/mpi/mpi_wire.h"
+#include "comm/message/wire.h"
 
 #include "conclave/comm.h"
 
@@ -39,7 +39,7 @@ struct PeerPart {
   }
 };
 
-struct MpiOperation {
+struct MessageOperation {
   uint64_t sequence = 0;  // its handle's; 0: this entry is free
   Channel channel = Channel::kCollective;
   uint64_t number = 0;  // counts the operations of the channel, messages for each peer
@@ -59,12 +59,12 @@ struct MpiOperation {
 
 // Fills an entry from what begin has checked, for rank `me` of `ranks`. Entries are used again, so
 // that their vectors grow with the largest operation only.
-void describe(const CommOperation& from, int32_t me, int32_t ranks, MpiOperation& to);
-bool is_complete(const MpiOperation& operation);
+void describe(const CommOperation& from, int32_t me, int32_t ranks, MessageOperation& to);
+bool is_complete(const MessageOperation& operation);
 // True if round 0 has brought all addends, and they are still to be added.
-bool can_reduce(const MpiOperation& operation);
+bool can_reduce(const MessageOperation& operation);
 // Adds in rank order, so that every rank gets the same bits.
-void add_up(MpiOperation& operation);
+void add_up(MessageOperation& operation);
 
 // The channel under which the other rank counts the same operation.
 Channel partner_channel(Channel mine);

@@ -1,7 +1,8 @@
-// Whether a peer's process on this host still lives: MPI itself does not say so.
+// Whether a peer's process on this host still lives: MPI does not say so, and a connection stays
+// open while a child of that process holds it.
 #pragma once
 
-#include "comm/mpi/mpi_wire.h"
+#include "comm/message/wire.h"
 
 namespace conclave::inline v0::comm {
 

@@ -1,11 +1,11 @@
-// One rank of "mpi": a process. Ranks tell each other which operation they begin and with how many
-// bytes; what agrees moves in chunks, whenever this rank calls in.
+// A rank that sends messages to its peers, over any transport. Ranks tell each other which
+// operation they begin and with how many bytes; what agrees moves in chunks, whenever this rank
+// calls in.
 #pragma once
 
-#include "comm/mpi/mpi_operation.h"
-#include "comm/mpi/mpi_port.h"
-#include "comm/mpi/mpi_runtime.h"
-#include "comm/mpi/mpi_wire.h"
+#include "comm/message/message_operation.h"
+#include "comm/message/message_port.h"
+#include "comm/message/wire.h"
 
 #include "conclave/comm.h"
 
@@ -20,20 +20,20 @@
 
 namespace conclave::inline v0::comm {
 
-using MpiLock = std::unique_lock<std::mutex>;
+using MessageLock = std::unique_lock<std::mutex>;
 
-class MpiCommunicator final : public Communicator {
+class MessageCommunicator final : public Communicator {
  public:
-  // Takes over `communicator`. meet() comes next.
-  MpiCommunicator(MpiRuntime& runtime, MPI_Comm communicator, std::chrono::nanoseconds timeout);
-  MpiCommunicator(const MpiCommunicator&) = delete;
-  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
-  ~MpiCommunicator() override;
+  // Comes before meet().
+  MessageCommunicator(std::unique_ptr<MessagePort> port, std::chrono::nanoseconds timeout);
+  MessageCommunicator(const MessageCommunicator&) = delete;
+  MessageCommunicator& operator=(const MessageCommunicator&) = delete;
+  ~MessageCommunicator() override;
 
   // Collective: every rank is there, and of this version. Throws CommError.
   void meet();
 
-  std::string_view name() const noexcept override { return "mpi"; }
+  std::string_view name() const noexcept override { return port_->name(); }
   int32_t rank() const noexcept override { return port_->rank(); }
   int32_t size() const noexcept override { return port_->size(); }
   std::chrono::nanoseconds timeout() const noexcept override { return timeout_; }
@@ -68,26 +68,29 @@ class MpiCommunicator final : public Communicator {
 
   Peer& peer(int32_t number) { return peers_[static_cast<size_t>(number)]; }
   bool usable() const { return aborted_by_ < 0 && standing_ == Standing::kActive; }
-  void check_thread() const;
   void check_usable(std::string_view phase);
-  MpiOperation& take_entry();
-  void announce(const MpiOperation& operation);
-  MpiOperation& operation_of(CommHandle handle, std::string_view phase);
+  MessageOperation& take_entry();
+  void announce(const MessageOperation& operation);
+  MessageOperation& operation_of(CommHandle handle, std::string_view phase);
 
   // Reads what has come and sends what may go, for all operations under way. Throws where ranks
-  // disagree, or MPI fails.
+  // disagree, or the transport fails.
   void advance(std::string_view phase);
   void read_notices();
+  void hear_of_abort() noexcept;
   void read(int32_t from, const Notice& notice);
   void read_chunks(int32_t from);
-  void move(MpiOperation& operation, std::string_view phase);
-  void match(MpiOperation& operation, int32_t with, std::string_view phase);
-  void send_lanes(MpiOperation& operation, int32_t to);
+  void move(MessageOperation& operation, std::string_view phase);
+  void match(MessageOperation& operation, int32_t with, std::string_view phase);
+  void send_lanes(MessageOperation& operation, int32_t to);
 
+  // Complete, and this rank need not call again for its peers to get their bytes.
+  bool is_over(const MessageOperation& operation) const;
+  Leaving leaving() const;
   // Throws if a peer cannot bring any more what `mine` needs.
-  void check_peers(const MpiOperation& mine, std::string_view phase);
-  void watch_processes(const MpiOperation& mine, std::string_view phase);
-  [[noreturn]] void time_out(const MpiOperation& mine, std::chrono::nanoseconds deadline,
+  void check_peers(const MessageOperation& mine, std::string_view phase);
+  void watch_processes(const MessageOperation& mine, std::string_view phase);
+  [[noreturn]] void time_out(const MessageOperation& mine, std::chrono::nanoseconds deadline,
                              std::string_view phase);
   // Ends everything that this rank has under way, tells its peers, then throws.
   [[noreturn]] void fail(ErrorCode code, int32_t culprit, std::string_view phase, std::string what);
@@ -95,12 +98,11 @@ class MpiCommunicator final : public Communicator {
   void say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
                     std::string_view reason) noexcept;
 
-  MpiRuntime& runtime_;
-  std::shared_ptr<MpiPort> port_;
+  std::unique_ptr<MessagePort> port_;
   std::chrono::nanoseconds timeout_;
   Identity self_;
   std::vector<Peer> peers_;
-  std::vector<MpiOperation> operations_;
+  std::vector<MessageOperation> operations_;
   uint64_t next_sequence_ = 1;
   uint64_t collectives_ = 0;
   Notice outgoing_;
@@ -110,7 +112,7 @@ class MpiCommunicator final : public Communicator {
   ErrorCode failure_ = ErrorCode::kCommAborted;
   int32_t culprit_ = -1;
   int32_t aborted_by_ = -1;
-  bool abort_to_send_ = false;  // by a thread that may not call MPI
+  bool abort_to_send_ = false;  // by a thread that may not use the port
   std::array<char, 256> abort_reason_{};
 };
 

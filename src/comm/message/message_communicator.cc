@@ -1,7 +1,7 @@
-#include "comm/mpi/mpi_communicator.h"
+#include "comm/message/message_communicator.h"
 
-#include "comm/mpi/pause.h"
-#include "comm/mpi/process_watch.h"
+#include "comm/message/pause.h"
+#include "comm/message/process_watch.h"
 
 #include "conclave/error.h"
 
@@ -18,8 +18,8 @@ using std::chrono_literals::operator""s;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxOperations = 64;  // under way per rank
-// For messages that MPI has taken and not delivered, when this rank leaves: peers may need them,
-// and after a failure some peer may never take its own.
+// For messages that are on their way when this rank leaves: peers may need them, and after a
+// failure some peer may never take its own.
 constexpr auto kFlushTime = 2s;
 constexpr auto kFlushTimeAfterFailure = 20ms;
 // For a peer's word on who is late.
@@ -34,7 +34,7 @@ Clock::time_point time_after(std::chrono::nanoseconds deadline) {
   return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
 }
 
-const PeerPart& part_of(const MpiOperation& operation, int32_t peer) {
+const PeerPart& part_of(const MessageOperation& operation, int32_t peer) {
   return operation.parts[static_cast<size_t>(peer)];
 }
 
@@ -43,7 +43,7 @@ std::chrono::nanoseconds with_accusation_time(std::chrono::nanoseconds deadline)
   return deadline > std::chrono::nanoseconds::max() - more ? deadline : deadline + more;
 }
 
-int64_t missing_peers(const MpiOperation& operation) {
+int64_t missing_peers(const MessageOperation& operation) {
   return std::count_if(operation.parts.begin(), operation.parts.end(),
                        [](const PeerPart& part) { return !part.complete(); });
 }
@@ -61,77 +61,57 @@ void copy_reason(std::string_view reason, std::array<char, 256>& to) {
   to[length] = '\0';
 }
 
-// Ranks that disagree, or are told to stop, are there; others may never reach MPI_Finalize.
+// Ranks that disagree, or are told to stop, are there; others may never come to their end.
 bool means_a_missing_rank(ErrorCode code) {
   return code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost;
 }
 
-// Ends a communicator that its rank has destroyed.
-struct Remains {
-  std::shared_ptr<MpiPort> port;
-  MpiRuntime& runtime;
-  bool orderly;
-  int32_t staying;  // peers that have not left; the rank itself is one of them
-
-  // Reads until each peer has left, as far as that has come.
-  bool all_have_left() {
-    while (staying > 1) {
-      const auto received = port->take_notice();
-      if (!received) return false;
-      const Notice& notice = *received->notice;
-      if (notice.kind == NoticeKind::kGone) --staying;
-      if (notice.kind != NoticeKind::kFailed) continue;
-      orderly = false;
-      if (means_a_missing_rank(notice.farewell.code)) runtime.leave_open();
-    }
-    return true;
-  }
-  // After a failure the port stays until the end: nobody knows what is still on the way.
-  bool end(MpiRuntime::Sweep when) {
-    try {
-      const bool last = when == MpiRuntime::Sweep::kLast;
-      return (all_have_left() && orderly) || last ? port->close() : false;
-    } catch (const MpiFailure&) {
-      return false;
-    }
-  }
-};
-
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(MpiRuntime& runtime, MPI_Comm communicator,
-                                 std::chrono::nanoseconds timeout)
-    : runtime_(runtime),
-      port_(std::make_shared<MpiPort>(communicator)),
+MessageCommunicator::MessageCommunicator(std::unique_ptr<MessagePort> port,
+                                         std::chrono::nanoseconds timeout)
+    : port_(std::move(port)),
       timeout_(timeout),
       self_(this_process()),
       peers_(static_cast<size_t>(port_->size())) {}
 
-MpiCommunicator::~MpiCommunicator() {
-  const MpiLock lock(runtime_.mutex());
-  const bool orderly = usable();
-  if (orderly) say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
-  if (standing_ == Standing::kFailed && means_a_missing_rank(failure_)) runtime_.leave_open();
-  port_->flush(orderly ? kFlushTime : kFlushTimeAfterFailure);
-  Remains remains{.port = port_, .runtime = runtime_, .orderly = orderly, .staying = 0};
-  for (const Peer& other : peers_) {
-    remains.staying += other.standing == Standing::kActive ? 1 : 0;
-    if (other.standing != Standing::kFailed) continue;
-    remains.orderly = false;
-    if (means_a_missing_rank(other.farewell.code)) runtime_.leave_open();
+MessageCommunicator::~MessageCommunicator() {
+  MessagePort& port = *port_;
+  // The child of a fork has nothing to say, and may find the lock held for ever.
+  if (port.is_inherited()) {
+    port.retire(std::move(port_), {.orderly = false});
+    return;
   }
-  runtime_.retire([remains](MpiRuntime::Sweep when) mutable { return remains.end(when); });
+  MessageLock lock(port.mutex());
+  if (usable()) say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
+  port.flush(usable() ? kFlushTime : kFlushTimeAfterFailure);
+  const Leaving state = leaving();
+  lock.unlock();
+  port.retire(std::move(port_), state);
 }
 
-void MpiCommunicator::meet() {
+Leaving MessageCommunicator::leaving() const {
+  Leaving state{
+      .orderly = usable(),
+      .rank_is_missing = standing_ == Standing::kFailed && means_a_missing_rank(failure_)};
+  for (const Peer& other : peers_) {
+    state.staying += other.standing == Standing::kActive ? 1 : 0;
+    if (other.standing != Standing::kFailed) continue;
+    state.orderly = false;
+    state.rank_is_missing |= means_a_missing_rank(other.farewell.code);
+  }
+  return state;
+}
+
+void MessageCommunicator::meet() {
   constexpr std::string_view kPhase = "connect";
   const Clock::time_point until = time_after(timeout_);
-  MpiLock lock(runtime_.mutex());
+  MessageLock lock(port_->mutex());
   outgoing_.kind = NoticeKind::kHello;
   outgoing_.identity = self_;
   try {
     for (int32_t to = 0; to < size(); ++to) port_->post(to, outgoing_, 0);
-    Pause pause;
+    Pause pause(*port_);
     for (int32_t from = 0; from < size();) {
       read_notices();
       if (peer(from).met) {
@@ -142,40 +122,37 @@ void MpiCommunicator::meet() {
         ++from;
         continue;
       }
+      if (port_->is_cut_off(from)) {
+        fail(ErrorCode::kCommPeerLost, from, kPhase,
+             fmt::format("the connection to rank {} ended before it was used", from));
+      }
       if (Clock::now() >= until) {
         fail(ErrorCode::kCommTimeout, from, kPhase, fmt::format("rank {} did not connect", from));
       }
       pause.without(lock);
     }
-  } catch (const MpiFailure& failure) {
+  } catch (const PortFailure& failure) {
     fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
   }
 }
 
-Support MpiCommunicator::supports(CommFeature feature) const {
+Support MessageCommunicator::supports(CommFeature feature) const {
   switch (feature) {
     case CommFeature::kHostMemory:
       return Support::yes();
     case CommFeature::kOverlap:
-      return Support::no("the communicator mpi moves data while its rank calls it");
+      return Support::no("the communicator " + std::string(name()) +
+                         " moves data while its rank calls it");
     default:
       return Communicator::supports(feature);
   }
 }
 
-void MpiCommunicator::check_thread() const {
-  if (runtime_.may_call()) return;
-  throw Error(ErrorCode::kState,
-              {.what = "this thread may not call MPI",
-               .expected = "the main thread, or MPI_THREAD_SERIALIZED at least",
-               .hint = "initialise MPI by MPI_Init_thread, or let the library initialise it"});
-}
-
-CommHandle MpiCommunicator::start(const CommOperation& operation) {
-  const MpiLock lock(runtime_.mutex());
-  check_thread();
+CommHandle MessageCommunicator::start(const CommOperation& operation) {
+  port_->check_caller();
+  const MessageLock lock(port_->mutex());
   if (!usable()) return {next_sequence_++};
-  MpiOperation& mine = take_entry();
+  MessageOperation& mine = take_entry();
   describe(operation, rank(), size(), mine);
   switch (operation.kind) {
     case CommKind::kSend:
@@ -195,15 +172,15 @@ CommHandle MpiCommunicator::start(const CommOperation& operation) {
   constexpr std::string_view kPhase = "begin";
   try {
     announce(mine);
-  } catch (const MpiFailure& failure) {
+  } catch (const PortFailure& failure) {
     fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
   }
   return {mine.sequence};
 }
 
-MpiOperation& MpiCommunicator::take_entry() {
+MessageOperation& MessageCommunicator::take_entry() {
   const auto free = std::find_if(operations_.begin(), operations_.end(),
-                                 [](const MpiOperation& o) { return !o.in_use(); });
+                                 [](const MessageOperation& o) { return !o.in_use(); });
   if (free != operations_.end()) return *free;
   if (operations_.size() == kMaxOperations) {
     throw Error(ErrorCode::kState, {.what = "too many operations are begun and not waited for",
@@ -213,7 +190,7 @@ MpiOperation& MpiCommunicator::take_entry() {
   return operations_.emplace_back();
 }
 
-void MpiCommunicator::announce(const MpiOperation& operation) {
+void MessageCommunicator::announce(const MessageOperation& operation) {
   for (int32_t to = 0; to < size(); ++to) {
     const PeerPart& part = part_of(operation, to);
     if (!part.involved || (to == rank() && is_collective(operation.kind))) continue;
@@ -232,10 +209,10 @@ void MpiCommunicator::announce(const MpiOperation& operation) {
   }
 }
 
-MpiOperation& MpiCommunicator::operation_of(CommHandle handle, std::string_view phase) {
+MessageOperation& MessageCommunicator::operation_of(CommHandle handle, std::string_view phase) {
   const auto mine = std::find_if(
       operations_.begin(), operations_.end(),
-      [&](const MpiOperation& o) { return o.in_use() && o.sequence == handle.sequence; });
+      [&](const MessageOperation& o) { return o.in_use() && o.sequence == handle.sequence; });
   if (mine != operations_.end()) return *mine;
   check_usable(phase);
   throw Error(ErrorCode::kInvalidArgument, {.what = "no operation of this handle is under way",
@@ -243,21 +220,21 @@ MpiOperation& MpiCommunicator::operation_of(CommHandle handle, std::string_view 
                                             .found = std::to_string(handle.sequence)});
 }
 
-void MpiCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadline,
-                           std::string_view phase) {
+void MessageCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadline,
+                               std::string_view phase) {
+  port_->check_caller();
   const Clock::time_point until = time_after(deadline);
   // One of several missing peers may only wait for another: it is about to say so.
   const Clock::time_point last = time_after(with_accusation_time(deadline));
-  MpiLock lock(runtime_.mutex());
-  check_thread();
-  MpiOperation& mine = operation_of(handle, phase);
-  Pause pause;
+  MessageLock lock(port_->mutex());
+  MessageOperation& mine = operation_of(handle, phase);
+  Pause pause(*port_);
   while (true) {
     const bool expired = Clock::now() >= until;
     advance(phase);
-    if (is_complete(mine)) break;
+    if (is_over(mine)) break;
     check_peers(mine, phase);
-    if (expired && (Clock::now() >= last || missing_peers(mine) == 1)) {
+    if (expired && (Clock::now() >= last || missing_peers(mine) <= 1)) {
       time_out(mine, deadline, phase);
     }
     watch_processes(mine, phase);
@@ -266,59 +243,70 @@ void MpiCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadline,
   mine.sequence = 0;
 }
 
-bool MpiCommunicator::test(CommHandle handle, std::string_view phase) {
-  const MpiLock lock(runtime_.mutex());
-  check_thread();
-  MpiOperation& mine = operation_of(handle, phase);
+bool MessageCommunicator::test(CommHandle handle, std::string_view phase) {
+  port_->check_caller();
+  const MessageLock lock(port_->mutex());
+  MessageOperation& mine = operation_of(handle, phase);
   advance(phase);
-  if (is_complete(mine)) return true;
+  if (is_over(mine)) return true;
   check_peers(mine, phase);
   watch_processes(mine, phase);
   return false;
 }
 
-void MpiCommunicator::check(std::string_view phase) {
-  const MpiLock lock(runtime_.mutex());
-  check_thread();
+void MessageCommunicator::check(std::string_view phase) {
+  port_->check_caller();
+  const MessageLock lock(port_->mutex());
   if (usable()) advance(phase);
   check_usable(phase);
 }
 
-void MpiCommunicator::abort(std::string_view reason) noexcept {
-  const MpiLock lock(runtime_.mutex());
+void MessageCommunicator::abort(std::string_view reason) noexcept {
+  if (port_->is_inherited()) return;
+  const MessageLock lock(port_->mutex());
+  if (port_->may_call()) hear_of_abort();
   if (aborted_by_ >= 0) return;
   aborted_by_ = rank();
   copy_reason(reason, abort_reason_);
   abort_to_send_ = true;
-  if (!runtime_.may_call()) return;
+  if (!port_->may_call()) return;
   abort_to_send_ = false;
   say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), reason);
 }
 
-void MpiCommunicator::advance(std::string_view phase) {
+// The first abort counts, which may have come and not been read.
+void MessageCommunicator::hear_of_abort() noexcept {
+  try {
+    read_notices();
+  } catch (const std::exception&) {
+    return;  // a wait will say so
+  }
+}
+
+void MessageCommunicator::advance(std::string_view phase) {
   if (abort_to_send_) {
     abort_to_send_ = false;
     say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), abort_reason_.data());
   }
   try {
     read_notices();
-    for (MpiOperation& operation : operations_) {
+    for (MessageOperation& operation : operations_) {
       if (operation.in_use()) move(operation, phase);
     }
     for (int32_t from = 0; from < size(); ++from) read_chunks(from);
-    for (MpiOperation& operation : operations_) {
+    for (MessageOperation& operation : operations_) {
       if (operation.in_use()) move(operation, phase);
     }
-  } catch (const MpiFailure& failure) {
+  } catch (const PortFailure& failure) {
     fail(ErrorCode::kCommPeerLost, failure.peer(), phase, failure.what());
   }
 }
 
-void MpiCommunicator::read_notices() {
+void MessageCommunicator::read_notices() {
   while (const auto received = port_->take_notice()) read(received->peer, *received->notice);
 }
 
-void MpiCommunicator::read(int32_t from, const Notice& notice) {
+void MessageCommunicator::read(int32_t from, const Notice& notice) {
   Peer& sender = peer(from);
   switch (notice.kind) {
     case NoticeKind::kHello:
@@ -346,28 +334,29 @@ void MpiCommunicator::read(int32_t from, const Notice& notice) {
   }
 }
 
-void MpiCommunicator::read_chunks(int32_t from) {
+void MessageCommunicator::read_chunks(int32_t from) {
   while (const auto chunk = port_->take_chunk(from)) {
     const ChunkHeader& header = chunk->header;
-    const auto mine = std::find_if(operations_.begin(), operations_.end(), [&](MpiOperation& o) {
-      return o.in_use() && o.channel == header.channel && o.number == header.number &&
-             (o.peer == from || is_collective(o.kind));
-    });
+    const auto mine =
+        std::find_if(operations_.begin(), operations_.end(), [&](MessageOperation& o) {
+          return o.in_use() && o.channel == header.channel && o.number == header.number &&
+                 (o.peer == from || is_collective(o.kind));
+        });
     // A chunk comes only after both sides have agreed, so that its place is known.
     if (mine == operations_.end() || header.round >= kRounds) {
-      throw MpiFailure(fmt::format("rank {} sent bytes that nobody waits for", from), from);
+      throw PortFailure(fmt::format("rank {} sent bytes that nobody waits for", from), from);
     }
     Lane& lane = mine->parts[static_cast<size_t>(from)].lanes[header.round];
     if (header.bytes < 0 || header.offset != lane.received ||
         header.bytes > lane.in_bytes - lane.received) {
-      throw MpiFailure(fmt::format("rank {} sent more bytes than it offered", from), from);
+      throw PortFailure(fmt::format("rank {} sent more bytes than it offered", from), from);
     }
     std::copy_n(chunk->data, header.bytes, lane.to + header.offset);
     lane.received += header.bytes;
   }
 }
 
-void MpiCommunicator::move(MpiOperation& operation, std::string_view phase) {
+void MessageCommunicator::move(MessageOperation& operation, std::string_view phase) {
   for (int32_t with = 0; with < size(); ++with) {
     PeerPart& part = operation.parts[static_cast<size_t>(with)];
     if (!part.involved) continue;
@@ -379,7 +368,7 @@ void MpiCommunicator::move(MpiOperation& operation, std::string_view phase) {
   for (int32_t to = 0; to < size(); ++to) send_lanes(operation, to);
 }
 
-void MpiCommunicator::match(MpiOperation& operation, int32_t with, std::string_view phase) {
+void MessageCommunicator::match(MessageOperation& operation, int32_t with, std::string_view phase) {
   PeerPart& part = operation.parts[static_cast<size_t>(with)];
   const auto agree = [&](const Claim& theirs) {
     auto why = disagreement(part.claim, rank(), theirs, with);
@@ -415,7 +404,7 @@ void MpiCommunicator::match(MpiOperation& operation, int32_t with, std::string_v
   }
 }
 
-void MpiCommunicator::send_lanes(MpiOperation& operation, int32_t to) {
+void MessageCommunicator::send_lanes(MessageOperation& operation, int32_t to) {
   auto& lanes = operation.parts[static_cast<size_t>(to)].lanes;
   for (size_t round = 0; round < kRounds; ++round) {
     if (round > 0 && !operation.reduced) return;
@@ -432,13 +421,26 @@ void MpiCommunicator::send_lanes(MpiOperation& operation, int32_t to) {
   }
 }
 
-void MpiCommunicator::check_peers(const MpiOperation& mine, std::string_view phase) {
+bool MessageCommunicator::is_over(const MessageOperation& operation) const {
+  if (!is_complete(operation)) return false;
+  for (int32_t to = 0; to < size(); ++to) {
+    if (part_of(operation, to).involved && !port_->has_handed_over(to)) return false;
+  }
+  return true;
+}
+
+void MessageCommunicator::check_peers(const MessageOperation& mine, std::string_view phase) {
   if (aborted_by_ >= 0) {
     fail(ErrorCode::kCommAborted, aborted_by_, phase, abort_reason_.data());
   }
   for (int32_t number = 0; number < size(); ++number) {
     const Peer& other = peer(number);
-    if (other.standing == Standing::kActive || part_of(mine, number).complete()) continue;
+    if (part_of(mine, number).complete()) continue;
+    if (other.standing == Standing::kActive) {
+      if (!port_->is_cut_off(number)) continue;
+      fail(ErrorCode::kCommPeerLost, number, phase,
+           fmt::format("the connection to rank {} ended during {}", number, to_string(mine.kind)));
+    }
     const Farewell& farewell = other.farewell;
     if (other.standing == Standing::kFailed) {
       // Every survivor names the rank that caused the first failure, not the one that passed it on.
@@ -454,7 +456,7 @@ void MpiCommunicator::check_peers(const MpiOperation& mine, std::string_view pha
   }
 }
 
-void MpiCommunicator::watch_processes(const MpiOperation& mine, std::string_view phase) {
+void MessageCommunicator::watch_processes(const MessageOperation& mine, std::string_view phase) {
   const Clock::time_point now = Clock::now();
   if (now - last_look_ < kBetweenLooks) return;
   last_look_ = now;
@@ -469,8 +471,8 @@ void MpiCommunicator::watch_processes(const MpiOperation& mine, std::string_view
   }
 }
 
-void MpiCommunicator::time_out(const MpiOperation& mine, std::chrono::nanoseconds deadline,
-                               std::string_view phase) {
+void MessageCommunicator::time_out(const MessageOperation& mine, std::chrono::nanoseconds deadline,
+                                   std::string_view phase) {
   // A rank that never came is to blame before one that waits for it.
   int32_t late = -1;
   for (int32_t number = 0; number < size(); ++number) {
@@ -481,25 +483,29 @@ void MpiCommunicator::time_out(const MpiOperation& mine, std::chrono::nanosecond
     late = number;
     break;
   }
+  // Everything has come, and some peer does not take what is for it.
+  for (int32_t number = 0; late < 0 && number < size(); ++number) {
+    if (part_of(mine, number).involved && !port_->has_handed_over(number)) late = number;
+  }
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline);
   fail(ErrorCode::kCommTimeout, late, phase,
        fmt::format("rank {} did not complete {} within {} ms", late, to_string(mine.kind),
                    waited.count()));
 }
 
-void MpiCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view phase,
-                           std::string what) {
+void MessageCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view phase,
+                               std::string what) {
   const bool told_by_the_aborter = aborted_by_ >= 0;
   standing_ = Standing::kFailed;
   failure_ = code;
   culprit_ = culprit;
-  for (MpiOperation& operation : operations_) operation.sequence = 0;
+  for (MessageOperation& operation : operations_) operation.sequence = 0;
   if (!told_by_the_aborter) say_farewell(NoticeKind::kFailed, code, culprit, what);
   throw CommError(code, culprit, std::string(phase), std::move(what));
 }
 
-void MpiCommunicator::say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
-                                   std::string_view reason) noexcept {
+void MessageCommunicator::say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
+                                       std::string_view reason) noexcept {
   outgoing_.kind = kind;
   outgoing_.farewell = Farewell{.culprit = culprit, .code = code};
   copy_reason(reason, outgoing_.farewell.reason);
@@ -514,7 +520,7 @@ void MpiCommunicator::say_farewell(NoticeKind kind, ErrorCode code, int32_t culp
   }
 }
 
-void MpiCommunicator::check_usable(std::string_view phase) {
+void MessageCommunicator::check_usable(std::string_view phase) {
   if (usable()) return;
   if (aborted_by_ >= 0) {
     if (standing_ == Standing::kActive) {

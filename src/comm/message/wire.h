@@ -1,5 +1,5 @@
-// Ranks of "mpi" send each other these. Both sides run one build: the layouts are those of the
-// structs, and a rank of another version is refused when it connects.
+// Ranks that are processes send each other these. Both sides run one build: the layouts are those
+// of the structs, and a rank of another version is refused when it connects.
 #pragma once
 
 #include "conclave/comm.h"
@@ -11,9 +11,6 @@
 #include <cstdint>
 
 namespace conclave::inline v0::comm {
-
-inline constexpr int kControlTag = 1;
-inline constexpr int kDataTag = 2;
 
 // Bytes that travel with an announcement: more cost a message of their own.
 inline constexpr int64_t kInlineBytes = 512;

@@ -1,4 +1,4 @@
-#include "comm/mpi/mpi_operation.h"
+#include "comm/message/message_operation.h"
 
 #include "comm/reduce.h"
 
@@ -14,7 +14,7 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 
 // The part that goes to each peer and comes from it. A rank's own part moves at once.
 struct Filler {
-  MpiOperation& operation;
+  MessageOperation& operation;
   int32_t me;
 
   void set(int32_t peer, size_t round, const std::byte* from, int64_t out_bytes, std::byte* to,
@@ -66,11 +66,11 @@ int64_t block_begin(int64_t bytes, DType dtype, int32_t rank, int32_t ranks) {
   return bytes / step * rank / ranks * step;
 }
 
-std::byte* addend(MpiOperation& operation, int32_t rank) {
+std::byte* addend(MessageOperation& operation, int32_t rank) {
   return operation.addends.data() + rank * operation.sum_bytes;
 }
 
-void open_sum(MpiOperation& operation, std::byte* sum, int64_t bytes, int32_t ranks) {
+void open_sum(MessageOperation& operation, std::byte* sum, int64_t bytes, int32_t ranks) {
   operation.sum = sum;
   operation.sum_bytes = bytes;
   operation.reduced = false;
@@ -115,7 +115,7 @@ void describe_long_reduction(const CommOperation& from, int32_t ranks, const Fil
 
 }  // namespace
 
-void describe(const CommOperation& from, int32_t me, int32_t ranks, MpiOperation& to) {
+void describe(const CommOperation& from, int32_t me, int32_t ranks, MessageOperation& to) {
   to.kind = from.kind;
   to.peer = from.peer;
   to.dtype = from.dtype;
@@ -149,19 +149,19 @@ void describe(const CommOperation& from, int32_t me, int32_t ranks, MpiOperation
   }
 }
 
-bool is_complete(const MpiOperation& operation) {
+bool is_complete(const MessageOperation& operation) {
   return operation.reduced && std::all_of(operation.parts.begin(), operation.parts.end(),
                                           [](const PeerPart& part) { return part.complete(); });
 }
 
-bool can_reduce(const MpiOperation& operation) {
+bool can_reduce(const MessageOperation& operation) {
   if (operation.reduced) return false;
   return std::all_of(operation.parts.begin(), operation.parts.end(), [](const PeerPart& part) {
     return part.matched && part.lanes[0].received == part.lanes[0].in_bytes;
   });
 }
 
-void add_up(MpiOperation& operation) {
+void add_up(MessageOperation& operation) {
   const int64_t bytes = operation.sum_bytes;
   copy_bytes(operation.sum, operation.addends.data(), bytes);
   for (size_t rank = 1; rank < operation.parts.size(); ++rank) {
