@@ -12,6 +12,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -206,6 +207,10 @@ struct ConnectOptions {
   // The same ranks, connected before: over it they tell each other what they need in order to meet.
   // Null where meeting_point is enough.
   Communicator* bootstrap = nullptr;
+  // The same over whatever else the ranks share, such as a store of keys: is given this rank's text
+  // (some hundred letters) and returns those of all ranks, in rank order. Called several times, by
+  // every rank as often. It returns within `timeout` or throws, and connect throws that on.
+  std::function<std::vector<std::string>(const std::string& mine)> exchange = {};
   // Not negative: splits the launcher's ranks. Those that give the same number are a group of their
   // own, in the launcher's order; all of them call, also those of other groups.
   int32_t group = -1;

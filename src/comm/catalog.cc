@@ -2,6 +2,7 @@
 
 #include "comm/communicator.h"
 #include "comm/local/connect_local.h"
+#include "comm/tcp/connect_tcp.h"
 #include "core/build_config.h"
 
 #include <array>
@@ -31,10 +32,19 @@ constexpr CommunicatorRow kMpi{
     .make_group = nullptr};
 #endif
 
+constexpr CommunicatorRow kTcp{
+    .name = "tcp",
+    .ranks = "processes, of any hosts, that tell each other where they are",
+    .supports = tcp_supports,
+    .connect = connect_tcp,
+    .make_group = nullptr,
+    .launch = tcp_launch};
+
 constexpr std::array kCommunicators = {
     CommunicatorRow{"local", "threads of one process", local_supports, connect_local,
                     make_local_group},
     kMpi,
+    kTcp,
 };
 
 }  // namespace

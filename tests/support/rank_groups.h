@@ -9,8 +9,8 @@
 namespace conclave::testing {
 
 // Calls body(rank, communicator) on each rank of each group, with a communicator that is new.
-// Failures of any rank count. thread_rank_groups.cc: every row of the catalog that can make a group
-// in one process, with 1 to 8 ranks. mpi_rank_groups.cc: the ranks that the launcher has started.
+// Failures of any rank count. thread_rank_groups.cc: every transport that can have a group in one
+// process, with 1 to 8 ranks. mpi_rank_groups.cc: the ranks that the launcher has started.
 void on_every_group(const std::function<void(int32_t, Communicator&)>& body);
 
 }  // namespace conclave::testing

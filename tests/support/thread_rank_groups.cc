@@ -1,5 +1,5 @@
-#include "comm/communicator.h"
 #include "support/rank_groups.h"
+#include "support/thread_groups.h"
 #include "support/thread_ranks.h"
 
 #include <gtest/gtest.h>
@@ -10,12 +10,11 @@
 namespace conclave::testing {
 
 void on_every_group(const std::function<void(int32_t, Communicator&)>& body) {
-  for (const auto& row : comm::communicator_catalog().rows()) {
-    if (row.make_group == nullptr) continue;
+  for (const ThreadGroups& row : kThreadGroups) {
     for (const int32_t ranks : {1, 2, 3, 4, 8}) {
       SCOPED_TRACE(std::string(row.name) + ", ranks " + std::to_string(ranks));
       const LocalGroupOptions options{.num_ranks = ranks, .timeout = std::chrono::seconds(20)};
-      const auto outcomes = run_ranks(row.make_group(options), body);
+      const auto outcomes = run_ranks(row.make(options), body);
       EXPECT_EQ(first_failure(outcomes), "");
     }
   }

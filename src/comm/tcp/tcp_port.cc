@@ -1,0 +1,141 @@
+#include "comm/tcp/tcp_port.h"
+
+#include "comm/message/pause.h"
+
+#include "conclave/error.h"
+
+#include <cstring>
+#include <poll.h>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <unistd.h>
+#include <utility>
+
+namespace conclave::inline v0::comm {
+namespace {
+
+static_assert(std::is_trivially_copyable_v<Notice> && std::is_trivially_copyable_v<ChunkHeader>);
+constexpr size_t kNoticeHead = offsetof(Notice, payload);
+
+// A peer that computes answers within microseconds of its turn, if it has a core.
+constexpr int64_t kYields = 64;
+constexpr int kLongestRestMs = 1;
+constexpr int32_t kSelfBuffers = 2;
+
+std::span<const std::byte> bytes_of(const Notice& notice, size_t bytes) {
+  return {reinterpret_cast<const std::byte*>(&notice), bytes};
+}
+
+}  // namespace
+
+TcpPort::TcpPort(int32_t rank, std::vector<Link> links)
+    : rank_(rank), pid_(::getpid()), peers_(links.size()) {
+  for (size_t peer = 0; peer < links.size(); ++peer) peers_[peer].link = std::move(links[peer]);
+}
+
+bool TcpPort::is_inherited() const noexcept { return pid_ != ::getpid(); }
+
+void TcpPort::check_caller() const {
+  if (!is_inherited()) return;
+  throw Error(ErrorCode::kForked, {.what = "connections of ranks are those of the parent process",
+                                   .hint = "connect after the fork"});
+}
+
+void TcpPort::post(int32_t peer, const Notice& notice, size_t payload_bytes) {
+  peers_[at(peer)].link.send(FrameKind::kNotice, bytes_of(notice, kNoticeHead + payload_bytes), {});
+}
+
+bool TcpPort::find(int32_t peer, FrameKind kind, Frame& frame) {
+  Link& link = peers_[at(peer)].link;
+  if (!link.peek(peer, frame)) {
+    link.receive();
+    if (!link.peek(peer, frame)) return false;
+  }
+  return frame.kind == kind;
+}
+
+std::optional<ReceivedNotice> TcpPort::take_notice() {
+  for (int32_t from = 0; from < size(); ++from) {
+    Frame frame;
+    if (!find(from, FrameKind::kNotice, frame)) continue;
+    std::memcpy(static_cast<void*>(&arrived_), frame.body.data(), frame.body.size());
+    peers_[at(from)].link.drop(frame);
+    return ReceivedNotice{.peer = from, .notice = &arrived_};
+  }
+  return std::nullopt;
+}
+
+bool TcpPort::send_chunk(int32_t peer, const ChunkHeader& header, const std::byte* data) {
+  Peer& to = peers_[at(peer)];
+  to.link.push();
+  if (!to.link.is_idle()) return false;
+  if (peer == rank_ && to.chunks_sent - to.chunks_taken >= kSelfBuffers) return false;
+  to.link.send(FrameKind::kChunk, {reinterpret_cast<const std::byte*>(&header), sizeof header},
+               {data, static_cast<size_t>(header.bytes)});
+  ++to.chunks_sent;
+  return true;
+}
+
+std::optional<ReceivedChunk> TcpPort::take_chunk(int32_t peer) {
+  Peer& from = peers_[at(peer)];
+  from.link.push();
+  Frame frame;
+  if (!find(peer, FrameKind::kChunk, frame)) return std::nullopt;
+  ReceivedChunk chunk;
+  std::memcpy(&chunk.header, frame.body.data(), sizeof chunk.header);
+  const std::span<const std::byte> data = frame.body.subspan(sizeof chunk.header);
+  if (chunk.header.bytes != static_cast<int64_t>(data.size())) {
+    throw PortFailure("a message has another length than it says", peer);
+  }
+  chunk.data = data.data();
+  from.link.drop(frame);
+  ++from.chunks_taken;
+  return chunk;
+}
+
+bool TcpPort::is_cut_off(int32_t peer) const noexcept {
+  const Link& link = peers_[at(peer)].link;
+  if (!link.has_ended()) return false;
+  try {
+    Frame frame;
+    return !link.peek(peer, frame);
+  } catch (const PortFailure&) {
+    return true;  // whoever takes the message says so
+  }
+}
+
+void TcpPort::rest(int64_t round) noexcept {
+  if (round < kYields) return std::this_thread::yield();
+  // More ranks than these are looked at by the clock.
+  constexpr size_t kMost = 256;
+  pollfd waiting[kMost];
+  nfds_t count = 0;
+  for (const Peer& peer : peers_) {
+    if (peer.link.fd() < 0 || peer.link.has_ended() || count == kMost) continue;
+    const short output = peer.link.is_idle() ? 0 : POLLOUT;
+    waiting[count++] = {
+        .fd = peer.link.fd(), .events = static_cast<short>(POLLIN | output), .revents = 0};
+  }
+  if (count == 0) return rest_by_the_clock(round);
+  ::poll(waiting, count, kLongestRestMs);
+}
+
+void TcpPort::flush(std::chrono::nanoseconds deadline) noexcept {
+  const auto until = std::chrono::steady_clock::now() + deadline;
+  // A connection that is closed with bytes unread takes back what its peer has not got yet.
+  while (true) {
+    bool over = true;
+    for (Peer& peer : peers_) {
+      peer.link.push();
+      peer.link.drain();
+      over = peer.link.is_confirmed() && over;
+    }
+    if (over || std::chrono::steady_clock::now() >= until) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void TcpPort::retire(std::unique_ptr<MessagePort>, const Leaving&) noexcept {}
+
+}  // namespace conclave::inline v0::comm
