@@ -37,7 +37,15 @@ from conclave.placement import (
     get_compressed_expert_map,
     round_robin_routing_tables,
 )
-from conclave.ranks import Communicator, Transport, connect, launch_command, local_group, transports
+from conclave.ranks import (
+    Communicator,
+    Transport,
+    connect,
+    from_process_group,
+    launch_command,
+    local_group,
+    transports,
+)
 from conclave.routing import (
     RoutingMethodType,
     fused_topk,
@@ -135,6 +143,7 @@ __all__ = [
     "determine_expert_placement_strategy",
     "fp8_w8a8_moe_quant_config",
     "fp8_w8a16_moe_quant_config",
+    "from_process_group",
     "fused_experts",
     "fused_topk",
     "fused_topk_bias",

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks, _gradients, _runtime
+from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
 from conclave.checkpoint import Checkpoint, Feed
-from conclave.errors import ConclaveTypeError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.ranks import Communicator
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
+Ranks = Any  # a Communicator, or a group of torch.distributed
 
 # The arguments of a call in the order of the module's table, which has their shapes and types. A
 # caller's scratch memory is no argument of `Layer.forward`.
@@ -60,6 +62,20 @@ def _split(
     return split
 
 
+def _ranks(
+    communicator: Ranks | None, tensor_communicator: Ranks | None
+) -> tuple[Communicator | None, Communicator | None]:
+    """Both groups as communicators: all ranks connect the expert group first."""
+    experts = communicator_of(communicator, "communicator")
+    slices = communicator_of(tensor_communicator, "tensor_communicator")
+    if experts is not None and experts is slices and experts.size > 1:
+        raise ConclaveValueError(
+            "tensor_communicator: expected other ranks than those of communicator, found the same "
+            "group"
+        )
+    return experts, slices
+
+
 class Layer:
     """A MoE layer, planned and packed once, run for any number of tokens.
 
@@ -83,8 +99,8 @@ class Layer:
         parallel: ParallelSpec | Mapping[str, Any] | None = None,
         count: bool | None = None,
         plain_rows: bool = False,
-        communicator: Communicator | None = None,
-        tensor_communicator: Communicator | None = None,
+        communicator: Ranks | None = None,
+        tensor_communicator: Ranks | None = None,
     ) -> Layer:
         """A layer of a model directory.
 
@@ -99,16 +115,19 @@ class Layer:
             plain_rows: leave rows as they are where the checkpoint quantises them.
             communicator, tensor_communicator: the ranks that hold the other experts, and the other
                 slices of these; all of them make the layer at the same time, and call it. With
-                one of them `parallel` is by default a split over its ranks.
+                one of them `parallel` is by default a split over its ranks. Each is a Communicator,
+                or a group of torch.distributed: all layers that are given that group share one
+                communicator, which `from_process_group` makes.
 
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
         """
-        context = _runtime.context(device, isa, communicator, tensor_communicator)
+        experts, slices = _ranks(communicator, tensor_communicator)
+        context = _runtime.context(device, isa, experts, slices)
         arguments = (
             layer,
             to_dict(options or {}),
-            _split(parallel, communicator, tensor_communicator),
+            _split(parallel, experts, slices),
             context.device == "cpu" if count is None else count,
             plain_rows,
         )
@@ -132,8 +151,8 @@ class Layer:
         transposed: bool = False,
         expert_map: Sequence[int] | None = None,
         count: bool | None = None,
-        communicator: Communicator | None = None,
-        tensor_communicator: Communicator | None = None,
+        communicator: Ranks | None = None,
+        tensor_communicator: Ranks | None = None,
         **weights: Array | Sequence[Array] | None,
     ) -> Layer:
         """A layer of arrays. On the CPU they are packed and may go; on a GPU they are used in place
@@ -170,16 +189,15 @@ class Layer:
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         orders = (gate_up_order, shared_gate_up_order)
         given, orders = as_loaded(given, orders, transposed, fields)
-        context = _runtime.context(
-            device or device_of_experts(given), isa, communicator, tensor_communicator
-        )
+        experts, slices = _ranks(communicator, tensor_communicator)
+        context = _runtime.context(device or device_of_experts(given), isa, experts, slices)
         return cls(
             _conclave.Layer.from_arrays(
                 context,
                 fields,
                 given,
                 to_dict(options or {}),
-                _split(parallel, communicator, tensor_communicator),
+                _split(parallel, experts, slices),
                 *orders,
                 transposed,
                 list(expert_map) if expert_map is not None else [],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from conclave import _conclave
+from conclave import _conclave, _process_groups
 from conclave._conclave import Communicator
-from conclave.errors import ConclaveValueError
+from conclave._process_groups import from_process_group
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +20,11 @@ class Transport:
 
 
 def transports() -> list[Transport]:
-    """The transports of this build."""
-    return [Transport(*row) for row in _conclave.transports()]
+    """The transports of this build, and whether groups of torch.distributed can be taken."""
+    against = _process_groups.reason_against()
+    of_torch = "processes of a group, over tcp (from_process_group)"
+    rows = [Transport(*row) for row in _conclave.transports()]
+    return [*rows, Transport(_process_groups.TRANSPORT, not against, against or of_torch)]
 
 
 def connect(
@@ -35,7 +39,8 @@ def connect(
     """Joins this process to a group of ranks; all of them call it.
 
     Args:
-        transport: a name of `transports`, such as "mpi" in a process that mpirun has started.
+        transport: a name of `transports`, such as "mpi" in a process that mpirun has started, or
+            "torch.distributed" for its default group (`from_process_group`).
         rank, size: by default what the launcher says.
         meeting_point: where ranks meet, in the transport's words; empty if its launcher knows.
         group: splits the launcher's ranks: those that give the same number are a group of their
@@ -49,7 +54,24 @@ def connect(
     chosen = -1 if group is None else group
     if group is not None and group < 0:
         raise ConclaveValueError(f"group: expected 0 or more, or None, found {group}")
+    if transport == _process_groups.TRANSPORT:
+        return _default_group(rank, size, group, timeout)
     return _conclave.connect(transport, rank, size, meeting_point, chosen, timeout)
+
+
+def _default_group(rank: int, size: int, group: int | None, timeout: float) -> Communicator:
+    if group is not None:
+        raise ConclaveUnsupportedError(
+            "group: torch.distributed splits its ranks by new_group; give that to "
+            "from_process_group"
+        )
+    made = from_process_group(timeout=timeout)
+    if (rank, size) not in ((-1, 0), (made.rank, made.size)):
+        raise ConclaveValueError(
+            f"rank: expected {made.rank} of {made.size}, as in the default group, found "
+            f"{rank} of {size}"
+        )
+    return made
 
 
 def local_group(num_ranks: int, *, timeout: float = 30.0) -> list[Communicator]:
@@ -63,4 +85,12 @@ def launch_command(transport: str, ranks: int) -> list[str]:
     return _conclave.launch_command(transport, ranks)
 
 
-__all__ = ["Communicator", "Transport", "connect", "launch_command", "local_group", "transports"]
+__all__ = [
+    "Communicator",
+    "Transport",
+    "connect",
+    "from_process_group",
+    "launch_command",
+    "local_group",
+    "transports",
+]

@@ -1,10 +1,14 @@
 #include "communicator.h"
 
+#include "arrays.h"
+
 #include "conclave/error.h"
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,24 +29,152 @@ std::chrono::nanoseconds timeout_of(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(seconds));
 }
 
+// Leaving a group may wait for what is still on its way: other threads run meanwhile.
+std::shared_ptr<Communicator> shared(std::unique_ptr<Communicator> communicator) {
+  return {communicator.release(), [](Communicator* last) {
+            const nb::gil_scoped_release released;
+            delete last;
+          }};
+}
+
 std::shared_ptr<Communicator> connect_rank(const std::string& transport, int32_t rank, int32_t size,
                                            const std::string& meeting_point, int32_t group,
-                                           double timeout) {
-  const ConnectOptions options{.rank = rank,
-                               .size = size,
-                               .meeting_point = meeting_point,
-                               .group = group,
-                               .timeout = timeout_of(timeout)};
-  const nb::gil_scoped_release released;
-  return connect(transport, options);
+                                           double timeout, const nb::object& exchange) {
+  ConnectOptions options{.rank = rank,
+                         .size = size,
+                         .meeting_point = meeting_point,
+                         .group = group,
+                         .timeout = timeout_of(timeout)};
+  if (!exchange.is_none()) {
+    options.exchange = [&exchange](const std::string& mine) {
+      const nb::gil_scoped_acquire held;
+      return nb::cast<std::vector<std::string>>(exchange(mine));
+    };
+  }
+  std::unique_ptr<Communicator> communicator;
+  {
+    const nb::gil_scoped_release released;
+    communicator = connect(transport, options);
+  }
+  return shared(std::move(communicator));
 }
 
 std::vector<std::shared_ptr<Communicator>> local_ranks(int32_t num_ranks, double timeout) {
   std::vector<std::shared_ptr<Communicator>> ranks;
   for (auto& rank : make_local_group({.num_ranks = num_ranks, .timeout = timeout_of(timeout)})) {
-    ranks.push_back(std::move(rank));
+    ranks.push_back(shared(std::move(rank)));
   }
   return ranks;
+}
+
+// Vectors that an operation reads and writes.
+class Buffers {
+ public:
+  Buffers(nb::handle from, nb::handle to) : send_(from, "send"), recv_(to, "recv") {
+    send_.require_device({});
+    recv_.require_device({});
+    in_ = {static_cast<const std::byte*>(send_.vector("[n]").data), bytes_of(send_)};
+    out_ = {static_cast<std::byte*>(recv_.writable_vector("[n]").data), bytes_of(recv_)};
+    if (send_.dtype() == recv_.dtype()) return;
+    throw Error(ErrorCode::kDType, {.what = "an operation has one type",
+                                    .tensor = "recv",
+                                    .expected = std::string(dtype_to_python(send_.dtype())),
+                                    .found = std::string(dtype_to_python(recv_.dtype()))});
+  }
+
+  std::span<const std::byte> in() const { return in_; }
+  std::span<std::byte> out() const { return out_; }
+  DType dtype() const { return send_.dtype(); }
+  int64_t element_bytes() const { return byte_size(send_.dtype()); }
+
+ private:
+  static size_t bytes_of(const Array& array) {
+    const int64_t elements = array.shape().empty() ? 1 : array.shape().front();
+    return static_cast<size_t>(elements * byte_size(array.dtype()));
+  }
+
+  Array send_, recv_;
+  std::span<const std::byte> in_;
+  std::span<std::byte> out_;
+};
+
+// Blocks of the ranks in a vector, one behind the other.
+struct Blocks {
+  std::vector<int64_t> bytes, offsets;
+
+  Blocks(const std::vector<int64_t>& counts, int64_t step, size_t room, const char* name) {
+    const int64_t most = static_cast<int64_t>(room) / step;
+    int64_t end = 0;
+    for (const int64_t count : counts) {
+      if (count < 0 || count > most - end) {
+        throw Error(ErrorCode::kShape, {.what = "blocks of ranks do not fit the vector",
+                                        .tensor = name,
+                                        .expected = std::to_string(most) + " elements in all",
+                                        .found = text_of(counts)});
+      }
+      bytes.push_back(count * step);
+      offsets.push_back(end * step);
+      end += count;
+    }
+  }
+
+ private:
+  static std::string text_of(const std::vector<int64_t>& counts) {
+    std::string text;
+    for (const int64_t count : counts) text += (text.empty() ? "" : " + ") + std::to_string(count);
+    return text;
+  }
+};
+
+void exchange_blocks(Communicator& self, const Buffers& buffers, const Blocks& sent,
+                     const Blocks& received, const std::string& phase) {
+  const nb::gil_scoped_release released;
+  self.all_to_all_v({.send = buffers.in().data(),
+                     .send_bytes = sent.bytes,
+                     .send_offsets = sent.offsets,
+                     .recv = buffers.out().data(),
+                     .recv_bytes = received.bytes,
+                     .recv_offsets = received.offsets},
+                    phase);
+}
+
+void all_gather(Communicator& self, nb::handle send, nb::handle recv,
+                const std::optional<std::vector<int64_t>>& counts, const std::string& phase) {
+  const Buffers buffers(send, recv);
+  if (!counts) {
+    const nb::gil_scoped_release released;
+    return self.all_gather(buffers.in(), buffers.out(), phase);
+  }
+  const Blocks received(*counts, buffers.element_bytes(), buffers.out().size(), "counts");
+  Blocks sent({}, 1, 0, "counts");
+  sent.bytes.assign(static_cast<size_t>(self.size()), static_cast<int64_t>(buffers.in().size()));
+  sent.offsets.assign(static_cast<size_t>(self.size()), 0);
+  exchange_blocks(self, buffers, sent, received, phase);
+}
+
+void all_reduce(Communicator& self, nb::handle send, nb::handle recv, const std::string& phase) {
+  const Buffers buffers(send, recv);
+  const nb::gil_scoped_release released;
+  self.all_reduce(buffers.in(), buffers.out(), buffers.dtype(), ReduceOp::kSum, phase);
+}
+
+void all_to_all(Communicator& self, nb::handle send, const std::vector<int64_t>& send_counts,
+                nb::handle recv, const std::vector<int64_t>& recv_counts,
+                const std::string& phase) {
+  const Buffers buffers(send, recv);
+  const int64_t step = buffers.element_bytes();
+  const Blocks sent(send_counts, step, buffers.in().size(), "send_counts");
+  const Blocks received(recv_counts, step, buffers.out().size(), "recv_counts");
+  exchange_blocks(self, buffers, sent, received, phase);
+}
+
+bool is_usable(Communicator& self) {
+  try {
+    self.check("check");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -59,13 +191,31 @@ void bind_communicator(nb::module_& module) {
           "barrier", [](Communicator& self) { self.barrier("barrier"); },
           nb::call_guard<nb::gil_scoped_release>(),
           "Waits until every rank calls it, at most for the timeout.")
+      .def("all_gather", &all_gather, nb::arg("send"), nb::arg("recv"),
+           nb::arg("counts") = nb::none(), nb::arg("phase") = "all_gather",
+           "Every rank's vector, on the CPU, one behind the other in rank order. send [n], recv "
+           "[ranks n]; with counts, the length of each rank's vector, recv [sum of counts].")
+      .def("all_reduce", &all_reduce, nb::arg("send"), nb::arg("recv"),
+           nb::arg("phase") = "all_reduce",
+           "The sum of every rank's vector, in rank order. send and recv [n], apart, of float32, "
+           "float64, int32 or int64, on the CPU.")
+      .def("all_to_all", &all_to_all, nb::arg("send"), nb::arg("send_counts"), nb::arg("recv"),
+           nb::arg("recv_counts"), nb::arg("phase") = "all_to_all",
+           "A block to each rank and one from it, in rank order; counts are numbers of elements.")
+      .def_prop_ro(
+          "is_usable",
+          [](Communicator& self) {
+            const nb::gil_scoped_release released;
+            return is_usable(self);
+          },
+          "False once an operation has failed: the group is to be connected anew.")
       .def(
           "abort", [](Communicator& self, const std::string& reason) { self.abort(reason); },
           nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>(),
           "Makes every present and later wait of every rank fail. From any thread.");
   module.def("connect", &connect_rank, nb::arg("transport"), nb::arg("rank"), nb::arg("size"),
              nb::arg("meeting_point"), nb::arg("group"), nb::arg("timeout"),
-             "Joins this process to a group of ranks.");
+             nb::arg("exchange") = nb::none(), "Joins this process to a group of ranks.");
   module.def("local_group", &local_ranks, nb::arg("num_ranks"), nb::arg("timeout"),
              "The ranks of a group of threads of this process.");
   module.def(
