@@ -66,7 +66,9 @@ def is_group(given: Any) -> bool:
 def _is_of_others(given: Any) -> bool:
     """Whether new_group has returned this to a process that is no rank of the group."""
     dist = _module()
-    return dist is not None and isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER
+    return (
+        dist is not None and isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER
+    )
 
 
 def communicator_of(given: Any, argument: str) -> _conclave.Communicator | None:

@@ -179,9 +179,7 @@ def test_a_rank_that_fails_is_named_in_time(tmp_path, kind):
         assert found[1] is None
 
 
-@pytest.mark.parametrize(
-    "call", ["disagreeing_layers", "disagreeing_calls", "disagreeing_sizes"]
-)
+@pytest.mark.parametrize("call", ["disagreeing_layers", "disagreeing_calls", "disagreeing_sizes"])
 def test_ranks_that_disagree_are_told(tmp_path, call):
     for found in run_ranks(getattr(work, call), 2, tmp_path):
         assert isinstance(found, Failed) and found.name == "kCommMismatch", found

@@ -56,6 +56,10 @@ DIFFERENCES = {
         "+routed_experts_args": _NEWER,
         "+moe_parallel_config": _NEW + ": it says which rank this is",
         "+expert_placement_strategy": _NEW + ": there is no engine's configuration to read it from",
+        "+tp_group": _NEW + ": there is no engine to ask for its groups",
+        "+dp_group": _NEW + ": there is no engine to ask for its groups",
+        "+pcp_group": _NEW + ": there is no engine to ask for its groups",
+        "+ep_group": _NEW + ": there is no engine to ask for its groups",
         "+return_shared_apart": _NEW + ": older versions returned a pair always",
     },
     "layer.FusedMoE.forward_native": {
@@ -79,6 +83,10 @@ DIFFERENCES = {
     "factory.FusedMoE": {
         "+moe_parallel_config": _NEW + ": it says which rank this is",
         "+expert_placement_strategy": _NEW + ": there is no engine's configuration to read it from",
+        "+tp_group": _NEW + ": there is no engine to ask for its groups",
+        "+dp_group": _NEW + ": there is no engine to ask for its groups",
+        "+pcp_group": _NEW + ": there is no engine to ask for its groups",
+        "+ep_group": _NEW + ": there is no engine to ask for its groups",
     },
     "modular_kernel.ExpertTokensMetadata": {
         "expert_num_tokens_cpu default": "may be left out: None"

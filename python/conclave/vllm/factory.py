@@ -58,6 +58,10 @@ def FusedMoEFactory(
     *,
     moe_parallel_config: FusedMoEParallelConfig | None = None,
     expert_placement_strategy: str = "linear",
+    tp_group: Any = None,
+    dp_group: Any = None,
+    pcp_group: Any = None,
+    ep_group: Any = None,
 ) -> FusedMoE:
     """A `FusedMoE` by the parameters, and in the order, of vLLM's newer factory.
 

@@ -12,6 +12,8 @@ import torch
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._modules import LayerNames, members_of
+from conclave.vllm._rank_groups import RankGroups
+from conclave.vllm._rank_split import split_of
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.eplb import EplbLayerState, map_to_physical
 from conclave.vllm.expert_maps import ExpertMapManager
@@ -31,15 +33,15 @@ class FusedMoE(RankedExperts):
     Args:
         num_experts: of the model. top_k: k. hidden_size: H. intermediate_size: of all ranks.
         params_dtype: of the weights; by default torch's.
-        reduce_results: sum over ranks in `forward`, by torch.distributed: of routed and of shared
-            experts. By default forward returns this rank's partial sum, as vLLM's class does;
-            `FusedMoEFactory` sums.
+        reduce_results: sum over ranks in `forward`: of routed and of shared experts, over the
+            groups given here, else by torch.distributed. By default forward returns this rank's
+            partial sum, as vLLM's class does; `FusedMoEFactory` sums.
         renormalize, use_grouped_topk, num_expert_group, topk_group, scoring_func,
         routed_scaling_factor, e_score_correction_bias, custom_routing_function, router,
         hash_indices_table, zero_expert_type: how tokens are routed.
         quant_config: None, a `FusedMoEQuantConfig`, or a configuration as in config.json.
-        tp_size, dp_size, pcp_size: of the engine's groups. For more than one rank give
-            moe_parallel_config, which knows this rank.
+        tp_size, dp_size, pcp_size: of the engine's groups. For more than one rank give the groups,
+            or moe_parallel_config, which knows this rank.
         ep_size: has no effect, as in vLLM.
         prefix: the layer's name; two living layers cannot share one.
         activation, swiglu_limit, is_act_and_mul, apply_router_weight_on_input, has_bias: of the
@@ -50,7 +52,8 @@ class FusedMoE(RankedExperts):
         router_logits_dtype: what `gate` returns is rounded to it.
         gate, shared_experts, shared_expert_gate, routed_input_transform, routed_output_transform:
             modules that forward calls. With several tensor-parallel ranks shared_experts returns
-            this rank's part of the sum, as a row-parallel layer that does not reduce.
+            this rank's part of the sum, as a row-parallel layer that does not reduce; with
+            sequence parallelism over groups the whole.
         apply_routed_scale_to_output: scale the routed sum instead of the weights, before it is
             rounded.
         runner_cls, runner_args, routed_experts_cls, routed_experts_args: replace classes of vLLM;
@@ -58,6 +61,12 @@ class FusedMoE(RankedExperts):
         expert_placement_strategy: "linear" or "round_robin".
         return_shared_apart: forward returns (shared, routed), as older versions of vLLM, and not
             their sum.
+        tp_group, dp_group, pcp_group, ep_group: the engine's groups, each a ProcessGroup of
+            torch.distributed, vLLM's GroupCoordinator, or a `conclave.Communicator`. All ranks make
+            the layer at the same time and call it. forward then moves tokens between dp and pcp
+            ranks, and between all ranks with is_sequence_parallel, and sums in float32 in rank
+            order. ep_group, of the ranks of all groups, splits the experts and not their columns.
+            On the CPU.
     """
 
     def __init__(
@@ -110,6 +119,10 @@ class FusedMoE(RankedExperts):
         moe_parallel_config: FusedMoEParallelConfig | None = None,
         expert_placement_strategy: str = "linear",
         return_shared_apart: bool = False,
+        tp_group: Any = None,
+        dp_group: Any = None,
+        pcp_group: Any = None,
+        ep_group: Any = None,
     ) -> None:
         super().__init__()
         del ep_size, n_shared_experts
@@ -122,14 +135,11 @@ class FusedMoE(RankedExperts):
         _check_name(prefix)
         kind = parse_activation(activation)
         self.activation = kind if is_act_and_mul or not kind.is_gated else kind.without_mul()
-        self.moe_parallel_config = moe_parallel_config or _split_of(
-            tp_size, dp_size, pcp_size, is_sequence_parallel
+        groups = {"tp": tp_group, "pcp": pcp_group, "dp": dp_group, "ep": ep_group}
+        sizes = {"tp_size": tp_size, "dp_size": dp_size, "pcp_size": pcp_size}
+        self.moe_parallel_config = split_of(
+            moe_parallel_config, groups, sizes, is_sequence_parallel
         )
-        if self.moe_parallel_config.is_sequence_parallel != is_sequence_parallel:
-            raise ConclaveValueError(
-                f"is_sequence_parallel: expected as in moe_parallel_config, "
-                f"found {is_sequence_parallel}"
-            )
         self.layer_name = prefix
         self.logical_num_experts = num_experts
         self.global_num_experts = num_experts + num_redundant_experts
@@ -177,6 +187,7 @@ class FusedMoE(RankedExperts):
         self._input_transform = routed_input_transform
         self._output_transform = routed_output_transform
         self._capture: Callable[[torch.Tensor], None] | None = None
+        self._groups = RankGroups.make(self.moe_parallel_config, groups, reduce_results)
         self._check_shared_sum()
         names = LayerNames(prefix, num_experts, members_of(expert_mapping))
         self._scheme = read_scheme(quant_config, names, has_bias)
@@ -199,16 +210,6 @@ class FusedMoE(RankedExperts):
         )
         if prefix:
             _named[prefix] = self
-
-    def _check_shared_sum(self) -> None:
-        split = self.moe_parallel_config
-        apart = max(split.dp_size, split.pcp_size, split.sp_size)
-        if self.reduce_results and self._shared_experts is not None and apart > 1:
-            raise ConclaveUnsupportedError(
-                "reduce_results: shared experts are split over tp ranks only, so that a sum over "
-                f"dp, pcp or sp ranks ({apart}) would count them more than once; sum what forward "
-                "returns"
-            )
 
     def set_capture_fn(self, capture_fn: Callable[[torch.Tensor], None] | None) -> None:
         """Calls capture_fn with the ids [T, k] of every forward, before replicas are chosen: of
@@ -275,6 +276,7 @@ class FusedMoE(RankedExperts):
             ids = map_to_physical(ids, self.eplb_state, num_tokens)
         joined = own_rows is not None or (shared is not None and not self.return_shared_apart)
         wide = joined and self._output_transform is None
+        wide = wide or (self._groups is not None and self.reduce_results)  # a sum is to come
         out = self._run_experts(routed, weights, ids, wide=wide)
         return self._finish(out, routed.dtype, shared, own_rows)
 
@@ -290,28 +292,19 @@ class FusedMoE(RankedExperts):
         apart = shared is not None and self.return_shared_apart
         is_whole = False
         if self._output_transform is not None:
-            out = self._reduced(out.to(dtype))
+            out = self._reduced(out, dtype)
             is_whole = self.reduce_results
             out = _first(self._output_transform(out))
             dtype = out.dtype
         if shared is not None and (apart or is_whole):
-            shared = self._reduced(shared.clone())  # it may be the caller's memory
+            shared = self._reduced(shared.clone(), shared.dtype)  # it may be the caller's memory
         # Every rank has the token's own rows whole: one adds them to a sum that is to come.
-        if own_rows is not None and (is_whole or (self.tp_rank == 0 and self.ep_rank == 0)):
+        if own_rows is not None and (is_whole or self._leads_sum()):
             out = out + own_rows
         if shared is not None and not apart:
             out, dtype = out + shared, torch.promote_types(dtype, shared.dtype)
-        out = out.to(dtype)
-        if not is_whole:
-            out = self._reduced(out)
+        out = out.to(dtype) if is_whole else self._reduced(out, dtype)
         return out if shared is None or not apart else (shared, out)
-
-    def _reduced(self, rows: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks with reduce_results; else the rows."""
-        if not self.reduce_results or self.tp_size * self.ep_size == 1:
-            return rows
-        _gradients.refuse({"shared_experts": rows})
-        return self.maybe_all_reduce_tensor_model_parallel(rows)
 
     forward_native = forward
     forward_cuda = forward
@@ -321,13 +314,21 @@ class FusedMoE(RankedExperts):
     ) -> torch.Tensor:
         """The scaled sum [T, H]: of hidden's type, or float32 where something is to join it."""
         scaled = self._output_scale != 1.0
-        out = None
-        if wide or scaled:
-            out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
-        out = self._weighted_sum(hidden, weights, ids, out)
+        if self._groups is not None:
+            out = self._groups.run(hidden, weights, ids, self._wide_sum)
+        elif wide or scaled:
+            out = self._wide_sum(hidden, weights, ids)
+        else:
+            out = self._weighted_sum(hidden, weights, ids, None)
         if scaled:
             out *= self._output_scale
         return out if wide else out.to(hidden.dtype)
+
+    def _wide_sum(
+        self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
+        return self._weighted_sum(hidden, weights, ids, out)
 
     def _run_gate(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._gate is None:
@@ -342,26 +343,6 @@ class FusedMoE(RankedExperts):
         if self._shared_expert_gate is not None:
             shared = torch.sigmoid(_first(self._shared_expert_gate(hidden))) * shared
         return shared
-
-    def must_reduce_shared_expert_outputs(self) -> bool:
-        """Whether routed rows are whole on every rank already, so that shared ones must be."""
-        return self.moe_parallel_config.use_all2all_kernels
-
-    def maybe_all_reduce_tensor_model_parallel(
-        self, final_hidden_states: torch.Tensor
-    ) -> torch.Tensor:
-        """The sum over all ranks of the split, by the default group of torch.distributed."""
-        ranks = self.tp_size * self.ep_size
-        if ranks == 1:
-            return final_hidden_states
-        dist = torch.distributed
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
-            raise ConclaveUnsupportedError(
-                f"reduce_results: a sum over {ranks} ranks needs a default process group of that "
-                "size; or sum what forward returns"
-            )
-        dist.all_reduce(final_hidden_states)
-        return final_hidden_states
 
 
 def _check_name(prefix: str) -> None:
@@ -380,21 +361,6 @@ def _refuse_classes(**given: Any) -> None:
                 f"{name}: replaces a class of vLLM, which is not here; custom_routing_function and "
                 "router are, and the modular pieces"
             )
-
-
-def _split_of(
-    tp_size: int | None, dp_size: int | None, pcp_size: int | None, sequence: bool
-) -> FusedMoEParallelConfig:
-    sizes = {"tp_size": tp_size, "dp_size": dp_size, "pcp_size": pcp_size}
-    for name, size in sizes.items():
-        if size not in (None, 1):
-            raise ConclaveValueError(
-                f"{name}: for {size} ranks give moe_parallel_config, which knows this rank "
-                "(FusedMoEParallelConfig.make)"
-            )
-    if sequence:
-        raise ConclaveValueError("is_sequence_parallel: give moe_parallel_config with sp_size")
-    return FusedMoEParallelConfig()
 
 
 def _first(output: Any) -> torch.Tensor:

@@ -6,10 +6,12 @@ import re
 
 import torch
 
-from conclave.errors import ConclaveValueError
+from conclave import _gradients
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.routing import RoutingMethodType
 from conclave.vllm._method_run import run_method_experts
 from conclave.vllm._method_schemes import PackedScheme
+from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
@@ -31,6 +33,7 @@ class RankedExperts(ExpertParameters):
     swiglu_limit: float | None
     eplb_state: EplbLayerState
     _routing: Routing
+    _groups: RankGroups | None
     _gate: torch.nn.Module | None
     _shared_experts: torch.nn.Module | None
 
@@ -169,6 +172,56 @@ class RankedExperts(ExpertParameters):
             out=out,
         )
 
+    def _check_shared_sum(self) -> None:
+        split = self.moe_parallel_config
+        apart = max(split.dp_size, split.pcp_size, split.sp_size)
+        if self._groups is not None:
+            return
+        if self.reduce_results and self._shared_experts is not None and apart > 1:
+            raise ConclaveUnsupportedError(
+                "reduce_results: shared experts are split over tp ranks only, so that a sum over "
+                f"dp, pcp or sp ranks ({apart}) would count them more than once; give the groups, "
+                "or sum what forward returns"
+            )
+
+    def _leads_sum(self) -> bool:
+        if self._groups is not None:
+            return self._groups.leads_sum
+        return self.tp_rank == 0 and self.ep_rank == 0
+
+    def _reduced(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The sum over ranks with reduce_results, else the rows, in a type: over groups rounded
+        once."""
+        if not self.reduce_results or self.tp_size * self.ep_size == 1:
+            return rows.to(dtype)
+        _gradients.refuse({"shared_experts": rows})
+        if self._groups is not None:
+            return self._groups.sum(rows).to(dtype)
+        return self.maybe_all_reduce_tensor_model_parallel(rows.to(dtype))
+
+    def must_reduce_shared_expert_outputs(self) -> bool:
+        """Whether routed rows are whole on every rank already, so that shared ones must be."""
+        return self.moe_parallel_config.use_all2all_kernels
+
+    def maybe_all_reduce_tensor_model_parallel(
+        self, final_hidden_states: torch.Tensor
+    ) -> torch.Tensor:
+        """The sum over all ranks of the split, by the groups given, or the default group of
+        torch.distributed."""
+        ranks = self.tp_size * self.ep_size
+        if ranks == 1:
+            return final_hidden_states
+        if self._groups is not None:
+            return self._groups.sum(final_hidden_states).to(final_hidden_states.dtype)
+        dist = torch.distributed
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+            raise ConclaveUnsupportedError(
+                f"reduce_results: a sum over {ranks} ranks needs a default process group of that "
+                "size; or sum what forward returns"
+            )
+        dist.all_reduce(final_hidden_states)
+        return final_hidden_states
+
     def ensure_moe_quant_config_init(self) -> None:
         """Nothing: the configuration is read from the parameters."""
 
@@ -203,6 +256,11 @@ class RankedExperts(ExpertParameters):
         if self._expert_map is None:
             raise ConclaveValueError("expert_map: there is none to update without EP")
         if moe_parallel_config is not None:
+            if self._groups is not None and moe_parallel_config != self.moe_parallel_config:
+                raise ConclaveUnsupportedError(
+                    "moe_parallel_config: the layer's groups have the ranks that they had; make a "
+                    "layer of the new groups"
+                )
             self.moe_parallel_config = moe_parallel_config
         self._experts.update(self.moe_parallel_config)
         device = self._expert_map.device
