@@ -3,6 +3,7 @@
 #include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
 #include "experts/cuda/common/e4m3.cuh"
+#include "experts/cuda/common/exact_quotient.cuh"
 #include "experts/cuda/common/quantize_rows.h"
 #include "experts/cuda/common/vocabulary.h"
 #include "quant/e4m3/e4m3.h"
@@ -149,32 +150,6 @@ __device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
   return __fmaf_rn(x, reciprocal.high, __fmul_rn(x, reciprocal.low));
 }
 
-// Divides a float32 x by a scale as IEEE 754 says: the remainder of a first quotient brings the
-// second to the nearest number, if the inverse is rounded correctly (Markstein 1990). One Newton
-// step rounds it so but where the scale's mantissa is all ones.
-struct Inverse {
-  float scale;
-  float inverse;
-};
-__device__ __forceinline__ bool has_inverse(float scale) {
-  constexpr uint32_t kMantissa = 0x7FFFFFU;
-  return (__float_as_uint(scale) & kMantissa) != kMantissa;
-}
-__device__ __forceinline__ Inverse inverse_of(float scale) { return {scale, fast_inverse(scale)}; }
-__device__ __forceinline__ float times(float x, const Inverse& inverse) {
-  const float quotient = __fmul_rn(x, inverse.inverse);
-  // What the quotient has too much, so that zeros keep their signs.
-  const float excess = __fmaf_rn(quotient, inverse.scale, -x);
-  return __fmaf_rn(-excess, inverse.inverse, quotient);
-}
-
-// True for scales whose quotients neither overflow nor lose bits: 2^-90 to 2^90.
-__device__ __forceinline__ bool is_plain(float scale) {
-  constexpr float kLeast = 8.0779357e-28F;
-  constexpr float kGreatest = 1.2379400e27F;
-  return scale >= kLeast && scale <= kGreatest;
-}
-
 using Words = uint32_t[kPart / 4];
 
 template <class Codes, class Divide>
@@ -197,7 +172,7 @@ __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Wor
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
     const Reciprocal reciprocal = reciprocal_of(scale);
     encode_with<Codes>(x, words, [=](float value) { return times(value, reciprocal); });
-  } else if (sizeof(T) == 4 && kScale == Scale::kDynamic && is_plain(scale) && has_inverse(scale)) {
+  } else if (sizeof(T) == 4 && kScale == Scale::kDynamic && has_inverse(scale)) {
     const Inverse inverse = inverse_of(scale);
     encode_with<Codes>(x, words, [=](float value) { return times(value, inverse); });
   } else {

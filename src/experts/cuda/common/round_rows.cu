@@ -2,6 +2,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
+#include "experts/cuda/common/exact_quotient.cuh"
 #include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/common/vocabulary.h"
 #include "quant/code_quotient.h"
@@ -23,7 +24,7 @@ constexpr int kPart = 8;  // columns that a thread has at a time
 struct Groups {
   int64_t columns = 0;
   int64_t of_row = 1;
-  int32_t lanes = 1;         // share a scale: a power of two, at most a warp, or a whole block
+  int32_t lanes = 1;         // share a scale: a power of two, at most a block
   bool has_vectors = false;  // parts begin at multiples of 16 bytes, in rows and in values
 };
 
@@ -60,16 +61,19 @@ __device__ __forceinline__ float largest(const float (&x)[kPart]) {
   return amax;
 }
 
-// The largest of all threads of a group.
+// The largest of all threads of a group. All threads of a block call this together.
 __device__ __forceinline__ float largest_of_group(float amax, int32_t lanes) {
   for (int distance = min(lanes, kWarp) / 2; distance > 0; distance /= 2) {
     amax = fmaxf(amax, __shfl_xor_sync(0xffffffffU, amax, distance));
   }
   if (lanes <= kWarp) return amax;
   __shared__ float of_warp[kThreads / kWarp];
-  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = amax;
+  const auto warp = static_cast<int32_t>(threadIdx.x) / kWarp;
+  if (threadIdx.x % kWarp == 0) of_warp[warp] = amax;
   __syncthreads();
-  for (const float other : of_warp) amax = fmaxf(amax, other);
+  const int32_t warps = lanes / kWarp;
+  const int32_t first = warp / warps * warps;
+  for (int32_t i = 0; i < warps; ++i) amax = fmaxf(amax, of_warp[first + i]);
   return amax;
 }
 
@@ -98,14 +102,27 @@ __device__ __forceinline__ Step step_of_group(const RoundRowsCuda& args, float a
   return {step, step, 1.0F};
 }
 
+// The rounded value of `value`, whose quotient by the step is given.
 template <class Out>
-__device__ __forceinline__ float rounded(const quant::RowGrid& grid, float value,
+__device__ __forceinline__ float rounded(const quant::RowGrid& grid, float value, float quotient,
                                          const Step& step) {
   if (!isfinite(value)) return NAN;
-  const float nearest = grid.nearest(__fdiv_rn(value, step.divisor));
   const float in_values =
       sizeof(Out) == sizeof(float) ? step.in_values * step.of_row : step.in_values;
-  return nearest * in_values;
+  return grid.nearest(quotient) * in_values;
+}
+
+template <class Out>
+__device__ __forceinline__ void round_part(const quant::RowGrid& grid, const Step& step,
+                                           float (&x)[kPart]) {
+  if (has_inverse(step.divisor)) {
+    const Inverse inverse = inverse_of(step.divisor);
+#pragma unroll
+    for (float& value : x) value = rounded<Out>(grid, value, times(value, inverse), step);
+  } else {
+#pragma unroll
+    for (float& value : x) value = rounded<Out>(grid, value, __fdiv_rn(value, step.divisor), step);
+  }
 }
 
 template <class T, class Out>
@@ -139,8 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   Out* const target = static_cast<Out*>(args.values) + row * args.value_stride;
   for (int64_t column = first; column < end; column += stride) {
     if (column != first) load_part(source + column, end - column, groups.has_vectors, x);
-#pragma unroll
-    for (float& value : x) value = rounded<Out>(args.rule.grid, value, step);
+    round_part<Out>(args.rule.grid, step, x);
     store_part(target + column, end - column, groups.has_vectors, x);
   }
 }
@@ -164,7 +180,7 @@ Groups groups_of(const RoundRowsCuda& args) {
   }
   groups.of_row = ceil_div(args.columns, groups.columns);
   const auto parts = static_cast<uint64_t>(ceil_div(groups.columns, int64_t{kPart}));
-  groups.lanes = parts > kWarp ? kThreads : static_cast<int32_t>(std::bit_ceil(parts));
+  groups.lanes = static_cast<int32_t>(std::min(std::bit_ceil(parts), uint64_t{kThreads}));
   groups.has_vectors =
       (groups.of_row == 1 || groups.columns % kPart == 0) &&
       is_aligned(args.rows, args.row_stride * static_cast<int64_t>(sizeof(T))) &&

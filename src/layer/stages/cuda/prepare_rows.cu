@@ -1,4 +1,6 @@
+#include "core/checked.h"
 #include "cuda/device/grid.cuh"
+#include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
 #include "layer/stages/cuda/prepare_rows.h"
 
@@ -12,43 +14,47 @@ namespace conclave::inline v0 {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float widen(float value) { return value; }
-__device__ float widen(__half value) { return __half2float(value); }
-__device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-
-template <class T>
-__device__ T narrow(float value);
-template <>
-__device__ float narrow<float>(float value) {
-  return value;
-}
-template <>
-__device__ __half narrow<__half>(float value) {
-  return __float2half_rn(value);
-}
-template <>
-__device__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
-  return __float2bfloat16_rn(value);
-}
+constexpr int kPart = 8;  // columns that a thread converts at a time
 
 // `weights` holds one weight per row of `out`, or is null; `copies` rows are made of each input
-// row.
+// row. A row has `parts` parts.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
-    convert_kernel(const From* rows, int64_t row_stride, int64_t num_rows, int64_t columns, To* out,
-                   int64_t out_stride, const float* weights, int64_t copies) {
+    convert_kernel(const __grid_constant__ ConvertRows args, const float* weights, int64_t copies,
+                   int64_t parts, bool aligned) {
   // An earlier kernel may still be writing the rows.
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t step = int64_t{gridDim.x} * kThreads;
-  for (int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x; item < num_rows * columns;
-       item += step) {
-    const int64_t row = item / columns;
-    const int64_t column = item % columns;
-    const float value = widen(rows[row / copies * row_stride + column]);
-    out[row * out_stride + column] =
-        narrow<To>(weights == nullptr ? value : __fmul_rn(value, weights[row]));
+  const int64_t items = args.num_rows * parts;
+  for (int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x; item < items; item += step) {
+    const int64_t row = item / parts;
+    const int64_t column = (item - row * parts) * kPart;
+    const int64_t count = args.columns - column;
+    const From* const from =
+        static_cast<const From*>(args.rows) + row / copies * args.row_stride + column;
+    To* const to = static_cast<To*>(args.out) + row * args.out_stride + column;
+    const bool whole = aligned && count >= kPart;
+    float x[kPart];
+    if (whole) {
+      cuda::device::load_8(from, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) x[i] = i < count ? cuda::device::widen(from[i]) : 0.0F;
+    }
+    if (weights != nullptr) {
+      const float weight = weights[row];
+#pragma unroll
+      for (float& value : x) value = __fmul_rn(value, weight);
+    }
+    if (whole) {
+      cuda::device::store_8(x, to);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        if (i < count) to[i] = cuda::device::narrow<To>(x[i]);
+      }
+    }
   }
 }
 
@@ -123,17 +129,23 @@ __global__ void __launch_bounds__(kThreads)
 
 int64_t blocks_of(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
+bool is_aligned(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
+}
+
 template <class From, class To>
 void launch_convert(const ConvertRows& args, const float* weights, int64_t copies,
                     CUstream_st* stream) {
-  constexpr int64_t kMostBlocks = 2048;
-  const int64_t wanted = (args.num_rows * args.columns + kThreads - 1) / kThreads;
+  constexpr int64_t kMostBlocks = 4096;
+  const int64_t parts = ceil_div(args.columns, int64_t{kPart});
+  const bool aligned =
+      is_aligned(args.rows, args.row_stride * static_cast<int64_t>(sizeof(From))) &&
+      is_aligned(args.out, args.out_stride * static_cast<int64_t>(sizeof(To)));
   cuda::launch("layer.convert_rows", convert_kernel<From, To>,
-               {.blocks = std::clamp<int64_t>(wanted, 1, kMostBlocks),
+               {.blocks = std::clamp<int64_t>(blocks_of(args.num_rows * parts), 1, kMostBlocks),
                 .threads = kThreads,
                 .stream = stream},
-               static_cast<const From*>(args.rows), args.row_stride, args.num_rows, args.columns,
-               static_cast<To*>(args.out), args.out_stride, weights, copies);
+               args, weights, copies, parts, aligned);
 }
 
 template <class From>
