@@ -1,6 +1,7 @@
 #include "convert/charts.h"
 
 #include "convert/report.h"
+#include "output/drawing.h"
 #include "output/numbers.h"
 
 #include <fmt/format.h>
@@ -15,41 +16,14 @@
 namespace conclave::tool {
 namespace {
 
-constexpr double kWidth = 860;
+using drawing::dot;
+using drawing::line;
+using drawing::rect;
+using drawing::svg;
+using drawing::text;
+
 constexpr double kLeft = 96;  // room for what stands before an axis
-constexpr double kPlotWidth = kWidth - kLeft - 16;
-
-std::string svg(double height, std::string_view label, const std::string& content) {
-  return fmt::format(
-      "<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", kWidth,
-      height, escaped(label), content);
-}
-
-std::string text(double x, double y, std::string_view classes, std::string_view content) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>\n", x, y, classes,
-                     escaped(content));
-}
-
-std::string rect(double x, double y, double width, double height, std::string_view attributes,
-                 std::string_view title) {
-  return fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" {}><title>{}</title>"
-      "</rect>\n",
-      x, y, std::max(width, 0.5), height, attributes, escaped(title));
-}
-
-std::string line(double x1, double y1, double x2, double y2, std::string_view classes) {
-  return fmt::format(
-      "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" class=\"{}\"/>\n", x1, y1, x2,
-      y2, classes);
-}
-
-std::string dot(double x, double y, double radius, std::string_view classes,
-                std::string_view title) {
-  return fmt::format(
-      "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\" class=\"{}\"><title>{}</title></circle>\n",
-      x, y, radius, classes, escaped(title));
-}
+constexpr double kPlotWidth = drawing::kWidth - kLeft - 16;
 
 // A logarithmic axis between round numbers, upwards on the screen.
 class LogAxis {
@@ -197,24 +171,6 @@ std::string layer_dots(const LayerError& layer, const LogAxis& axis, double x, d
 }
 
 }  // namespace
-
-std::string escaped(std::string_view raw) {
-  std::string out;
-  for (const char c : raw) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
 
 std::string percent(double share, int digits) {
   const double value = 100 * share;

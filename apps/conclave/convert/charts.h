@@ -4,12 +4,9 @@
 #include "convert/conversion.h"
 
 #include <string>
-#include <string_view>
 
 namespace conclave::tool {
 
-// Replaces what HTML reads as markup.
-std::string escaped(std::string_view text);
 // "0.42 %", with so many digits, but for those before the point.
 std::string percent(double share, int digits = 2);
 
