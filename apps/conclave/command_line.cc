@@ -169,8 +169,8 @@ Option Command::real(const std::string& flags, const char* name, std::optional<d
   return Option(app_.add_option(flags, value, help)->type_name(name));
 }
 
-void Command::flag(const std::string& flags, bool& value, const std::string& help) {
-  app_.add_flag(flags, value, help);
+Option Command::flag(const std::string& flags, bool& value, const std::string& help) {
+  return Option(app_.add_flag(flags, value, help));
 }
 
 void Command::footer(const std::string& text) { app_.footer(text); }

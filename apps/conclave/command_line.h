@@ -72,7 +72,7 @@ class Command {
   // Accepts any float, including NaN: the command judges it.
   Option real(const std::string& flags, const char* name, std::optional<double>& value,
               const std::string& help);
-  void flag(const std::string& flags, bool& value, const std::string& help);
+  Option flag(const std::string& flags, bool& value, const std::string& help);
 
   // Prose, then "Examples:" and indented lines.
   void footer(const std::string& text);

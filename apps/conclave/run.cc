@@ -10,6 +10,7 @@
 #include "output/results_file.h"
 #include "ranks/run_on_ranks.h"
 #include "ranks/split_layer.h"
+#include "trace/record_trace.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -18,6 +19,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -38,6 +40,8 @@ struct RunOptions {
   std::optional<double> tolerance;
   int64_t sample = 8;
   std::string output;
+  std::string trace;
+  bool trace_weights = false;
   int32_t repetitions = 5;
   bool check_manifest = false;
   std::string rows;
@@ -77,6 +81,7 @@ class RunCommand {
       team_.meet("check the layer");
     }
     if (results_) results_->finish();
+    if (trace_) trace_->finish();
     if (!team_.leads()) return ExitCode::kOk;
     const bool ok = table_.finish();
     return ok ? ExitCode::kOk : ExitCode::kOutsideTolerance;
@@ -100,6 +105,7 @@ class RunCommand {
   // All inputs are checked before the first layer is loaded.
   void check_inputs() {
     std::vector<ResultShape> shapes;
+    std::vector<TracedLayer> traced;
     for (const CheckpointLayer* layer : layers_) {
       const BatchShape batch = batches_.check(layer->index, layer->spec);
       shapes.push_back({.layer = layer->index,
@@ -107,9 +113,19 @@ class RunCommand {
                         .spec = layer->spec,
                         .output_dtype = batch.dtype,
                         .has_logits = !batch.gives_ids});
+      traced.push_back({.layer = layer->index, .tokens = batch.num_tokens, .spec = layer->spec});
       if (reference_) reference_->find_output(layer->index, layer->spec, batch.num_tokens);
     }
-    if (!options_.output.empty() && team_.leads()) results_.emplace(options_.output, shapes);
+    std::optional<TraceInfo> trace;
+    if (!options_.trace.empty()) {
+      trace = trace_info(options_.model_dir, checkpoint_.model_type(), traced);
+    }
+    if (!team_.leads()) return;
+    if (!options_.output.empty()) results_.emplace(options_.output, shapes);
+    if (trace) {
+      trace_.emplace(options_.trace, *trace,
+                     options_.trace_weights ? TraceWeights::kYes : TraceWeights::kNo);
+    }
   }
 
   void print_header() {
@@ -153,6 +169,7 @@ class RunCommand {
                                             input, options_.repetitions);
     if (!team_.leads()) return {};
     if (results_) results_->write(result);
+    if (trace_) trace_->write(result.topk_ids.view(), result.topk_weights.view());
 
     LayerRow row{.layer = info.index,
                  .spec = spec,
@@ -180,9 +197,20 @@ class RunCommand {
   const Context context_;
   LayerTable table_;
   std::optional<ResultsFile> results_;
+  std::optional<TraceWriter> trace_;
 };
 
 void validate(const RunOptions& options) {
+  const auto same = [](const std::string& a, const std::string& b) {
+    return std::filesystem::path(a).lexically_normal() ==
+           std::filesystem::path(b).lexically_normal();
+  };
+  if (!options.trace.empty() && same(options.trace, options.output)) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "two results cannot be one file",
+                                              .tensor = "--trace",
+                                              .expected = "another file than that of --output",
+                                              .found = options.trace});
+  }
   if (options.tolerance && !(std::isfinite(*options.tolerance) && *options.tolerance > 0)) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "the tolerance is not a positive number",
                                               .tensor = "--tolerance",
@@ -226,6 +254,10 @@ void add_run_command(CommandLine& line) {
       .with_default();
   command.text("-o,--output", kFileValue, options->output,
                "Write output, topk_ids, topk_weights and router_logits of every layer");
+  const Option trace =
+      command.text("--trace", kFileValue, options->trace,
+                   "Write the experts that each token chose in each layer, for conclave plan");
+  command.flag("--trace-weights", options->trace_weights, "Write their weights too").needs(trace);
   command
       .number("--repetitions", "N", options->repetitions, {1, 100000},
               "Timed forwards; the median counts")
@@ -244,6 +276,7 @@ void add_run_command(CommandLine& line) {
       "testdata/qwen3-moe-tiny/reference.safetensors\n"
       "      --reference testdata/qwen3-moe-tiny/reference.safetensors\n"
       "  conclave run ~/models/OLMoE-1B-7B-0924 --ranks 4 --transport mpi --tp 2\n"
+      "  conclave run MODEL_DIR --input states.safetensors --trace routing.safetensors\n"
       "  conclave run MODEL_DIR --input states.safetensors --output out.safetensors --format json");
   command.on_run([options] {
     validate(*options);

@@ -36,6 +36,7 @@ TEST(FuzzCorpus, GgufBlocks_Replays) { replay("gguf_blocks", fuzz_gguf_blocks); 
 TEST(FuzzCorpus, SentencePieceModel_Replays) {
   replay("sentencepiece_model", fuzz_sentencepiece_model);
 }
+TEST(FuzzCorpus, RoutingTrace_Replays) { replay("routing_trace", fuzz_routing_trace); }
 
 }  // namespace
 }  // namespace conclave::testing

@@ -22,5 +22,7 @@ void fuzz_packed_weights(std::span<const std::byte> input);
 void fuzz_gguf_blocks(std::span<const std::byte> input);
 // Takes a tokenizer.model of SentencePiece.
 void fuzz_sentencepiece_model(std::span<const std::byte> input);
+// Takes a whole trace of routing.
+void fuzz_routing_trace(std::span<const std::byte> input);
 
 }  // namespace conclave::testing
