@@ -14,6 +14,7 @@ void add_convert_command(CommandLine& line);
 void add_inspect_command(CommandLine& line);
 void add_verify_command(CommandLine& line);
 void add_explain_command(CommandLine& line);
+void add_plan_command(CommandLine& line);
 void add_doctor_command(CommandLine& line);
 void add_manifest_command(CommandLine& line);
 void add_completion_command(CommandLine& line);

@@ -27,7 +27,7 @@ TEST_F(OutlineTest, VisibleCommands_AreAllThere) {
   for (const CommandOutline& command : tool_.commands) names.push_back(command.name);
   EXPECT_EQ(names,
             (std::vector<std::string>{"run", "bench", "synth", "convert", "inspect", "verify",
-                                      "explain", "doctor", "manifest", "completion"}));
+                                      "explain", "plan", "doctor", "manifest", "completion"}));
 }
 
 TEST_F(OutlineTest, EveryCommand_HasHelpAndAnExample) {

@@ -6,9 +6,9 @@
 namespace conclave::testing {
 namespace {
 
-const std::vector<std::string> kCommands = {"run",      "bench",     "synth",   "convert",
-                                            "inspect",  "verify",    "explain", "doctor",
-                                            "manifest", "completion"};
+const std::vector<std::string> kCommands = {"run",     "bench",    "synth",     "convert",
+                                            "inspect", "verify",   "explain",   "plan",
+                                            "doctor",  "manifest", "completion"};
 
 TEST(Usage, Help_ListsEveryCommandAndExitCode) {
   const ToolResult result = run_tool({"--help"});
