@@ -327,6 +327,95 @@ inline const std::vector<MeasuredLayer>& measured_layers() {
   return kLayers;
 }
 
+// Calls that nothing was fitted to: of an older record, with even and with skewed choices, on a
+// chip that had rested between them, which makes it up to a fifth faster with many rows.
+struct OtherLayer {
+  const char* rule;  // by which the choices were drawn
+  MeasuredLayer layer;
+};
+inline const std::vector<OtherLayer>& other_layers() {
+  constexpr const char* kRecord = "2026-11-21-speed.jsonl";
+  static const std::vector<OtherLayer> kLayers = {
+      {"zipf:1",
+       {kRecord,
+        "qwen3-30b",
+        "bf16",
+        {128, 8, 2048, 768},
+        {{1, 25.9},
+         {4, 59.6},
+         {16, 132.7},
+         {64, 240.0},
+         {256, 301.0},
+         {1024, 400.2},
+         {4096, 644.1},
+         {16384, 2118.2}}}},
+      {"zipf:1",
+       {kRecord,
+        "qwen3-235b",
+        "bf16",
+        {128, 8, 4096, 1536},
+        {{1, 73.5},
+         {4, 206.8},
+         {16, 489.0},
+         {64, 925.0},
+         {256, 1202.0},
+         {1024, 1287.6},
+         {4096, 2288.9},
+         {16384, 7503.5}}}},
+      {"zipf:1",
+       {kRecord,
+        "deepseek-v3",
+        "bf16",
+        {256, 8, 7168, 2048},
+        {{1, 160.6},
+         {4, 477.6},
+         {16, 1405.5},
+         {64, 2978.5},
+         {256, 4725.0},
+         {1024, 5465.1},
+         {4096, 7450.0},
+         {16384, 20743.4}}}},
+      {"uniform",
+       {kRecord,
+        "deepseek-v3",
+        "bf16",
+        {256, 8, 7168, 2048},
+        {{1, 160.8},
+         {4, 584.4},
+         {16, 1912.8},
+         {64, 4183.4},
+         {256, 4965.6},
+         {1024, 5236.5},
+         {4096, 6404.6},
+         {16384, 20771.9}}}},
+      {"uniform",
+       {kRecord,
+        "dsv3-ep8",
+        "bf16",
+        {32, 1, 7168, 2048},
+        {{256, 635.3}, {1024, 683.6}, {4096, 849.2}, {16384, 2358.2}}}},
+      {"zipf:1",
+       {kRecord,
+        "dsv3-ep8",
+        "bf16",
+        {32, 1, 7168, 2048},
+        {{256, 660.8}, {1024, 769.1}, {4096, 903.0}, {16384, 2463.7}}}},
+      {"uniform",
+       {kRecord,
+        "dsv3-ep8-fp8",
+        "fp8-block",
+        {32, 1, 7168, 2048},
+        {{256, 318.6}, {1024, 350.7}, {4096, 473.6}, {16384, 1342.7}}}},
+      {"zipf:1",
+       {kRecord,
+        "dsv3-ep8-fp8",
+        "fp8-block",
+        {32, 1, 7168, 2048},
+        {{256, 329.3}, {1024, 388.1}, {4096, 492.3}, {16384, 1395.0}}}},
+  };
+  return kLayers;
+}
+
 // Microseconds of collectives of NCCL 2.28.9 between H200s of one host, in graphs of 4 to 20 calls;
 // NVLS and multicast were off (2026-11-22-collectives.md of the same folder). `bytes` is what each
 // rank gives to every other in an all-gather, and its whole buffer in the others; 0: not measured.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <string>
 
 namespace conclave::tool {
 namespace {
@@ -90,12 +91,13 @@ PlannedModel model_of(const testing::MeasuredLayer& layer) {
 }
 
 // The whole way from drawn choices to microseconds.
-double predicted_us(const PlannedModel& model, int64_t tokens) {
+double predicted_us(const PlannedModel& model, int64_t tokens,
+                    const std::string& rule = "uniform") {
   const SyntheticTrace trace({.num_experts = model.spec().num_experts,
                               .top_k = model.spec().top_k,
                               .num_tokens = std::clamp<int64_t>(16 * tokens, 2 * tokens, 32768),
                               .layers = {0}},
-                             {});
+                             {.choice = parse_trace_choice(rule), .text = rule});
   const ClusterPlan plan =
       plan_cluster(model, trace, {.cluster = parse_cluster("1:h200"), .tokens = {tokens}});
   EXPECT_EQ(plan.rows.size(), 1U);
@@ -135,6 +137,30 @@ TEST(ComputeModel, MeasuredLayers_AreWithinTheStatedErrors) {
     EXPECT_GT(mean, 0.6 * facts.mean_error) << facts.name << ": the statement is too modest";
     EXPECT_GT(sums.worst, 0.8 * facts.worst_error) << facts.name;
   }
+}
+
+TEST(ComputeModel, LayersThatNothingWasFittedTo_AreClose) {
+  constexpr double kWorst = 0.22;
+  constexpr double kMean = 0.07;
+  double sum = 0;
+  double worst = 0;
+  int count = 0;
+  for (const testing::OtherLayer& other : testing::other_layers()) {
+    const PlannedModel model = model_of(other.layer);
+    for (const testing::MeasuredCall& call : other.layer.calls) {
+      const double predicted = predicted_us(model, call.tokens, other.rule);
+      const double error = relative_error(predicted, call.us);
+      EXPECT_LE(error, kWorst) << other.layer.model << " " << other.layer.form << ", "
+                               << call.tokens << " tokens by " << other.rule << ": predicted "
+                               << predicted << ", measured " << call.us;
+      sum += error;
+      worst = std::max(worst, error);
+      ++count;
+    }
+  }
+  EXPECT_LE(sum / count, kMean);
+  RecordProperty("mean_error", std::to_string(sum / count));
+  RecordProperty("worst_error", std::to_string(worst));
 }
 
 TEST(ComputeModel, SlowerGpus_TakeLonger) {

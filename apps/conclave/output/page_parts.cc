@@ -27,7 +27,7 @@ p { margin: 0 0 14px; color: var(--soft); max-width: 74ch; }
 .tile span { color: var(--soft); font-size: 13px; }
 section { padding: 20px 22px; margin: 0 0 16px; }
 ul { margin: 4px 0 0; padding-left: 20px; } li { margin: 3px 0; max-width: 78ch; }
-.figure { overflow-x: auto; } .figure svg { min-width: 620px; }
+.figure { overflow-x: auto; } .figure svg { min-width: 520px; }
 svg { width: 100%; height: auto; display: block; font-size: 12px; }
 svg text { fill: var(--ink); } svg .tick { fill: var(--soft); }
 svg .end { text-anchor: end; } svg .middle { text-anchor: middle; }

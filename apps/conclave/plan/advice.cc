@@ -42,7 +42,7 @@ std::optional<std::string> balancing(const ClusterPlan& plan) {
   const StrategyPlan* even =
       fastest(plan, [](const Strategy& s) { return s.ep > 1 && s.tp == 1 && !s.is_balanced(); });
   if (even == nullptr) return std::nullopt;
-  // Many replicas also shorten ways, since one lies near; that is another question.
+  // With many replicas a token's rows also meet on fewer ranks; that is another question.
   const StrategyPlan* balanced = fastest(plan, [&](const Strategy& s) {
     return s.is_balanced() && s.ep == even->strategy.ep && s.tp == 1 && s.redundant_experts <= s.ep;
   });
@@ -53,13 +53,12 @@ std::optional<std::string> balancing(const ClusterPlan& plan) {
                        tokens_text(even->tokens), balanced->strategy.name(),
                        balanced->layer_us.mean, even->strategy.name(), even->layer_us.mean);
   }
-  return fmt::format(
-      "balancing pays: with {}, {} takes {:.0f} us where {} takes {:.0f} us, for {} more weights a "
-      "GPU",
-      tokens_text(even->tokens), balanced->strategy.name(), balanced->layer_us.mean,
-      even->strategy.name(), even->layer_us.mean,
-      bytes_text(
-          static_cast<uint64_t>(std::max(balanced->weight_bytes - even->weight_bytes, 0.0))));
+  const double more = balanced->weight_bytes - even->weight_bytes;
+  return fmt::format("balancing pays: with {}, {} takes {:.0f} us where {} takes {:.0f} us, for {}",
+                     tokens_text(even->tokens), balanced->strategy.name(), balanced->layer_us.mean,
+                     even->strategy.name(), even->layer_us.mean,
+                     more > 0 ? bytes_text(static_cast<uint64_t>(more)) + " more weights a GPU"
+                              : "no more weights");
 }
 
 }  // namespace

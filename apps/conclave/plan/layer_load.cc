@@ -109,8 +109,8 @@ LayerLoad::Copies LayerLoad::copies(const ExpertSlots& slots, const GroupShape& 
   const int64_t tokens = std::min(judged_tokens_, kSampledTokens);
   const int64_t step = std::max<int64_t>(judged_tokens_ / std::max<int64_t>(tokens, 1), 1);
   for (int64_t token = 0; token < tokens; ++token) {
-    // Homes are spread like replicas, so that a token's home says nothing of its replica.
-    const auto home = static_cast<int32_t>((token * 7919 + 13) % ranks);
+    // Neighbours are at home on one rank: the number that chooses replicas says nothing of it.
+    const auto home = static_cast<int32_t>(token * ranks / tokens);
     const int32_t home_node = home / group.per_node;
     for (const int32_t id : judged_tokens_ids(token * step, 1)) {
       if (id < 0 || id >= num_experts_) continue;

@@ -41,7 +41,7 @@ class LayerLoad {
   const std::vector<LoadBatch>& batches(int64_t tokens);
 
   // Copies of a token's row that go from its rank to others, the mean of a sample of tokens. Ranks
-  // of `group` are numbered node by node; a token is at home on each of them in turn.
+  // of `group` are numbered node by node; each is home to as many successive tokens.
   struct Copies {
     double to_ranks = 0;             // ranks other than its own
     double within_node = 0;          // those of to_ranks on its own node
