@@ -175,12 +175,16 @@ class _Exchange:
     def clear(self) -> None:
         """Takes back what this rank has said: by now every rank has read it."""
         with contextlib.suppress(Error):
-            for number in range(self._round + 1):
-                key = self._key(number, self._rank)
-                _in_time(lambda key=key: self._store.delete_key(key), time.monotonic() + 1.0)
+            _in_time(self._take_back, time.monotonic() + 1.0)
+
+    def _take_back(self) -> None:
+        for number in range(self._round + 1):
+            self._store.delete_key(self._key(number, self._rank))
 
     def _run(self, mine: str) -> list[str]:
         pause = 0.0005
+        if self._round == 1:
+            self._leave_behind()
         if self._round > 0:
             self._say(mine)
         while True:
@@ -202,13 +206,18 @@ class _Exchange:
                 return False
             self._meeting = self._store.add(f"{_KEYS}/meeting", 1)
             return True
-        seen = f"{_KEYS}/seen/{self._rank}"
-        newest, last = self._store.add(f"{_KEYS}/meeting", 0), self._store.add(seen, 0)
-        if newest <= last:
+        newest = self._store.add(f"{_KEYS}/meeting", 0)
+        if newest <= max(self._meeting, self._last_meeting()):
             return False
-        self._store.add(seen, newest - last)
         self._meeting = newest
         return True
+
+    def _last_meeting(self) -> int:
+        """The last one in which this rank has said where it is: it cannot say that twice."""
+        return int(self._store.add(f"{_KEYS}/seen/{self._rank}", 0))
+
+    def _leave_behind(self) -> None:
+        self._store.add(f"{_KEYS}/seen/{self._rank}", self._meeting - self._last_meeting())
 
     def _key(self, number: int, rank: int) -> str:
         return f"{_KEYS}/{self._meeting}/{number}/{rank}"

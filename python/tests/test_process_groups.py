@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import numpy
 import pytest
 
 import conclave
+from conclave import _process_groups
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.distributed.is_available():
@@ -53,6 +58,13 @@ def test_experts_have_the_bits_of_one_rank(tmp_path, whole):
         assert len(outputs) == 6 and all(equal(found, whole[rank]) for found in outputs)
     for rank, outputs in enumerate(run_ranks(work.experts, 3, tmp_path / "3")):
         assert all(equal(found, whole[rank]) for found in outputs)
+
+
+def test_ranks_meet_at_a_store_with_a_server(tmp_path, whole):
+    server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    found = run_ranks(work.experts, 2, tmp_path, port=server.port)
+    for rank, outputs in enumerate(found):
+        assert all(equal(output, whole[rank]) for output in outputs)
 
 
 def test_slices_have_the_bits_of_threads(tmp_path):
@@ -190,6 +202,36 @@ def test_a_rank_that_does_not_connect_is_named(tmp_path):
     first, second = run_ranks(work.never_connects, 2, tmp_path)
     assert first.name == "kCommTimeout" and "rank 1" in first.text
     assert 0.4 < first.seconds < 5 and second is None
+
+
+SERVER = """
+import time, torch.distributed as dist
+server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(server.port, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_store_that_is_lost_is_told_in_time(end):
+    """Nobody waits for its process beyond the deadline, whatever torch's calls do."""
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(server.stdout.readline())
+        store = torch.distributed.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+        server.send_signal(end)
+        if end == signal.SIGKILL:
+            server.wait()
+        exchange = _process_groups._Exchange(store, 0, 2, 0.5)
+        start = time.monotonic()
+        with pytest.raises(conclave.ConclaveCommError, match="store of the group") as caught:
+            exchange("a place")
+        assert time.monotonic() - start < 5
+        wanted = {signal.SIGSTOP: "kCommTimeout", signal.SIGKILL: "kCommPeerLost"}
+        assert caught.value.name == wanted[end]
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_ranks_meet_after_a_meeting_that_failed(tmp_path, whole):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import signal
 import threading
 import time
@@ -302,18 +301,3 @@ def group_after_failure(rank, folder):
         pass
     dist.barrier()
     return layer_over(dist.group.WORLD)(made_rows(TOKENS[rank], seed=rank)).numpy()
-
-
-def stopped_store(rank, folder, address):
-    """The process that serves a store stops: nobody waits for it beyond the deadline."""
-    host, port = address
-    store = dist.TCPStore(host, port, None, False, wait_for_workers=False)
-    from conclave._process_groups import _Exchange
-
-    exchange = _Exchange(store, rank, 2, 0.5)
-    wait_for(folder / "stopped")
-    exchange("hello")
-
-
-__all__ = [name for name, value in list(globals().items()) if callable(value)]
-_ = pathlib

@@ -38,15 +38,17 @@ def run_ranks(
     folder: pathlib.Path,
     *arguments: Any,
     backend: str = "cpu:gloo",
+    port: int | None = None,
     timeout: float = 60.0,
 ) -> list[Any]:
     """What work(rank, folder, *arguments) returned in each process, a `Failed` for what it raised,
-    None for a process that was killed. Stopped processes are killed when the others have ended."""
+    None for a process that was killed. Stopped processes are killed when the others have ended.
+    Ranks meet at the TCPStore of a port, by default over a file, so that any rank may be killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     folder.mkdir(exist_ok=True)
     processes = [
-        context.Process(target=_rank, args=(work, rank, ranks, folder, backend, arguments))
+        context.Process(target=_rank, args=(work, rank, ranks, folder, backend, port, arguments))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -83,14 +85,16 @@ def wait_for(file: pathlib.Path, timeout: float = 30.0) -> None:
         time.sleep(0.005)
 
 
-def _rank(work, rank, ranks, folder, backend, arguments) -> None:
+def _rank(work, rank, ranks, folder, backend, port, arguments) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     conclave.set_num_threads(1)
-    # A store without a server: any rank may be killed.
-    store = dist.FileStore(str(folder / "store"), ranks)
+    if port is None:
+        store = dist.FileStore(str(folder / "store"), ranks)
+    else:
+        store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
     started = time.monotonic()
     try:
