@@ -80,6 +80,10 @@ CONCLAVE_API bool survives_any_rank(const ExpertSlots& slots);
 // Error(kInvalidArgument) for another number of ranks or experts.
 CONCLAVE_API int64_t moved_experts(const ExpertSlots& before, const ExpertSlots& after);
 
+// The slots of a layer of E experts with `parallel`, experts of a rank in ascending order of their
+// physical numbers. Throws Error(kInvalidArgument) as make_placement.
+CONCLAVE_API ExpertSlots slots_of(int64_t num_experts, const ParallelSpec& parallel);
+
 // `parallel` with these slots: ep_size, PlacementStrategy::kCustom, rank_of, replicas. The first
 // slot of an expert becomes physical expert e, the others its replicas in the order of slots.
 CONCLAVE_API ParallelSpec with_slots(const ParallelSpec& parallel, const ExpertSlots& slots);

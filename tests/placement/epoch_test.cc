@@ -49,8 +49,9 @@ TEST(PlacementEpoch, AnotherOne_FollowsIfItFitsThePlannedPlaces) {
   EXPECT_EQ(reason(*first_epoch(4, {.ep_size = 2, .num_redundant_experts = 1})),
             "the plan is for 4 physical experts, the epoch has 5");
   const auto copied = first_epoch(4, {.ep_size = 2, .num_redundant_experts = 1});
-  EXPECT_EQ(can_follow(*copied, *planned).reason(),
-            "the plan is for 5 physical experts, the epoch has 4");
+  EXPECT_EQ(can_follow(*first_epoch(4, {.ep_size = 2}), *copied).reason(),
+            "the plan is for 4 physical experts, the epoch has 5");
+  EXPECT_TRUE(can_follow(*copied, *first_epoch(4, {.ep_size = 2}))) << "replicas may be fewer";
 }
 
 }  // namespace
