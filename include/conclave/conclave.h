@@ -16,6 +16,7 @@
 #include "conclave/gguf_layers.h"
 #include "conclave/layer.h"
 #include "conclave/methods.h"
+#include "conclave/migration.h"
 #include "conclave/model_trunk.h"
 #include "conclave/permute.h"
 #include "conclave/placement.h"

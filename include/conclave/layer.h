@@ -2,7 +2,9 @@
 // plan straight through, without allocation.
 #pragma once
 
+#include "conclave/balance.h"
 #include "conclave/context.h"
+#include "conclave/migration.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
 #include "conclave/version.h"
@@ -73,6 +75,9 @@ struct LayerOptions {
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
   Determinism determinism = Determinism::kRepeatable;
   WeightUse weights = WeightUse::kPacked;  // "cpu" only; on CUDA kInPlace is Error(kUnsupported)
+  // Places for experts on each rank beside those of its placement, into which experts move while
+  // forwards go on (conclave/migration.h). Equal on all ranks, 0 to 1024; "cpu" only.
+  int32_t spare_experts = 0;
   // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};
 };
@@ -211,7 +216,7 @@ struct Plan {
   std::vector<PlanBuffer> buffers;  // between the stages, for max_tokens
   std::string part;                 // the part this rank holds: "3 of 8 experts on rank 1 of 3"
   int64_t max_tokens = 0;
-  int64_t num_local_experts = 0;  // physical experts
+  int64_t num_local_experts = 0;  // physical experts, of the first placement
   size_t workspace_bytes = 0;
   size_t packed_bytes = 0;
   size_t in_place_bytes = 0;  // weights read in the source's memory take them: WeightUse
@@ -224,9 +229,9 @@ enum class ReloadMode : uint8_t {
              // forward throws Error(kState) until a reload completes
 };
 
-// Immutable after create, except for reload. Concurrent forwards need distinct workspaces, and on
-// CUDA distinct streams. Destruction does not wait for work that a stream still holds: synchronise
-// the stream first.
+// Immutable after create, except for reload and the placement of experts. Concurrent forwards need
+// distinct workspaces, and on CUDA distinct streams. Destruction does not wait for work that a
+// stream still holds: synchronise the stream first.
 class CONCLAVE_API MoeLayer {
  public:
   // Validates, plans, and packs this rank's experts or slices. Collective over the context's
@@ -262,15 +267,37 @@ class CONCLAVE_API MoeLayer {
   static constexpr int64_t kReplannedTokens = 16384;
   MoeLayer with_max_tokens(int64_t max_tokens) const;
 
+  // Moves experts to the slots that `slots` gives each rank, then returns; between two forwards,
+  // on every rank with the same slots and options. Experts that stay keep their addresses. Replicas
+  // may become those of other experts; a rank has at most as many experts as places: those of the
+  // first placement and all spare ones but one. Nothing is held twice but a spare place, or,
+  // without spare_experts, a temporary one where experts change places in a circle. With
+  // Reduce::kPartial and no communicator in the options, this rank alone reads its experts from the
+  // source. Throws Error: kInvalidArgument naming the field; kUnsupported with the reason, as
+  // Migration; kState if a migration is under way; CommError: kCommMismatch where ranks disagree or
+  // a copy differs, on each; kCommPeerLost, kCommTimeout; what the source throws.
+  // Then the layer stays at the last placement that all ranks had reached, with the same results.
+  // Only where an expert is in a temporary place then, forward throws Error(kState) until another
+  // update_placement completes. Layers that share weights share the placement.
+  void update_placement(const ExpertSlots& slots, const MigrationOptions& options = {});
+  // The same, to the slots of another split of the same ranks: placement, rank_of and replicas are
+  // read, the rest must be as in parallel().
+  void update_placement(const ParallelSpec& next, const MigrationOptions& options = {});
+  // The experts of each rank now, in the order of their places.
+  ExpertSlots slots() const;
+  // Counts the placements that the layer has had, the first being 0. Equal on all ranks.
+  uint64_t placement_epoch() const;
+
   // Loads weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
   // CUDA no stream may still hold one. Throws as create does for a source. kInPlace keeps the
   // weights' addresses; kStaged moves the weights, and graphs captured before do not follow. What
   // the layer reads in the source's memory, a new source must have there too, and for kInPlace at
-  // the same place: Error(kState) otherwise, before anything is overwritten.
+  // the same place: Error(kState) otherwise, before anything is overwritten. Experts are packed
+  // where they lie now. Error(kState) while experts are on their way.
   void reload(const WeightSource& source, ReloadMode mode);
 
   const MoeSpec& spec() const noexcept;
-  const ParallelSpec& parallel() const noexcept;
+  const ParallelSpec& parallel() const noexcept;  // as given to create
   const Plan& plan() const noexcept;
   // Bytes that serve calls of any number of tokens.
   size_t workspace_bytes() const noexcept;
@@ -282,6 +309,7 @@ class CONCLAVE_API MoeLayer {
   LayerStatus status() const;
 
  private:
+  friend class Migration;
   struct Impl;
   explicit MoeLayer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

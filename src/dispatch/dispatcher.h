@@ -62,7 +62,7 @@ class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
 
-  virtual int64_t num_local_experts() const = 0;
+  virtual int64_t num_local_experts() const = 0;  // places for them, spare ones included
   // Upper bound of occupied slots (and of num_slots) that one dispatch can deliver; for contiguous
   // layouts tokens * min(k, E_local) * ep.
   virtual int64_t max_slots() const = 0;

@@ -24,18 +24,18 @@ EpPlan make_ep_plan(const DispatchProblem& problem) {
   EpPlan plan;
   plan.problem = problem;
   plan.problem.epoch = epoch_of(problem);
-  const ExpertPlacement& placement = plan.problem.epoch->experts;
+  const PlaceTable& places = plan.problem.epoch->places;
   plan.fixed_slots = problem.transport == EpTransport::kFixedSlots;
   plan.reduced = problem.combine == EpCombine::kReducedPerRank;
 
   const int64_t ranks = problem.ep_size;
   const int64_t tokens = problem.max_tokens;
-  for (const auto& experts : placement.experts_of) {
-    const auto owned = static_cast<int64_t>(experts.size());
+  for (const auto& row : places.experts) {
+    const auto owned = static_cast<int64_t>(row.size());
     plan.results_per_row.push_back(std::min(owned, plan.reduced ? int64_t{1} : problem.top_k));
   }
   const auto self = static_cast<size_t>(problem.ep_rank);
-  plan.num_local_experts = static_cast<int64_t>(placement.experts_of[self].size());
+  plan.num_local_experts = static_cast<int64_t>(places.experts[self].size());
   plan.terms = plan.reduced ? ranks : problem.top_k;
   product(tokens, plan.terms);
 

@@ -30,8 +30,9 @@ class LocalDispatcher final : public Dispatcher {
   explicit LocalDispatcher(const DispatchProblem& problem)
       : problem_(problem), epoch_(epoch_of(problem)) {
     const auto rank = static_cast<size_t>(problem.ep_rank);
-    num_local_experts_ = static_cast<int64_t>(epoch_->experts.experts_of[rank].size());
-    holds_all_ = num_local_experts_ == problem.num_experts;
+    num_local_experts_ = static_cast<int64_t>(epoch_->places.experts[rank].size());
+    const auto owned = static_cast<int64_t>(epoch_->experts.experts_of[rank].size());
+    holds_all_ = owned == problem.num_experts;
     max_slots_ = slot_bound(problem, num_local_experts_);
     expert_begin_ = layout_.book<int64_t>(num_local_experts_);
     expert_count_ = layout_.book<int64_t>(num_local_experts_);

@@ -17,7 +17,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-constexpr const char* kPhase = "create: agree on the plan";
 constexpr int64_t kVersion =
     CONCLAVE_VERSION_MAJOR * 10000 + CONCLAVE_VERSION_MINOR * 100 + CONCLAVE_VERSION_PATCH;
 
@@ -93,31 +92,35 @@ MoeSpec with_types(MoeSpec spec) {
   return spec;
 }
 
-[[noreturn]] void report(size_t rank, std::string_view name, int64_t theirs, int64_t mine) {
-  throw CommError(ErrorCode::kCommMismatch, static_cast<int32_t>(rank), kPhase,
+[[noreturn]] void report(const char* phase, size_t rank, std::string_view name, int64_t theirs,
+                         int64_t mine) {
+  throw CommError(ErrorCode::kCommMismatch, static_cast<int32_t>(rank), phase,
                   "ranks differ in " + std::string(name) + ": " + std::to_string(theirs) +
                       " there, " + std::to_string(mine) + " here");
 }
 
 template <class Entry>
-std::vector<Entry> gather(std::span<const Entry> mine, Communicator& communicator) {
+std::vector<Entry> gather(std::span<const Entry> mine, Communicator& communicator,
+                          const char* phase) {
   std::vector<Entry> all(mine.size() * static_cast<size_t>(communicator.size()));
-  communicator.all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(all)), kPhase);
+  communicator.all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(all)), phase);
   return all;
 }
 
 // Values can be compared in order only where all ranks list the same names.
-void compare_lists(std::span<const AgreedValue> values, Communicator& communicator) {
+void compare_lists(std::span<const AgreedValue> values, Communicator& communicator,
+                   const char* phase) {
   constexpr std::array<std::string_view, 3> kNames = {
       "the library version", "the number of values that they compare", "what they compare"};
   Hash names;
   for (const AgreedValue& value : values) names.add(value.name);
   const std::array<int64_t, kNames.size()> mine = {kVersion, static_cast<int64_t>(values.size()),
                                                    names.value()};
-  const std::vector<int64_t> all = gather(std::span<const int64_t>(mine), communicator);
+  const std::vector<int64_t> all = gather(std::span<const int64_t>(mine), communicator, phase);
   for (size_t at = 0; at < all.size(); ++at) {
     const size_t field = at % mine.size();
-    if (all[at] != mine[field]) report(at / mine.size(), kNames[field], all[at], mine[field]);
+    if (all[at] != mine[field])
+      report(phase, at / mine.size(), kNames[field], all[at], mine[field]);
   }
 }
 
@@ -144,15 +147,16 @@ std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions
   return values;
 }
 
-void compare_values(std::span<const AgreedValue> values, Communicator& communicator) {
-  compare_lists(values, communicator);
+void compare_values(std::span<const AgreedValue> values, Communicator& communicator,
+                    const char* phase) {
+  compare_lists(values, communicator, phase);
   std::vector<int64_t> mine;
   for (const AgreedValue& value : values) mine.push_back(value.value);
-  const std::vector<int64_t> all = gather(std::span<const int64_t>(mine), communicator);
+  const std::vector<int64_t> all = gather(std::span<const int64_t>(mine), communicator, phase);
   for (size_t at = 0; at < all.size(); ++at) {
     const size_t field = at % mine.size();
     if (all[at] != mine[field]) {
-      report(at / mine.size(), values[field].name, all[at], mine[field]);
+      report(phase, at / mine.size(), values[field].name, all[at], mine[field]);
     }
   }
 }

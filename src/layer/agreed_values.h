@@ -33,6 +33,7 @@ std::vector<AgreedValue> values_to_agree(const MoeSpec& spec, const LayerOptions
 
 // Collective. Throws CommError(kCommMismatch) naming a rank and the first value that differs, on
 // every rank. Ranks of another version, or with values of other names, are told apart first.
-void compare_values(std::span<const AgreedValue> mine, Communicator& communicator);
+void compare_values(std::span<const AgreedValue> mine, Communicator& communicator,
+                    const char* phase = "create: agree on the plan");
 
 }  // namespace conclave::inline v0

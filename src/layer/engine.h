@@ -4,6 +4,7 @@
 #include "core/device.h"
 #include "layer/device_runtime.h"
 #include "layer/kernel_counts.h"
+#include "layer/migration/movable_experts.h"
 #include "layer/plan_base.h"
 
 #include "conclave/error.h"
@@ -28,6 +29,8 @@ namespace conclave::inline v0 {
 class LayerWeights {
  public:
   virtual ~LayerWeights() = default;
+  // The experts that the next load or fill packs, by place, -1 for a free one; empty: as planned.
+  std::vector<int32_t> experts;
 };
 
 // A call whose arguments are checked.
@@ -36,6 +39,7 @@ struct LayerCall {
   int64_t tokens = 0;
   int64_t chunks = 0;  // as the ranks agreed
   std::span<std::byte> workspace;
+  const PlacementEpoch* epoch = nullptr;  // as the ranks agreed
 };
 
 // A plan bound to weights. Immutable, so that concurrent calls need only distinct workspaces.
@@ -77,6 +81,13 @@ class Engine {
   // with `like`, a runner on the same weights, if given.
   virtual std::unique_ptr<LayerRunner> bind(LayerWeights& weights,
                                             const LayerRunner* like) const = 0;
+
+  // Whether experts may lie in other places than planned, or why not.
+  virtual Support moves_experts() const {
+    return Support::no("on this device they stay where they were loaded");
+  }
+  // For those whose experts move. What it returns lives as long as this and the weights.
+  virtual MovableExperts movable(LayerWeights& /*weights*/) const { return {}; }
 
   // Makes the device current for the calling thread and returns the one that was, for leave().
   virtual int32_t enter() const { return 0; }

@@ -10,7 +10,10 @@
 #include "conclave/layer.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -22,8 +25,15 @@ struct HostCounts {
   std::atomic<int64_t> tokens_without_finite_logit{0};
 };
 
+// One place more, for experts that pass through it.
+struct TemporaryPlace {
+  cpu::Buffer gate_up;
+  cpu::Buffer down;
+};
+
 struct HostWeights final : LayerWeights {
   PackedWeights packed;
+  TemporaryPlace temporary;
   std::shared_ptr<HostCounts> counts;
 };
 
@@ -48,7 +58,7 @@ void HostRunner::run(const LayerCall& call) const {
   const KernelCounts counted = run_chunks({.plan = plan_,
                                            .weights = weights_.packed,
                                            .args = call.args,
-                                           .epoch = *plan_.part.epoch,
+                                           .epoch = *call.epoch,
                                            .tokens = call.tokens,
                                            .chunks = call.chunks,
                                            .workspace = call.workspace,
@@ -57,6 +67,13 @@ void HostRunner::run(const LayerCall& call) const {
   counts.skipped_ids.fetch_add(counted.skipped_ids, std::memory_order_relaxed);
   counts.tokens_without_finite_logit.fetch_add(counted.tokens_without_finite_logit,
                                                std::memory_order_relaxed);
+}
+
+// Slabs of ranks with the same key have the same bytes for the same expert.
+int64_t layout_key(const LayerPlan& plan) {
+  const experts::SlabBytes bytes = plan.experts->slab_bytes();
+  const size_t layout = std::hash<std::string>()(plan.experts->packed_layout());
+  return static_cast<int64_t>(layout ^ (bytes.gate_up << 20U) ^ bytes.down);
 }
 
 class HostEngine final : public Engine {
@@ -78,14 +95,23 @@ class HostEngine final : public Engine {
     check_lent(plan_, source, static_cast<const HostWeights&>(weights).packed);
   }
   void fill(const WeightSource& source, LayerWeights& weights) const override {
-    fill_weights(context_, plan_, source, static_cast<HostWeights&>(weights).packed);
+    fill_weights(context_, plan_, source, experts_of(&weights),
+                 static_cast<HostWeights&>(weights).packed);
   }
+  Support moves_experts() const override;
+  MovableExperts movable(LayerWeights& weights) const override;
   KernelCounts counts(const LayerWeights& weights) const override;
   std::unique_ptr<LayerRunner> bind(LayerWeights& weights, const LayerRunner*) const override {
     return std::make_unique<HostRunner>(context_, plan_, static_cast<HostWeights&>(weights));
   }
 
  private:
+  std::span<const int32_t> experts_of(const LayerWeights* weights) const {
+    if (weights == nullptr || weights->experts.empty()) return plan_.part.local_experts;
+    return weights->experts;
+  }
+  PlaceMemory place_memory(HostWeights& weights, bool with_temporary) const;
+
   const Context& context_;
   LayerPlan plan_;
 };
@@ -119,8 +145,44 @@ std::unique_ptr<LayerWeights> HostEngine::load(const WeightSource& source,
   weights->counts = replaced != nullptr ? static_cast<const HostWeights*>(replaced)->counts
                                         : std::make_shared<HostCounts>();
   weights->packed = allocate_weights(context_, plan_);
-  fill_weights(context_, plan_, source, weights->packed);
+  fill_weights(context_, plan_, source, experts_of(replaced), weights->packed);
   return weights;
+}
+
+Support HostEngine::moves_experts() const {
+  if (!InPlaceParts::is(plan_.in_place.routed)) return Support::yes();
+  return Support::no("they are read in their source's memory, which no other rank shares");
+}
+
+PlaceMemory HostEngine::place_memory(HostWeights& weights, bool with_temporary) const {
+  const experts::SlabBytes bytes = plan_.experts->slab_bytes();
+  TemporaryPlace& temporary = weights.temporary;
+  if (!with_temporary) temporary = {};
+  if (with_temporary && temporary.gate_up.size() == 0) {
+    temporary.gate_up = cpu::Buffer(context_.host_allocator(), bytes.gate_up);
+    temporary.down = cpu::Buffer(context_.host_allocator(), bytes.down);
+  }
+  return PlaceMemory({PlaceMemory::Kind{.first = weights.packed.gate_up.data(),
+                                        .bytes = bytes.gate_up,
+                                        .temporary = temporary.gate_up.data()},
+                      PlaceMemory::Kind{.first = weights.packed.down.data(),
+                                        .bytes = bytes.down,
+                                        .temporary = temporary.down.data()}},
+                     static_cast<int32_t>(plan_.part.num_places()));
+}
+
+MovableExperts HostEngine::movable(LayerWeights& weights) const {
+  auto& own = static_cast<HostWeights&>(weights);
+  return {.memory = [this, &own](bool temporary) { return place_memory(own, temporary); },
+          .pack =
+              [this](const WeightSource& source, int32_t expert, std::span<std::byte> gate_up,
+                     std::span<std::byte> down) {
+                check_place(source);
+                check_source(plan_.spec, source);
+                pack_expert(context_, plan_, source, expert,
+                            {.gate_up = gate_up.data(), .down = down.data()});
+              },
+          .layout_key = layout_key(plan_)};
 }
 
 KernelCounts HostEngine::counts(const LayerWeights& weights) const {

@@ -1,6 +1,7 @@
 #include "layer/layer.h"
 
 #include "layer/known_scales.h"
+#include "layer/migration/update_placement.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
 
@@ -8,6 +9,7 @@
 
 #include <chrono>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -63,7 +65,7 @@ Layer::Layer(const EngineRequest& request, const WeightSource& source)
     : context_(request.context),
       spec_(request.spec),
       engine_(make_engine(request, source)),
-      shared_(std::make_shared<Shared>()) {
+      shared_(std::make_shared<Shared>(basis().part.epoch)) {
   check_weights(*engine_, source);
   const OnDevice scope(*engine_);
   shared_->weights = engine_->load(source, nullptr);
@@ -124,8 +126,14 @@ void Layer::forward(const ForwardArgs& args) {
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
-  const int64_t chunks = agree_on_chunks(tokens, basis(), context_.communicator());
-  run({.args = args, .tokens = tokens, .chunks = chunks, .workspace = workspace});
+  const EpochOffer offer = shared_->epochs.offer();
+  const CallAgreement agreed = agree_on_call(tokens, offer, basis(), context_.communicator());
+  const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
+  run({.args = args,
+       .tokens = tokens,
+       .chunks = agreed.chunks,
+       .workspace = workspace,
+       .epoch = epoch.get()});
   shared_->forwards.fetch_add(1, std::memory_order_relaxed);
   shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);
   if (args.timings != nullptr) {
@@ -146,8 +154,19 @@ void Layer::reload_staged(const WeightSource& source) {
   shared_->weights = std::move(weights);
 }
 
+// Experts are packed where they lie now, not where they lay at first.
 void Layer::reload(const WeightSource& source, ReloadMode mode) {
+  const EpochPointer epoch = shared_->epochs.offer().current;
+  if (shared_->epochs.is_claimed()) {
+    throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way",
+                                    .hint = "finish or destroy the migration first"});
+  }
   check_weights(*engine_, source);
+  if (epoch->number > 0) {
+    const auto experts = epoch->places.of_rank(basis().parallel.ep_rank)
+                             .first(static_cast<size_t>(basis().part.num_places()));
+    shared_->weights->experts.assign(experts.begin(), experts.end());
+  }
   const OnDevice scope(*engine_);
   if (mode == ReloadMode::kStaged) {
     reload_staged(source);
@@ -157,6 +176,54 @@ void Layer::reload(const WeightSource& source, ReloadMode mode) {
     engine_->fill(source, *shared_->weights);
   }
   shared_->weights_complete.store(true, std::memory_order_release);
+}
+
+MigratingLayer Layer::lend() const {
+  struct Owners {
+    std::shared_ptr<Engine> engine;
+    std::shared_ptr<Shared> shared;
+  };
+  return {.owners = std::make_shared<Owners>(engine_, shared_),
+          .plan = basis(),
+          .epochs = shared_->epochs,
+          .experts = engine_->movable(*shared_->weights),
+          .movable = engine_->moves_experts(),
+          .communicator = context_.communicator()};
+}
+
+void Layer::update_placement(const ExpertSlots& slots, const MigrationOptions& options,
+                             std::exception_ptr refusal) {
+  try {
+    check_complete();
+  } catch (const Error&) {
+    refusal = std::current_exception();
+  }
+  const MigratingLayer layer = lend();
+  conclave::update_placement({.plan = layer.plan,
+                              .communicator = layer.communicator,
+                              .epochs = layer.epochs,
+                              .movable = layer.movable,
+                              .experts = layer.experts,
+                              .slots = slots,
+                              .options = options,
+                              .refusal = std::move(refusal)});
+}
+
+ExpertSlots Layer::slots_of_split(const ParallelSpec& next) const {
+  const ParallelSpec& own = basis().parallel;
+  const auto need = [](const char* field, int64_t mine, int64_t given) {
+    if (mine == given) return;
+    throw Error(ErrorCode::kInvalidArgument, {.what = "a layer keeps its split over ranks",
+                                              .tensor = field,
+                                              .expected = std::to_string(mine),
+                                              .found = std::to_string(given)});
+  };
+  need("ep_size", own.ep_size, next.ep_size);
+  need("ep_rank", own.ep_rank, next.ep_rank);
+  need("tp_size", own.tp_size, next.tp_size);
+  need("tp_rank", own.tp_rank, next.tp_rank);
+  need("reduce", static_cast<int64_t>(own.reduce), static_cast<int64_t>(next.reduce));
+  return slots_of(spec_.num_experts, next);
 }
 
 LayerStatus Layer::status() const {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "layer/engine.h"
+#include "layer/migration/epoch_switch.h"
+#include "layer/migration/migrating_layer.h"
 #include "layer/own_workspace.h"
 
 #include "conclave/layer.h"
@@ -10,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -29,6 +32,14 @@ class Layer {
 
   void forward(const ForwardArgs& args);
   void reload(const WeightSource& source, ReloadMode mode);
+  // `refusal`: why this rank has no slots, which its peers learn of.
+  void update_placement(const ExpertSlots& slots, const MigrationOptions& options,
+                        std::exception_ptr refusal = nullptr);
+  // The slots of another split. Throws Error(kInvalidArgument) where it differs in more than these.
+  ExpertSlots slots_of_split(const ParallelSpec& next) const;
+  EpochPointer epoch() const { return shared_->epochs.current(); }
+  // The parts of this layer that a migration in the background keeps alive.
+  MigratingLayer lend() const;
   LayerStatus status() const;
   // The spec as given; the plan's own says more of its scales where the source does.
   const MoeSpec& spec() const noexcept { return spec_; }
@@ -39,7 +50,9 @@ class Layer {
  private:
   // State that all layers on one set of weights share.
   struct Shared {
+    explicit Shared(EpochPointer first) : epochs(std::move(first)) {}
     std::unique_ptr<LayerWeights> weights;
+    EpochSwitch epochs;
     // False from the first byte an in-place reload overwrites until it completes.
     std::atomic<bool> weights_complete{true};
     std::atomic<int64_t> forwards{0};
@@ -56,7 +69,7 @@ class Layer {
 
   const Context& context_;
   MoeSpec spec_;
-  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Engine> engine_;
   std::shared_ptr<Shared> shared_;
   std::unique_ptr<LayerRunner> runner_;
   OwnWorkspace own_workspace_;

@@ -1,15 +1,13 @@
 #include "layer/engine.h"
 #include "layer/layer.h"
+#include "layer/moe_layer_impl.h"
 
 #include "conclave/layer.h"
 
+#include <exception>
 #include <utility>
 
 namespace conclave::inline v0 {
-
-struct MoeLayer::Impl {
-  Layer layer;
-};
 
 MoeLayer MoeLayer::create(const Context& context, const MoeSpec& spec, const WeightSource& source,
                           const LayerOptions& options, const ParallelSpec& parallel) {
@@ -32,6 +30,25 @@ MoeLayer MoeLayer::with_max_tokens(int64_t max_tokens) const {
 void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   impl_->layer.reload(source, mode);
 }
+
+void MoeLayer::update_placement(const ExpertSlots& slots, const MigrationOptions& options) {
+  impl_->layer.update_placement(slots, options);
+}
+
+void MoeLayer::update_placement(const ParallelSpec& next, const MigrationOptions& options) {
+  ExpertSlots slots;
+  std::exception_ptr refusal;
+  try {
+    slots = impl_->layer.slots_of_split(next);
+  } catch (const Error&) {
+    refusal = std::current_exception();
+  }
+  impl_->layer.update_placement(slots, options, refusal);
+}
+
+ExpertSlots MoeLayer::slots() const { return slots_of(impl_->layer.epoch()->places); }
+
+uint64_t MoeLayer::placement_epoch() const { return impl_->layer.epoch()->number; }
 
 const MoeSpec& MoeLayer::spec() const noexcept { return impl_->layer.spec(); }
 

@@ -151,10 +151,9 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
   const auto gate_up_panel = static_cast<size_t>(part.inner_begin / granule.inner_rows);
   const auto down_panel = static_cast<size_t>(part.hidden_begin / granule.hidden_rows);
   try {
-    mlp.kernel.pack(
-        {.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
-        mlp.gate_up.data() + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
-        mlp.down.data() + local * slab.down + down_panel * granule.down_bytes);
+    mlp.kernel.pack({.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
+                    mlp.gate_up + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
+                    mlp.down + local * slab.down + down_panel * granule.down_bytes);
   } catch (const Error& error) {
     // Parts have rows of gate and up, or of down.
     const WeightId id = requests[has_inner ? 1 : 2].id;
@@ -165,9 +164,10 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
 
 }  // namespace
 
-void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSource& source,
-                  std::span<const int32_t> source_experts, size_t scratch_bytes) {
-  const int32_t workers = context.executor().concurrency();
+void pack_experts(const Context& context, Executor& executor, const MlpWeights& mlp,
+                  const WeightSource& source, std::span<const int32_t> source_experts,
+                  size_t scratch_bytes) {
+  const int32_t workers = executor.concurrency();
   const MlpSizes sizes = sizes_of(mlp, source);
   // Codes of fewer bits are a second copy, of three quarters of the size at most.
   const bool has_narrow_codes =
@@ -186,21 +186,21 @@ void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSou
            (part.hidden_end - part.hidden_begin) * sizes.down_row_bytes;
   };
   const int64_t total_bytes =
-      static_cast<int64_t>(source_experts.size()) *
+      std::ranges::count_if(source_experts, [](int32_t expert) { return expert >= 0; }) *
       (sizes.inner * sizes.inner_row_bytes + sizes.hidden * sizes.down_row_bytes);
   std::atomic<int64_t> bytes_done{0};
-  cpu::parallel_for_throwing(
-      context.executor(), total, 1, [&](int64_t begin, int64_t end, int32_t worker) {
-        for (int64_t item = begin; item < end; ++item) {
-          const auto local = static_cast<size_t>(item / num_parts);
-          const ExpertPart& part = parts[static_cast<size_t>(item % num_parts)];
-          pack_part(mlp, part, source_experts[local], local, sizes, source,
-                    loaders[static_cast<size_t>(worker)]);
-          if (mlp.progress_phase.empty()) continue;
-          const int64_t bytes = part_total_bytes(part);
-          context.progress(mlp.progress_phase, bytes_done.fetch_add(bytes) + bytes, total_bytes);
-        }
-      });
+  cpu::parallel_for_throwing(executor, total, 1, [&](int64_t begin, int64_t end, int32_t worker) {
+    for (int64_t item = begin; item < end; ++item) {
+      const auto local = static_cast<size_t>(item / num_parts);
+      if (source_experts[local] < 0) continue;
+      const ExpertPart& part = parts[static_cast<size_t>(item % num_parts)];
+      pack_part(mlp, part, source_experts[local], local, sizes, source,
+                loaders[static_cast<size_t>(worker)]);
+      if (mlp.progress_phase.empty()) continue;
+      const int64_t bytes = part_total_bytes(part);
+      context.progress(mlp.progress_phase, bytes_done.fetch_add(bytes) + bytes, total_bytes);
+    }
+  });
 }
 
 }  // namespace conclave::inline v0

@@ -1,7 +1,6 @@
 // Reads the experts of one kind and packs them: part by part, in parallel, in bounded memory.
 #pragma once
 
-#include "cpu/memory.h"
 #include "experts/kernel.h"
 
 #include "conclave/context.h"
@@ -25,15 +24,16 @@ struct MlpWeights {
   bool has_bias = false;
   bool adds_down_bias = true;
   const QuantSpec* quant = nullptr;  // for matrices of codes; null: plain ones
-  cpu::Buffer& gate_up;
-  cpu::Buffer& down;
+  std::byte* gate_up = nullptr;      // slabs of the first place
+  std::byte* down = nullptr;
   std::string_view progress_phase = {};  // empty: no progress is reported
 };
 
-// Packs source expert source_experts[i] as local expert i. All workers together copy at most
-// `scratch_bytes` at a time, or one panel each if that is more; a source with views needs no
-// copies.
-void pack_experts(const Context& context, const MlpWeights& mlp, const WeightSource& source,
-                  std::span<const int32_t> source_experts, size_t scratch_bytes);
+// Packs source expert source_experts[i] into place i, and nothing where that is -1. All workers
+// together copy at most `scratch_bytes` at a time, or one panel each if that is more; a source with
+// views needs no copies. Progress goes to the context.
+void pack_experts(const Context& context, Executor& executor, const MlpWeights& mlp,
+                  const WeightSource& source, std::span<const int32_t> source_experts,
+                  size_t scratch_bytes);
 
 }  // namespace conclave::inline v0

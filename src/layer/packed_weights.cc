@@ -10,6 +10,7 @@
 
 #include "conclave/error.h"
 
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -28,8 +29,8 @@ MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
           .has_bias = plan.spec.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
           .quant = quant_of(plan, plan.spec.weight_dtype),
-          .gate_up = weights.gate_up,
-          .down = weights.down,
+          .gate_up = weights.gate_up.data(),
+          .down = weights.down.data(),
           .progress_phase = "packing experts"};
 }
 
@@ -41,8 +42,8 @@ MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
           .has_bias = plan.spec.shared.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
           .quant = quant_of(plan, shared_weight_dtype(plan.spec)),
-          .gate_up = weights.shared_gate_up,
-          .down = weights.shared_down};
+          .gate_up = weights.shared_gate_up.data(),
+          .down = weights.shared_down.data()};
 }
 
 MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
@@ -50,8 +51,8 @@ MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
           .mlp = WeightMlp::kResidual,
           .inner = plan.part.residual_inner,
           .gated = is_gated(activation_or_routed(plan.spec.residual.activation, plan.spec)),
-          .gate_up = weights.residual_gate_up,
-          .down = weights.residual_down};
+          .gate_up = weights.residual_gate_up.data(),
+          .down = weights.residual_down.data()};
 }
 
 LentMlp lent(const MlpWeights& mlp) {
@@ -67,6 +68,13 @@ std::vector<int32_t> first_experts(int64_t count) {
   std::iota(experts.begin(), experts.end(), 0);
   return experts;
 }
+
+// Packs without the context's threads, which forwards may be using.
+class CallingThread final : public Executor {
+ public:
+  int32_t concurrency() const noexcept override { return 1; }
+  void run(ParallelTask task) override { task.invoke(task.state, 0); }
+};
 
 struct LentParts {
   LentExperts experts;
@@ -160,7 +168,7 @@ void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedW
 }
 
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
-                  PackedWeights& weights) {
+                  std::span<const int32_t> experts, PackedWeights& weights) {
   // This comes first because it checks values: if it refuses them, nothing has been overwritten.
   RouterVectors router = read_router_vectors(plan.spec, source);
   const auto static_scales = [&](bool there, WeightMlp mlp) {
@@ -175,17 +183,18 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   // fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
   // half an expert; the rest is left for pages, stacks and small weights.
   const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
+  Executor& executor = context.executor();
   LentParts lent = lend_parts(plan, source, weights);
   if (!InPlaceParts::is(plan.in_place.routed)) {
-    pack_experts(context, routed_experts(plan, weights), source, plan.part.local_experts,
-                 scratch_bytes);
+    pack_experts(context, executor, routed_experts(plan, weights), source, experts, scratch_bytes);
   }
   if (plan.shared && !InPlaceParts::is(plan.in_place.shared)) {
-    pack_experts(context, shared_experts(plan, weights), source,
+    pack_experts(context, executor, shared_experts(plan, weights), source,
                  first_experts(plan.spec.shared.count), scratch_bytes);
   }
   if (plan.residual && !InPlaceParts::is(plan.in_place.residual)) {
-    pack_experts(context, residual_mlp(plan, weights), source, first_experts(1), scratch_bytes);
+    pack_experts(context, executor, residual_mlp(plan, weights), source, first_experts(1),
+                 scratch_bytes);
   }
   weights.lent_experts = std::move(lent.experts);
   weights.lent_shared = std::move(lent.shared);
@@ -202,6 +211,19 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   weights.router = std::move(router);
   weights.static_scales = routed_scales;
   weights.shared_static_scales = shared_scales;
+}
+
+void pack_expert(const Context& context, const LayerPlan& plan, const WeightSource& source,
+                 int32_t expert, const PlaceSlabs& slabs) {
+  PackedWeights none;
+  MlpWeights mlp = routed_experts(plan, none);
+  mlp.gate_up = slabs.gate_up;
+  mlp.down = slabs.down;
+  mlp.progress_phase = {};
+  CallingThread executor;
+  const experts::SlabBytes bytes = plan.experts->slab_bytes();
+  const std::array<int32_t, 1> experts = {expert};
+  pack_experts(context, executor, mlp, source, experts, (bytes.gate_up + bytes.down) / 2);
 }
 
 }  // namespace conclave::inline v0

@@ -12,7 +12,10 @@
 #include "conclave/context.h"
 #include "conclave/weights.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -57,8 +60,17 @@ PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);
 
 // Fills every slab; `weights` is complete only if this returns. Reports progress. Copies of source
 // weights take at most a tenth of the packed bytes and one expert at a time; sources with views
-// need none.
+// need none. Experts go to their places: `experts` has one for each place, -1 for a free one.
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
-                  PackedWeights& weights);
+                  std::span<const int32_t> experts, PackedWeights& weights);
+
+// The slabs of one place.
+struct PlaceSlabs {
+  std::byte* gate_up = nullptr;
+  std::byte* down = nullptr;
+};
+// Packs one routed expert on the calling thread.
+void pack_expert(const Context& context, const LayerPlan& plan, const WeightSource& source,
+                 int32_t expert, const PlaceSlabs& slabs);
 
 }  // namespace conclave::inline v0

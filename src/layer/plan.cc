@@ -137,7 +137,7 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
   summary.tile = plan.experts->tile();
   summary.part = describe_part(plan.part, plan.spec, plan.parallel);
   summary.dispatcher = dispatcher.name;
-  summary.num_local_experts = plan.dispatcher->num_local_experts();
+  summary.num_local_experts = static_cast<int64_t>(plan.part.local_experts.size());
   summary.workspace_bytes = plan.workspace_bytes;
   summary.packed_bytes = packed;
   summary.in_place_bytes = in_place_bytes(plan.spec, plan.part, plan.in_place);
@@ -218,7 +218,7 @@ void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& plac
   plan.router_scratch_bytes = plan.router->scratch_bytes(plan.workers);
   plan.router_traits = routing::router_traits(spec);
 
-  plan.part = plan_rank_part(spec, parallel);
+  plan.part = plan_rank_part(spec, parallel, options.spare_experts);
   choose_reduction(plan, context);
   choose_places(plan, places);
   choose_kernels(plan);

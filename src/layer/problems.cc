@@ -15,6 +15,8 @@ namespace {
 
 using experts::ExpertsProblem;
 
+constexpr int32_t kMostSpareExperts = 1024;
+
 // A part may have plain weights in a layer whose experts are quantised.
 QuantSpec quant_for(const MoeSpec& spec, DType weights) {
   return weights == spec.weight_dtype ? spec.quant : QuantSpec{};
@@ -56,7 +58,7 @@ QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
 ExpertsProblem routed_problem(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
   const QuantSpec quant = known_to(request.target, spec.quant);
-  return {.num_local_experts = static_cast<int64_t>(request.part.local_experts.size()),
+  return {.num_local_experts = request.part.num_places(),
           .hidden_size = expert_width(spec),
           .intermediate_size = request.part.inner.size(),
           .top_k = spec.top_k,
@@ -126,10 +128,15 @@ MlpProblems mlp_problems(const MlpRequest& request) {
 
 void check_options(const LayerOptions& options, const experts::Target& target) {
   const int64_t most = experts::most_tokens(target);
-  if (options.max_tokens >= 1 && options.max_tokens <= most) return;
-  throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.max_tokens is out of range",
-                                            .found = std::to_string(options.max_tokens),
-                                            .limit = "1 to " + std::to_string(most)});
+  if (options.max_tokens < 1 || options.max_tokens > most) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.max_tokens is out of range",
+                                              .found = std::to_string(options.max_tokens),
+                                              .limit = "1 to " + std::to_string(most)});
+  }
+  if (options.spare_experts >= 0 && options.spare_experts <= kMostSpareExperts) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.spare_experts is out of range",
+                                            .found = std::to_string(options.spare_experts),
+                                            .limit = "0 to " + std::to_string(kMostSpareExperts)});
 }
 
 }  // namespace conclave::inline v0

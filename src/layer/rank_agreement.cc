@@ -16,18 +16,57 @@ bool exchanges_tokens(const PlanBase& plan) {
   return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
 }
 
-// One exchange of the largest number and the smallest, negated, shows whether all are equal.
-void check_same_tokens(int64_t tokens, const RankPart& part) {
-  const std::array<int64_t, 2> mine = {tokens, -tokens};
-  std::array<int64_t, 2> largest{};
-  constexpr const char* kTokensPhase = "forward: agree on the tokens";
-  part.tensor_communicator->all_reduce(std::as_bytes(std::span(mine)),
-                                       std::as_writable_bytes(std::span(largest)), DType::kI64,
-                                       ReduceOp::kMax, kTokensPhase);
-  if (largest[0] == -largest[1]) return;
-  throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
-                  "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
-                      std::to_string(largest[0]) + " tokens; they must have the same ones");
+constexpr const char* kTokensPhase = "forward: agree on the tokens";
+constexpr const char* kChunksPhase = "forward: agree on the chunks";
+
+template <size_t kCount>
+std::array<int64_t, kCount> largest_of(const std::array<int64_t, kCount>& mine,
+                                       Communicator& communicator, const char* phase) {
+  std::array<int64_t, kCount> largest{};
+  communicator.all_reduce(std::as_bytes(std::span(mine)),
+                          std::as_writable_bytes(std::span(largest)), DType::kI64, ReduceOp::kMax,
+                          phase);
+  return largest;
+}
+
+// The epochs of a group of ranks: the one that each has, and the last that is ready on all.
+struct EpochBounds {
+  int64_t least_current = 0;
+  int64_t most_current = 0;
+  int64_t ready = 0;
+};
+
+EpochBounds bounds_of(const EpochOffer& offer) {
+  const auto current = static_cast<int64_t>(offer.current->number);
+  return {.least_current = current,
+          .most_current = current,
+          .ready = static_cast<int64_t>(offer.ready())};
+}
+
+// One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
+// Slices whose experts are on their way to different places stay where they are.
+EpochBounds agree_over_slices(int64_t tokens, const EpochOffer& offer, const RankPart& part) {
+  const EpochBounds mine = bounds_of(offer);
+  const int64_t key = offer.next != nullptr ? offer.next->key : -1;
+  const auto largest = largest_of(
+      std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready, key, -key},
+      *part.tensor_communicator, kTokensPhase);
+  if (largest[0] != -largest[1]) {
+    throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
+                    "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
+                        std::to_string(largest[0]) + " tokens; they must have the same ones");
+  }
+  const bool same_target = largest[5] == -largest[6];
+  return {.least_current = -largest[3],
+          .most_current = largest[2],
+          .ready = same_target ? -largest[4] : -largest[3]};
+}
+
+void check_epochs(const EpochBounds& bounds) {
+  if (bounds.least_current == bounds.most_current) return;
+  throw CommError(ErrorCode::kCommMismatch, -1, kChunksPhase,
+                  "ranks are in placement epochs " + std::to_string(bounds.least_current) + " to " +
+                      std::to_string(bounds.most_current));
 }
 
 void end_exchanges(Communicator& communicator, const char* why) {
@@ -59,10 +98,12 @@ void give_up(const PlanBase& plan, Communicator* communicator, const char* why) 
   if (plan.part.reduces()) end_exchanges(*plan.part.tensor_communicator, why);
 }
 
-int64_t agree_on_chunks(int64_t tokens, const PlanBase& plan, Communicator* communicator) {
+CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
+                            Communicator* communicator) {
+  EpochBounds bounds = bounds_of(offer);
   if (plan.part.reduces()) {
     try {
-      check_same_tokens(tokens, plan.part);
+      bounds = agree_over_slices(tokens, offer, plan.part);
     } catch (const CommError& error) {
       // The ranks of the other group have not seen the error: without an abort they would wait for
       // us.
@@ -70,13 +111,16 @@ int64_t agree_on_chunks(int64_t tokens, const PlanBase& plan, Communicator* comm
       throw;
     }
   }
-  const int64_t chunks = num_chunks(tokens, plan.options.max_tokens);
-  if (!exchanges_tokens(plan)) return chunks;
-  int64_t largest = 0;
-  communicator->all_reduce(std::as_bytes(std::span(&chunks, 1)),
-                           std::as_writable_bytes(std::span(&largest, 1)), DType::kI64,
-                           ReduceOp::kMax, "forward: agree on the chunks");
-  return largest;
+  int64_t chunks = num_chunks(tokens, plan.options.max_tokens);
+  if (exchanges_tokens(plan)) {
+    const auto largest =
+        largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready},
+                   *communicator, kChunksPhase);
+    chunks = largest[0];
+    bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
+  }
+  check_epochs(bounds);
+  return {.chunks = chunks, .epoch = static_cast<uint64_t>(bounds.ready)};
 }
 
 }  // namespace conclave::inline v0

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "layer/agreed_values.h"
+#include "layer/migration/epoch_switch.h"
 #include "layer/plan.h"
 
 #include "conclave/comm.h"
@@ -18,9 +19,15 @@ namespace conclave::inline v0 {
 void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
                        Communicator* communicator);
 
-// The largest chunk count of all expert-parallel ranks: each takes part in every exchange.
-// Tensor-parallel ranks must bring the same number of tokens: CommError(kCommMismatch) on each.
-int64_t agree_on_chunks(int64_t tokens, const PlanBase& plan, Communicator* communicator);
+struct CallAgreement {
+  int64_t chunks = 0;  // the largest number of all expert-parallel ranks: each takes part in all
+  uint64_t epoch = 0;  // the placement epoch of the call
+};
+// Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
+// it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
+// where numbers of tokens differ, or epochs.
+CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
+                            Communicator* communicator);
 
 // After an error in a forward: ends the exchanges that this rank has under way, so that no peer
 // touches the workspace any more and none of either group waits for this rank. Does nothing where

@@ -19,9 +19,10 @@ Support tensor_reduction_supports(const Context& context, const ParallelSpec& pa
   return Support::yes();
 }
 
-RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel) {
+RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel, int32_t num_spare) {
   RankPart part;
-  part.epoch = first_epoch(spec.num_experts, parallel);
+  part.epoch = first_epoch(spec.num_experts, parallel, num_spare);
+  part.num_spare = num_spare;
   const ExpertPlacement& placement = part.placement();
   for (const int32_t physical : placement.experts_of[static_cast<size_t>(parallel.ep_rank)]) {
     part.local_experts.push_back(placement.logical_of[static_cast<size_t>(physical)]);
@@ -58,6 +59,7 @@ std::string describe_part(const RankPart& part, const MoeSpec& spec, const Paral
   if (parallel.ep_size > 1) {
     text += fmt::format(" on rank {} of {}", parallel.ep_rank, parallel.ep_size);
   }
+  if (part.num_spare > 0) text += fmt::format(", {} spare", part.num_spare);
   if (parallel.tp_size > 1) {
     text += fmt::format("; columns {} to {} of {} on rank {} of {}", part.inner.begin,
                         part.inner.end, spec.intermediate_size, parallel.tp_rank, parallel.tp_size);

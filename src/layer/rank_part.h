@@ -18,7 +18,8 @@ namespace conclave::inline v0 {
 struct RankPart {
   // Derived here, read by everything that asks where an expert lies.
   std::shared_ptr<const PlacementEpoch> epoch;
-  std::vector<int32_t> local_experts;  // logical expert of each local one
+  std::vector<int32_t> local_experts;  // logical expert of each local one, at first
+  int32_t num_spare = 0;               // places behind these
 
   // Columns of the intermediate size: routed experts, shared experts and the residual MLP.
   TensorSlice inner;
@@ -35,12 +36,13 @@ struct RankPart {
   const ExpertPlacement& placement() const { return epoch->experts; }
   const ReplicaMap& replicas() const { return epoch->replicas; }
   bool has_replicas() const { return epoch->has_replicas(); }
+  int64_t num_places() const { return static_cast<int64_t>(local_experts.size()) + num_spare; }
   bool reduces() const { return tensor_communicator != nullptr; }
 };
 
 // Plans everything except the communicator. `parallel` is valid. Throws Error(kInvalidArgument) if
 // the placement does not fit the experts.
-RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel);
+RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel, int32_t num_spare = 0);
 
 // Yes if the context can add up the slices of tensor-parallel ranks.
 Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel);

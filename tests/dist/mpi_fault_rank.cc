@@ -4,8 +4,10 @@
 // mpi_fault_rank SCENARIO VICTIM DIRECTORY
 #include "support/layer_fixture.h"
 
+#include "conclave/balance.h"
 #include "conclave/comm.h"
 #include "conclave/error.h"
+#include "conclave/migration.h"
 
 #include <chrono>
 #include <csignal>
@@ -32,6 +34,7 @@ constexpr auto kDeadline = 1500ms;
 struct Rank {
   std::unique_ptr<Communicator> comm;
   int32_t victim = 0;
+  std::unique_ptr<Communicator> second = {};  // carries migrations; outlives what a scenario throws
   bool is_victim() const { return comm->rank() == victim; }
 };
 
@@ -63,6 +66,38 @@ void run_layers(Rank& rank, Clock::duration until_death, int signal) {
     }).detach();
   }
   while (true) testing::run_layer(layer, hidden.view(), DType::kBF16);
+}
+
+// Experts go to and fro until the victim is gone: between forwards, or beside them.
+void move_experts(Rank& rank, Clock::duration until_death, int signal, bool beside_forwards) {
+  const MoeSpec spec = testing::make_spec(9, 2, 256, 128, DType::kBF16);
+  if (beside_forwards) rank.second = connect("mpi", {.timeout = kDeadline});
+  const Context context({.num_threads = 1, .communicator = rank.comm.get()});
+  const auto source = make_synthetic_source(spec, 11);
+  const ParallelSpec linear{.ep_size = rank.comm->size(), .ep_rank = rank.comm->rank()};
+  ParallelSpec turned = linear;
+  turned.placement = PlacementStrategy::kRoundRobin;
+  MoeLayer layer =
+      MoeLayer::create(context, spec, *source, {.max_tokens = 64, .spare_experts = 1}, linear);
+  const Tensor hidden = testing::random_tensor(DType::kBF16, 20, 256, 1);
+  rank.comm->barrier("ready");
+  if (rank.is_victim()) {
+    std::thread([=] {
+      std::this_thread::sleep_for(until_death);
+      ::kill(::getpid(), signal);
+    }).detach();
+  }
+  for (int round = 0;; ++round) {
+    const ParallelSpec& next = round % 2 == 0 ? turned : linear;
+    if (!beside_forwards) {
+      layer.update_placement(next);
+      continue;
+    }
+    Migration migration(layer, slots_of(spec.num_experts, next),
+                        {.communicator = rank.second.get(), .processor_share = 1});
+    for (int i = 0; i < 4; ++i) testing::run_layer(layer, hidden.view(), DType::kBF16);
+    migration.finish();
+  }
 }
 
 using Scenario = std::function<void(Rank&)>;
@@ -132,6 +167,12 @@ const std::map<std::string, Scenario>& scenarios() {
       {"layer_killed_after_3ms", [](Rank& rank) { run_layers(rank, 3ms, SIGKILL); }},
       {"layer_killed_after_17ms", [](Rank& rank) { run_layers(rank, 17ms, SIGKILL); }},
       {"layer_killed_after_61ms", [](Rank& rank) { run_layers(rank, 61ms, SIGKILL); }},
+      {"update_killed_after_7ms", [](Rank& rank) { move_experts(rank, 7ms, SIGKILL, false); }},
+      {"update_killed_after_29ms", [](Rank& rank) { move_experts(rank, 29ms, SIGKILL, false); }},
+      {"update_stopped_after_19ms", [](Rank& rank) { move_experts(rank, 19ms, SIGSTOP, false); }},
+      {"migration_killed_after_7ms", [](Rank& rank) { move_experts(rank, 7ms, SIGKILL, true); }},
+      {"migration_killed_after_31ms", [](Rank& rank) { move_experts(rank, 31ms, SIGKILL, true); }},
+      {"migration_stopped_after_19ms", [](Rank& rank) { move_experts(rank, 19ms, SIGSTOP, true); }},
       {"layer_stopped_after_23ms", [](Rank& rank) { run_layers(rank, 23ms, SIGSTOP); }},
   };
   return known;
@@ -164,6 +205,7 @@ int run(const std::string& scenario, int32_t victim, const std::string& director
     text = std::string(to_string(error.code())) + " -1 - " + error.what();
   }
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
+  rank.second.reset();
   rank.comm.reset();
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start);
   report(directory, number,

@@ -5,6 +5,7 @@
 #include "support/rank_grid.h"
 
 #include "conclave/comm.h"
+#include "conclave/migration.h"
 
 #include <gtest/gtest.h>
 
@@ -148,6 +149,34 @@ TEST(MpiLayers, EveryExchange_HasTheBitsOfThreadsAndOfOneRank) {
         }
       }
     }
+  });
+}
+
+// Experts move between processes: at once, and beside forwards over groups of their own.
+TEST(MpiLayers, ExpertsThatMove_KeepEveryBit) {
+  const MoeSpec spec = testing::make_spec(7, 3, 40, 24, DType::kBF16);
+  const Tensor hidden = random_tensor(DType::kBF16, 9, 40, 1);
+  const auto source = make_synthetic_source(spec, 11);
+  on_every_grid([&](int32_t ep_size, int32_t tp_size, const GridRank& place) {
+    if (ep_size == 1) return;
+    const auto second = connect("mpi", {.group = place.tp_rank, .timeout = 60s});
+    const Context context(place.context_options());
+    const ParallelSpec linear{.ep_size = ep_size, .num_redundant_experts = 2, .tp_size = tp_size};
+    ParallelSpec turned = linear;
+    turned.placement = PlacementStrategy::kRoundRobin;
+    turned.replica_of = {4, 6};
+    MoeLayer layer =
+        MoeLayer::create(context, spec, *source, {.spare_experts = 1}, place.in(linear));
+    const Tensor before = run_layer(layer, hidden.view(), DType::kBF16).out;
+    layer.update_placement(place.in(turned));
+    EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kBF16).out, before));
+    Migration back(layer, slots_of(7, linear),
+                   {.communicator = second.get(), .processor_share = 1, .piece_bytes = 4096});
+    for (int32_t i = 0; i < 10; ++i) {
+      EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kBF16).out, before));
+    }
+    back.finish();
+    EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kBF16).out, before));
   });
 }
 

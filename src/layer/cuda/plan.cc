@@ -99,6 +99,8 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   checks.need(
       plan.options.weights == WeightUse::kPacked, "weights",
       "weights in place of host memory; those in its own memory a GPU reads where they lie anyway");
+  checks.need(plan.options.spare_experts == 0, "placement",
+              "spare_experts: on a GPU experts do not move while a layer lives");
   if (!is_plain(plan.spec.weight_dtype)) {
     const Support rows_support = gpu_rows_support(plan.spec.weight_dtype, plan.spec.quant);
     checks.need(static_cast<bool>(rows_support), "quantisation", rows_support.reason());

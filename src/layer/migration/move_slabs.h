@@ -1,0 +1,64 @@
+// Copies the weights of experts between places of ranks: bytes of packed slabs, whatever they mean.
+#pragma once
+
+#include "layer/migration/pace.h"
+#include "placement/moves.h"
+
+#include "conclave/comm.h"
+#include "conclave/weights.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// The memory of a rank's places: each has a slab of every kind.
+class PlaceMemory {
+ public:
+  struct Kind {
+    std::byte* first = nullptr;  // slab of place 0
+    size_t bytes = 0;            // a slab has them, one right after the other
+    std::byte* temporary = nullptr;
+  };
+  PlaceMemory(std::array<Kind, 2> kinds, int32_t addressable)
+      : kinds_(kinds), addressable_(addressable) {}
+
+  std::array<std::span<std::byte>, 2> slabs(int32_t place) const;
+
+ private:
+  std::array<Kind, 2> kinds_;
+  int32_t addressable_;
+};
+
+// Writes an expert's slabs from a WeightSource.
+using PackPlace =
+    std::function<void(int32_t expert, std::span<std::byte> gate_up, std::span<std::byte> down)>;
+
+struct MoveCall {
+  std::span<const ExpertMove> moves;  // the same on every rank
+  int32_t rank = 0;
+  const PlaceMemory& memory;
+  Communicator* communicator = nullptr;  // null: this rank alone
+  const PackPlace& pack;                 // empty: slabs travel from rank to rank
+  size_t piece_bytes = 0;
+  Pace& pace;
+  const std::atomic<bool>& stopped;  // ends the copy between two pieces
+};
+
+// The hashes of both ends of each move, as far as they are on this rank; 0 elsewhere.
+struct MoveHashes {
+  std::vector<uint64_t> sent;
+  std::vector<uint64_t> received;
+};
+
+// Collective if slabs travel: every rank walks through the moves in order and takes part in its
+// own, so that no two wait for each other. Throws CommError, what `pack` throws, and
+// CommError(kCommAborted) when stopped.
+MoveHashes move_slabs(const MoveCall& call);
+
+}  // namespace conclave::inline v0
