@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/balance.h"
+#include "conclave/balancer.h"
 #include "conclave/checkpoint.h"
 #include "conclave/comm.h"
 #include "conclave/context.h"
