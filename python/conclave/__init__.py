@@ -16,6 +16,7 @@ from conclave.balance import (
     balancedness,
     moved_experts,
 )
+from conclave.balancer import Balancer, BalancerStatus
 from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
 from conclave.errors import (
     ConclaveCheckpointError,
@@ -30,6 +31,7 @@ from conclave.errors import (
     Error,
 )
 from conclave.layer import Layer, LayerStats
+from conclave.migration import Migration, MigrationStatus
 from conclave.permute import moe_align_block_size, moe_permute, moe_unpermute
 from conclave.placement import (
     determine_expert_map,
@@ -96,6 +98,8 @@ __version__: str = _conclave.build_info()["version"]
 __all__ = [
     "DISTRIBUTION",
     "ActivationSpec",
+    "Balancer",
+    "BalancerStatus",
     "Checkpoint",
     "CheckpointInfo",
     "Communicator",
@@ -122,6 +126,8 @@ __all__ = [
     "LayerOptions",
     "LayerStats",
     "MatrixCodes",
+    "Migration",
+    "MigrationStatus",
     "MoeSpec",
     "ParallelSpec",
     "QuantSpec",

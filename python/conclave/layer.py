@@ -10,6 +10,7 @@ from typing import Any
 from conclave import _conclave, _frameworks, _gradients, _runtime
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
+from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.ranks import Communicator
@@ -322,6 +323,47 @@ class Layer:
             list(expert_map) if expert_map is not None else [],
         )
 
+    def update_placement(
+        self,
+        slots: ExpertSlots | ParallelSpec,
+        *,
+        source: tuple[Checkpoint | Feed, int] | None = None,
+        communicator: Communicator | None = None,
+        piece_bytes: int = 256 << 10,
+    ) -> None:
+        """Moves experts between ranks, and returns when forwards use their new places.
+
+        On every rank with the same arguments, between the same two forwards; waits for forwards of
+        other threads. No bit of a result changes. `conclave.Migration` moves them beside forwards.
+
+        Args:
+            slots: what each rank shall hold, such as `balance_experts` gives, or a split that says
+                so. Replicas may become those of other experts.
+            source: a checkpoint or feed and the number of its layer, from which ranks read the
+                experts that come, instead of having them sent.
+            communicator: by default the layer's.
+            piece_bytes: of a message.
+
+        Raises:
+            ConclaveValueError, ConclaveUnsupportedError: where the layer cannot have the slots.
+            ConclaveCommError: where ranks disagree, one is lost or late, or a copy differs; the
+                layer stays at the last placement that all ranks had.
+        """
+        self._core.update_placement(
+            *slots_of(self, slots), communicator, *source_of(source), piece_bytes
+        )
+
+    @property
+    def slots(self) -> ExpertSlots:
+        """What each rank holds now."""
+        num_experts, logical_of, first_of = self._core.slots()
+        return ExpertSlots(num_experts, tuple(logical_of), tuple(first_of))
+
+    @property
+    def placement_epoch(self) -> int:
+        """How often experts have moved: equal on all ranks."""
+        return self._core.placement_epoch
+
     def plan_for(self, max_tokens: int) -> None:
         """Plans for calls of up to `max_tokens` tokens, on the weights packed already.
 
@@ -379,6 +421,26 @@ class Layer:
             f"{spec['hidden_size']} x {spec['intermediate_size']}, {spec['weight_dtype']}, "
             f"{self._core.device}>"
         )
+
+
+def slots_of(layer: Layer, slots: ExpertSlots | ParallelSpec) -> tuple[int, list[int], list[int]]:
+    """The fields of slots, or of a split of the layer's ranks."""
+    if isinstance(slots, ExpertSlots):
+        return slots._parts()
+    num_experts, logical_of, first_of = _conclave.slots_of(layer.spec.num_experts, to_dict(slots))
+    return num_experts, logical_of, first_of
+
+
+def source_of(
+    source: tuple[Checkpoint | Feed, int] | None,
+) -> tuple[_conclave.Checkpoint | None, _conclave.Feed | None, int]:
+    """The checkpoint or the feed that experts are read from, and the number of the layer."""
+    if source is None:
+        return None, None, 0
+    opened, layer = source
+    if isinstance(opened, Feed):
+        return None, opened._core, layer
+    return opened._core, None, layer
 
 
 def _given(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -251,6 +251,7 @@ class LayerOptions:
     ep_combine: str = "unreduced"  # reduced_per_rank
     chunk_order: str = "in_turn"  # by_twos; only where rows travel between ranks
     determinism: str = "repeatable"  # batch_invariant, unordered
+    spare_experts: int = 0  # places on each rank for experts that move beside forwards; CPU only
     tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA
 
 

@@ -169,6 +169,7 @@ void visit(LayerOptions& value, Visitor& fields) {
   fields("ep_combine", value.ep_combine);
   fields("chunk_order", value.chunk_order);
   fields("determinism", value.determinism);
+  fields("spare_experts", value.spare_experts);
   fields("tuning", value.tuning);
 }
 

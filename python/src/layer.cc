@@ -164,6 +164,20 @@ void PyLayer::reload(const WeightSource& source, ReloadMode mode,
   kept_ = std::move(kept);
 }
 
+void PyLayer::update_placement(const ExpertSlots& slots, const MigrationOptions& options) {
+  run_interruptible([&] {
+    const std::unique_lock weights(state_.get().weights_mutex);
+    plans_.back()->update_placement(slots, options);
+  });
+}
+
+std::unique_ptr<Migration> PyLayer::begin_migration(const ExpertSlots& slots,
+                                                    const MigrationOptions& options) {
+  const nb::gil_scoped_release released;
+  const std::lock_guard lock(state_.get().plans_mutex);
+  return std::make_unique<Migration>(*plans_.back(), slots, options);
+}
+
 std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {
   std::vector<int64_t> load(static_cast<size_t>(layer().spec().num_experts));
   if (queue_) {

@@ -10,6 +10,7 @@
 #include "conclave/checkpoint.h"
 #include "conclave/device_queue.h"
 #include "conclave/layer.h"
+#include "conclave/migration.h"
 
 #include <atomic>
 #include <cstddef>
@@ -50,6 +51,12 @@ class PyLayer {
   void reload(const WeightSource& source, ReloadMode mode,
               std::shared_ptr<const WeightSource> kept);
 
+  // Waits for forwards of other threads. Requires the GIL and releases it.
+  void update_placement(const ExpertSlots& slots, const MigrationOptions& options);
+  // Beside forwards; what it points at must outlive it.
+  std::unique_ptr<Migration> begin_migration(const ExpertSlots& slots,
+                                             const MigrationOptions& options);
+
   // Plans for calls of up to `max_tokens` from now on, with the weights that are already packed.
   void plan_for(int64_t max_tokens);
   // From now on a call with more tokens than planned makes a new plan first, for the next power of
@@ -60,6 +67,8 @@ class PyLayer {
 
   // The layer with the largest plan. Smaller ones stay alive, as other threads may be using them.
   const MoeLayer& layer() const noexcept { return *largest_.load(std::memory_order_acquire); }
+  // The layer that all plans share weights and placement with, for those who move its experts.
+  MoeLayer& first_layer() noexcept { return *plans_.front(); }
   const PyContext& context() const noexcept { return *context_; }
   // Rows of each expert and nanoseconds of each stage, summed over all calls since the last reset.
   nb::dict stats();

@@ -3,6 +3,7 @@
 #include "fields.h"
 #include "gguf_blocks.h"
 #include "layer.h"
+#include "migration.h"
 #include "names.h"
 
 #include <cstddef>
@@ -207,6 +208,7 @@ void bind_layer(nb::module_& module) {
       },
       nb::arg("max_tokens"), nb::arg("max_workspace_bytes"),
       "From now on calls of more tokens than are planned for plan anew, up to these limits.");
+  bind_migration(module, layer);
   module.def("call_arguments", &call_arguments,
              "The arguments of Layer.forward, in its order, with shapes and types.");
   module.def(

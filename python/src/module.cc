@@ -1,3 +1,4 @@
+#include "balancer.h"
 #include "binding.h"
 #include "checkpoint.h"
 #include "communicator.h"
@@ -28,6 +29,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_permute(module);
   conclave::python::bind_placement(module);
   conclave::python::bind_balance(module);
+  conclave::python::bind_balancer(module);
   conclave::python::bind_tool(module);
   conclave::python::bind_wording(module);
 }

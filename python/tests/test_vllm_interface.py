@@ -174,6 +174,7 @@ OUTSIDE = {
     **dict.fromkeys(
         (
             "BatchedPrepareAndFinalize",
+            "EPLBConfig",
             "EplbLayerState",
             "ExpertMapManager",
             "GroupShape",

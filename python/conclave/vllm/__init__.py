@@ -51,6 +51,7 @@ _TORCH_NAMES = {
     "FusedMoE": "layer",
     "FusedMoEFactory": "factory",
     "ExpertMapManager": "expert_maps",
+    "EPLBConfig": "eplb",
     "EplbLayerState": "eplb",
     "map_to_physical": "eplb",
     "rebalance_experts": "eplb",

@@ -3,14 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from conclave.balance import balance_experts
+from conclave.balancer import Balancer
 from conclave.errors import ConclaveValueError
+from conclave.layer import Layer
+from conclave.ranks import Communicator
 
 Tensor = Any
 
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: neighbouring tokens take different replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class EPLBConfig:
+    """How experts follow the load, by vLLM's names: `balancer` makes one that does so."""
+
+    window_size: int = 1000
+    step_interval: int = 3000
+    num_redundant_experts: int = 0  # of the split that layers are made with
+    log_balancedness: bool = False
+    log_balancedness_interval: int = 1
+    use_async: bool = True
+    policy: str = "default"  # DeepSeek's
+
+    def balancer(self, layers: Sequence[Layer], communicator: Communicator) -> Balancer:
+        """A balancer of layers that have num_redundant_experts replicas.
+
+        Args:
+            layers: as of `conclave.Balancer`.
+            communicator: of their ranks, for the balancer alone.
+
+        Raises:
+            ConclaveValueError: naming what does not fit.
+        """
+        if self.policy != "default":
+            raise ConclaveValueError(f"policy: expected 'default', found {self.policy!r}")
+        for layer in layers:
+            found = layer.parallel.num_redundant_experts
+            if found != self.num_redundant_experts:
+                raise ConclaveValueError(
+                    f"num_redundant_experts: expected {self.num_redundant_experts}, "
+                    f"found a layer with {found}"
+                )
+        return Balancer(
+            layers,
+            communicator,
+            window_size=self.window_size,
+            step_interval=self.step_interval,
+            log_balancedness=self.log_balancedness,
+            log_balancedness_interval=self.log_balancedness_interval,
+            use_async=self.use_async,
+        )
 
 
 @dataclasses.dataclass
