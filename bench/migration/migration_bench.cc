@@ -26,7 +26,7 @@ struct Settings {
   int64_t inner = 512;
   int64_t tokens = 64;
   int32_t rounds = 10;
-  int32_t forwards = 200;  // of each kind and round
+  int32_t forwards = 200;  // counted for each kind and round
   double share = 0.05;
   int32_t spare = 2;
 };

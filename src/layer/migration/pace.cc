@@ -15,7 +15,8 @@ namespace {
 constexpr std::chrono::milliseconds kLongestRest{100};
 // Shorter ones cost more than they give.
 constexpr std::chrono::microseconds kShortestRest{50};
-constexpr int kNice = 10;
+// A third of the weight of a thread like the one that made it: it yields, and is not starved.
+constexpr int kNicer = 5;
 
 int64_t thread_time_ns() {
   timespec time{};
@@ -40,7 +41,8 @@ void Pace::rest() {
 void yield_to_others() noexcept {
   // On Linux this concerns the thread alone; where it is refused, the pace has to do.
   const auto thread = static_cast<id_t>(syscall(SYS_gettid));
-  static_cast<void>(setpriority(PRIO_PROCESS, thread, kNice));
+  const int own = getpriority(PRIO_PROCESS, thread);
+  static_cast<void>(setpriority(PRIO_PROCESS, thread, own + kNicer));
 }
 
 }  // namespace conclave::inline v0
