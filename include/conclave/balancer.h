@@ -52,7 +52,8 @@ struct BalancerStatus {
 class CONCLAVE_API Balancer {
  public:
   // `context` has the log; it, the layers and the communicator must outlive the balancer. Throws
-  // Error(kInvalidArgument) naming the field, kUnknownName for a rule.
+  // Error(kInvalidArgument) naming the field, kUnknownName for a rule, kUnsupported for a layer
+  // with Reduce::kPartial.
   Balancer(const Context& context, std::vector<MoeLayer*> layers, const BalancerOptions& options);
   Balancer(const Balancer&) = delete;
   Balancer& operator=(const Balancer&) = delete;

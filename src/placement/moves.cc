@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <optional>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -137,6 +137,24 @@ PlaceTable without_temporary_places(PlaceTable table) {
   return table;
 }
 
+// Nothing where experts change places in a circle and no place is free.
+std::optional<std::vector<MoveRound>> plan_rounds(PlaceTable table, const ExpertSlots& slots) {
+  std::vector<MoveRound> rounds;
+  while (true) {
+    RoundPlanner planner(table, slots);
+    if (planner.is_done()) return rounds;
+    planner.fill_places(false);
+    planner.drop_surplus();
+    if (planner.is_empty()) {
+      planner.fill_places(true);
+      planner.drop_surplus();
+    }
+    if (planner.is_empty()) return std::nullopt;
+    rounds.push_back(planner.take());
+    table = rounds.back().after;
+  }
+}
+
 }  // namespace
 
 Support can_hold(const PlaceTable& places, const ExpertSlots& slots) {
@@ -184,29 +202,17 @@ std::vector<MoveRound> plan_moves(const PlaceTable& places, const ExpertSlots& s
                                               .tensor = "slots",
                                               .found = support.reason()});
   }
-  std::vector<MoveRound> rounds;
-  PlaceTable table = with_temporary ? with_temporary_places(places) : places;
-  while (true) {
-    RoundPlanner planner(table, slots);
-    if (planner.is_done()) break;
-    planner.fill_places(false);
-    planner.drop_surplus();
-    if (planner.is_empty() && with_temporary) {
-      planner.fill_places(true);
-      planner.drop_surplus();
-    }
-    if (planner.is_empty()) {
-      throw Error(ErrorCode::kUnsupported,
-                  {.what = "experts change places in a circle, and no place is free",
-                   .tensor = "slots",
-                   .hint = "create the layer with LayerOptions.spare_experts, or use the "
-                           "synchronous update_placement"});
-    }
-    rounds.push_back(planner.take());
-    table = rounds.back().after;
+  std::optional<std::vector<MoveRound>> rounds = plan_rounds(places, slots);
+  if (!rounds && with_temporary) rounds = plan_rounds(with_temporary_places(places), slots);
+  if (!rounds) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "experts change places in a circle, and no place is free",
+                 .tensor = "slots",
+                 .hint = "create the layer with LayerOptions.spare_experts, or use the "
+                         "synchronous update_placement"});
   }
-  if (!rounds.empty()) rounds.back().after = without_temporary_places(rounds.back().after);
-  return rounds;
+  if (!rounds->empty()) rounds->back().after = without_temporary_places(rounds->back().after);
+  return *std::move(rounds);
 }
 
 }  // namespace conclave::inline v0

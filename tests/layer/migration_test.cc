@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -88,7 +89,8 @@ void forward_until(uint64_t epoch, const MoeLayer& layer, const Tensor& hidden,
 void run_stream(const NamedSpec& named, const StreamCase& c) {
   SCOPED_TRACE(named.first);
   const MoeSpec& spec = named.second;
-  const Tensor hidden = random_tensor(DType::kBF16, 11, spec.hidden_size, 1);
+  // Ranks have tokens of their own, one of them none.
+  constexpr std::array<int64_t, 4> kTokens = {11, 0, 5, 3};
   const auto source = make_synthetic_source(spec, 11);
   SecondGroups second(c.parallel.ep_size, c.parallel.tp_size);
   EpochLog log(static_cast<size_t>(c.parallel.ep_size * c.parallel.tp_size));
@@ -97,6 +99,8 @@ void run_stream(const NamedSpec& named, const StreamCase& c) {
     MoeLayer layer = MoeLayer::create(
         context, spec, *source, {.max_tokens = 4, .chunk_order = c.order, .spare_experts = c.spare},
         rank.in(c.parallel));
+    const Tensor hidden = random_tensor(DType::kBF16, kTokens[static_cast<size_t>(rank.ep_rank)],
+                                        spec.hidden_size, 1);
     const Tensor expected = forward(layer, hidden);
     SlotDealer dealer(spec.num_experts, counts_of(spec.num_experts, c.parallel),
                       c.parallel.num_redundant_experts, 9);

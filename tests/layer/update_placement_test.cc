@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -211,6 +213,62 @@ TEST(UpdatePlacementAlone, PartialSums_AreReadFromTheSource) {
   const MoeLayer fresh = MoeLayer::create(context, spec, *source, {}, next);
   EXPECT_TRUE(same_bits(testing::run_layer(layer, hidden.view(), DType::kF32).out,
                         testing::run_layer(fresh, hidden.view(), DType::kF32).out));
+}
+
+// Sums per rank depend on the placement alone, whichever way it came about.
+TEST(UpdatePlacementReduced, SumsPerRank_AreThoseOfALayerMadeThere) {
+  const MoeSpec spec = make_spec(6, 3, 40, 24, DType::kBF16);
+  const auto source = make_synthetic_source(spec, 11);
+  const Tensor hidden = random_tensor(DType::kBF16, 19, 40, 1);
+  for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+    on_grid(3, 1, [&](const GridRank& rank) {
+      const Context context(rank.context_options());
+      const LayerOptions options{.max_tokens = 8,
+                                 .transport = transport,
+                                 .ep_combine = EpCombine::kReducedPerRank,
+                                 .spare_experts = 1};
+      const ParallelSpec next =
+          rank.in({.ep_size = 3, .placement = kCustom, .rank_of = {2, 1, 0, 0, 2, 1}});
+      MoeLayer layer = MoeLayer::create(context, spec, *source, options, rank.in({.ep_size = 3}));
+      layer.update_placement(next);
+      const MoeLayer fresh = MoeLayer::create(context, spec, *source, options, next);
+      EXPECT_TRUE(same_bits(forward(layer, hidden), forward(fresh, hidden)));
+    });
+  }
+}
+
+// Memory for the one temporary place is all that a move without spare places asks for.
+class LimitedAllocator final : public HostAllocator {
+ public:
+  void* allocate(size_t bytes, size_t alignment) override {
+    if (!allows) return nullptr;
+    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  }
+  void deallocate(void* data, size_t) noexcept override { std::free(data); }
+  std::atomic<bool> allows{true};
+};
+
+TEST(UpdatePlacementErrors, RankWithoutMemoryForATemporaryPlace_IsKnownToAll_AndLayersGoOn) {
+  const MoeSpec spec = make_spec(4, 2, 40, 24, DType::kBF16);
+  const auto source = make_synthetic_source(spec, 11);
+  const Tensor hidden = random_tensor(DType::kBF16, 9, 40, 1);
+  on_grid(2, 1, [&](const GridRank& rank) {
+    LimitedAllocator allocator;
+    ContextOptions options = rank.context_options();
+    options.host_allocator = &allocator;
+    const Context context(options);
+    MoeLayer layer = MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = 2}));
+    const Tensor before = forward(layer, hidden);
+    const ParallelSpec next =
+        rank.in({.ep_size = 2, .placement = kCustom, .rank_of = {1, 0, 1, 0}});
+    allocator.allows = rank.ep_rank != 1;
+    EXPECT_EQ(code_of([&] { layer.update_placement(next); }),
+              rank.ep_rank == 1 ? ErrorCode::kOutOfMemory : ErrorCode::kCommMismatch);
+    allocator.allows = true;
+    EXPECT_TRUE(same_bits(forward(layer, hidden), before));
+    layer.update_placement(next);
+    EXPECT_TRUE(same_bits(forward(layer, hidden), before));
+  });
 }
 
 TEST(UpdatePlacementAlone, OneRank_TurnsReplicasIntoThoseOfOtherExperts) {

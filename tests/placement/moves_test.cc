@@ -101,7 +101,11 @@ TEST(PlanMoves, TwoExpertsThatChangeRanks_NeedAFreePlace) {
   const PlaceTable full = table_of(4, {0, 0, 1, 1}, 2, 0);
   EXPECT_THROW(plan_moves(full, swapped, false), Error);
   expect_way(full, swapped, true);
+  EXPECT_TRUE(plan_moves(full, swapped, true).front().after.has_temporary);
   const PlaceTable spare = table_of(4, {0, 0, 1, 1}, 2, 1);
+  for (const MoveRound& round : plan_moves(spare, swapped, true)) {
+    EXPECT_FALSE(round.after.has_temporary) << "nothing passes through it";
+  }
   const std::vector<MoveRound> rounds = plan_moves(spare, swapped, false);
   ASSERT_EQ(rounds.size(), 1U);
   EXPECT_EQ(rounds[0].moves.size(), 2U);

@@ -40,6 +40,13 @@ void check_options(const std::vector<MoeLayer*>& layers, const BalancerOptions& 
   }
   if (layers.empty()) missing("layers", "a balancer needs layers");
   if (std::ranges::count(layers, nullptr) > 0) missing("layers", "a layer is null");
+  for (const MoeLayer* layer : layers) {
+    if (layer->parallel().reduce == Reduce::kFull) continue;
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "a balancer moves experts of layers that add up over their ranks",
+                 .tensor = "layers",
+                 .found = "Reduce::kPartial"});
+  }
   check_range("window_size", options.window_size, 1, kMostSteps);
   check_range("step_interval", options.step_interval, 1, kMostSteps);
   check_range("log_balancedness_interval", options.log_balancedness_interval, 1, kMostSteps);

@@ -131,6 +131,12 @@ MoveRounds::MoveRounds(const RoundsRequest& request)
       rounds_(plan_moves(request.from->places, request.slots, request.with_temporary)),
       processor_share_(request.processor_share) {}
 
+bool MoveRounds::needs_temporary() const {
+  return from_->places.has_temporary || std::ranges::any_of(rounds_, [](const MoveRound& round) {
+           return round.after.has_temporary;
+         });
+}
+
 void MoveRounds::agree() const {
   if (communicator_ == nullptr) return;
   compare_values(request_values(true, *from_, slots_, experts_, options_), *communicator_,

@@ -53,6 +53,7 @@ class MoveRounds {
   int64_t num_done() const { return done_.load(std::memory_order_relaxed); }
   int64_t experts_moved() const { return moved_.load(std::memory_order_relaxed); }
   bool is_done() const { return num_done() == size(); }
+  bool needs_temporary() const;
 
   // Collective: throws CommError(kCommMismatch) on every rank where one's request differs.
   void agree() const;

@@ -36,7 +36,13 @@ class Update {
     const std::exception_ptr refusal = prepare();
     agree_on_request(refusal);
     while (!rounds_->is_done()) run_round();
-    static_cast<void>(request_.experts.memory(false));
+  }
+  Update(const Update&) = delete;
+  Update& operator=(const Update&) = delete;
+  ~Update() {
+    // A temporary place goes once no expert lies there.
+    const bool is_empty = request_.epochs.current()->places.is_addressable();
+    if (claim_ && is_empty) static_cast<void>(request_.experts.memory(false));
   }
 
  private:
@@ -82,6 +88,8 @@ class Update {
                                     .communicator = communicator_,
                                     .with_temporary = true,
                                     .stopped = stopped_});
+      // While peers can still be told that there is no memory for it.
+      if (rounds_->needs_temporary()) static_cast<void>(request_.experts.memory(true));
     } catch (const Error&) {
       return std::current_exception();
     }
