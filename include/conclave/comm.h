@@ -99,6 +99,7 @@ enum class CommFeature : uint8_t {
   kStreamOrder,  // begin takes a stream, and wait_on makes a stream follow an operation
   kOverlap,      // operations advance between begin and wait, while the ranks do other work
   kPeerMemory,   // open_window lends memory that work on a device reads and writes in place
+  kShrink,       // after a failure, survivors() makes a communicator of the ranks that are left
 };
 
 // A block of memory of equal size on each rank. Every rank's blocks are addressable here: device
@@ -110,6 +111,15 @@ class CONCLAVE_API PeerWindow {
   virtual size_t bytes() const noexcept = 0;  // in each block
   // The block of `rank`, 0 <= rank < size(), as work of this rank addresses it.
   virtual std::byte* block(int32_t rank) const noexcept = 0;
+};
+
+class Communicator;
+
+// The communicator of the ranks that are left, and who they were: old_ranks[r] is the rank in the
+// communicator that failed of rank r here. Old ranks ascend.
+struct Survivors {
+  std::unique_ptr<Communicator> communicator;
+  std::vector<int32_t> old_ranks;
 };
 
 // Collectives: all ranks call the same ones in the same order. At most one thread per rank.
@@ -178,6 +188,11 @@ class CONCLAVE_API Communicator {
   // way: no peer touches its buffers any more.
   virtual void abort(std::string_view reason) noexcept = 0;
 
+  // One roll call, of which survivors() may need several. Whoever dies meanwhile, each rank has the
+  // same answer, or CommError(kCommExcluded) if it is not among those that go on. By default throws
+  // Error(kUnsupported), as supports(kShrink) says.
+  virtual Survivors shrink(std::chrono::nanoseconds deadline, std::string_view phase);
+
   // begin + wait with timeout().
   void all_to_all_v(const AllToAllV& exchange, std::string_view phase);
   void all_gather(ConstByteView send, ByteView recv, std::string_view phase);
@@ -195,6 +210,24 @@ class CONCLAVE_API Communicator {
   // handle's wait throws.
   virtual CommHandle start(const CommOperation& operation) = 0;
 };
+
+struct SurvivorOptions {
+  // Time for the other ranks to come; zero: the communicator's timeout(). Make it longer than ranks
+  // compute between two operations, or one that has not met the failure yet is left out.
+  std::chrono::nanoseconds deadline = {};
+};
+// Goes on after a failure. Collective over the ranks of `failed` that are left: each calls it once,
+// in the handler of its CommError. They agree on who is left, in a roll call that ends when every
+// rank has come or is known to have ended (its process is gone, its communicator destroyed), at the
+// latest at the deadline: who has not come by then, be it late, stopped or dead, is left out. Ranks
+// keep their order. On a communicator that has not failed it makes the others' operations fail with
+// kCommAborted first, so that they come as well. `failed` stays unusable; destroy it when it suits.
+//
+// Throws CommError: kCommExcluded on a rank that came after the others had gone on without it;
+// kCommPeerLost or kCommTimeout where ranks are lost faster than the rest can agree. A call takes
+// at most twice the deadline, and twice more for every rank that is lost meanwhile. Throws Error:
+// kUnsupported with the reason of supports(kShrink); kState where this rank has called before.
+CONCLAVE_API Survivors survivors(Communicator& failed, const SurvivorOptions& options = {});
 
 // Says how a rank in a process of its own joins its group.
 struct ConnectOptions {

@@ -125,6 +125,7 @@ enum class ErrorCode : int32_t {
   kCommTimeout = 701,
   kCommMismatch = 702,  // ranks disagree on sizes, types or plan
   kCommAborted = 703,
+  kCommExcluded = 704,  // came to survivors() after the others had gone on
 };
 
 // "kShape" for ErrorCode::kShape; "unknown" for a value outside the list.

@@ -35,6 +35,8 @@ std::string_view ability(CommFeature feature) {
       return "move data while the ranks do other work";
     case CommFeature::kPeerMemory:
       return "lend memory of its peers";
+    case CommFeature::kShrink:
+      return "find out which ranks are left after a failure";
   }
   return "do this";
 }
@@ -119,6 +121,10 @@ void Communicator::check(std::string_view) {}
 std::unique_ptr<PeerWindow> Communicator::open_window(size_t, MemoryKind, std::chrono::nanoseconds,
                                                       std::string_view) {
   refuse(*this, CommFeature::kPeerMemory, "open_window");
+}
+
+Survivors Communicator::shrink(std::chrono::nanoseconds, std::string_view) {
+  refuse(*this, CommFeature::kShrink, "shrink");
 }
 
 void Communicator::all_to_all_v(const AllToAllV& exchange, std::string_view phase) {

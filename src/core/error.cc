@@ -109,6 +109,7 @@ constexpr std::array kCodeNames = {
     CodeName{ErrorCode::kCommTimeout, "kCommTimeout"},
     CodeName{ErrorCode::kCommMismatch, "kCommMismatch"},
     CodeName{ErrorCode::kCommAborted, "kCommAborted"},
+    CodeName{ErrorCode::kCommExcluded, "kCommExcluded"},
 };
 
 void append_field(std::string& text, std::string_view label, const std::string& value) {

@@ -320,6 +320,33 @@ TEST(Communicator, Abort_ReachesEveryRankWithTheReason) {
   });
 }
 
+TEST(Communicator, SurvivorsOfAGroupThatWorks_AreAllOfIt) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    if (!comm.supports(CommFeature::kShrink)) {
+      EXPECT_THROW(survivors(comm), Error);
+      return;
+    }
+    // A peer may be through, and call for the survivors, before this rank has read that it came.
+    comm.barrier("before");
+    const Survivors first = survivors(comm);
+    Communicator& left = *first.communicator;
+    ASSERT_EQ(left.size(), comm.size());
+    EXPECT_EQ(left.rank(), rank);
+    EXPECT_EQ(left.timeout(), comm.timeout());
+    const std::vector<uint8_t> mine(300'000, static_cast<uint8_t>(rank));
+    std::vector<uint8_t> all(mine.size() * static_cast<size_t>(left.size()));
+    left.all_gather(bytes_of(mine), writable(all), "after");
+    for (int32_t peer = 0; peer < left.size(); ++peer) {
+      EXPECT_EQ(first.old_ranks[static_cast<size_t>(peer)], peer);
+      EXPECT_EQ(all[static_cast<size_t>(peer) * mine.size()], peer);
+      EXPECT_EQ(all[static_cast<size_t>(peer + 1) * mine.size() - 1], peer);
+    }
+    EXPECT_THROW(comm.barrier("the old one stays unusable"), CommError);
+    // The new one is a communicator like any other.
+    EXPECT_EQ(survivors(left).old_ranks, first.old_ranks);
+  });
+}
+
 // A rank that has returned from its last operation owes its peers nothing.
 TEST(Communicator, RankThatIsDone_MayLeaveBeforeItsPeers) {
   for (int round = 0; round < 20; ++round) {

@@ -1,5 +1,7 @@
 #include "comm/local/local_communicator.h"
 
+#include "comm/deadline.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -12,11 +14,6 @@ namespace conclave::inline v0::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-Clock::time_point time_after(std::chrono::nanoseconds deadline) {
-  const Clock::time_point now = Clock::now();
-  return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
-}
 
 bool needs(const Operation& mine, int32_t peer) {
   const auto at = static_cast<size_t>(peer);
@@ -64,6 +61,7 @@ LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalGroup> group, int32_t 
 LocalCommunicator::~LocalCommunicator() {
   GroupLock lock(group_->mutex);
   if (self().standing == Standing::kActive) self().standing = Standing::kGone;
+  self().left = true;
   withdraw(lock);
 }
 
@@ -71,6 +69,7 @@ Support LocalCommunicator::supports(CommFeature feature) const {
   switch (feature) {
     case CommFeature::kHostMemory:
     case CommFeature::kOverlap:
+    case CommFeature::kShrink:
       return Support::yes();
     case CommFeature::kPeerMemory:
       return Support::no("ranks of the communicator local keep their memory to themselves");
@@ -81,10 +80,11 @@ Support LocalCommunicator::supports(CommFeature feature) const {
 
 CommHandle LocalCommunicator::start(const CommOperation& operation) {
   GroupLock lock(group_->mutex);
+  if (!usable()) return {next_sequence_++};
   Operation& mine = take_entry();
   describe(operation, mine);
   const CommHandle handle = publish(mine);
-  if (mine.in_use()) move_all(*group_, mine, rank_, lock);
+  move_all(*group_, mine, rank_, lock);
   return handle;
 }
 
@@ -106,7 +106,6 @@ Operation& LocalCommunicator::take_entry() {
 }
 
 CommHandle LocalCommunicator::publish(Operation& operation) {
-  if (!usable()) return {next_sequence_++};
   switch (operation.kind) {
     case CommKind::kSend:
       operation.number = sends_[static_cast<size_t>(operation.peer)]++;
@@ -195,7 +194,7 @@ void LocalCommunicator::check_agreement(const Operation& mine, GroupLock& lock,
   for (int32_t peer = 0; peer < size(); ++peer) {
     if (mine.kind == CommKind::kRecv && peer != mine.peer) continue;
     if (mine.taken[static_cast<size_t>(peer)] != Progress::kOpen) continue;
-    const Operation* const theirs = partner_of(*group_, mine, rank_, peer);
+    const Operation* const theirs = counterpart_of(*group_, mine, rank_, peer);
     if (theirs == nullptr) continue;
     if (auto why = disagreement(mine, rank_, *theirs, peer)) {
       fail(ErrorCode::kCommMismatch, peer, phase, std::move(*why), lock);
@@ -250,7 +249,10 @@ void LocalCommunicator::fail(ErrorCode code, int32_t peer, std::string_view phas
 void LocalCommunicator::withdraw(GroupLock& lock) {
   group_->changed.notify_all();
   group_->changed.wait(lock, [this] { return self().users == 0; });
-  for (Operation& operation : self().operations) operation.sequence = 0;
+  for (Operation& operation : self().operations) {
+    operation.withdrawn = operation.withdrawn || operation.in_use();
+    operation.sequence = 0;
+  }
 }
 
 bool LocalCommunicator::usable() {

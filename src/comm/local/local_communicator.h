@@ -35,6 +35,7 @@ class LocalCommunicator final : public Communicator {
   bool test(CommHandle handle, std::string_view phase) override;
   void check(std::string_view phase) override;
   void abort(std::string_view reason) noexcept override;
+  Survivors shrink(std::chrono::nanoseconds deadline, std::string_view phase) override;
 
  protected:
   CommHandle start(const CommOperation& operation) override;
@@ -46,8 +47,7 @@ class LocalCommunicator final : public Communicator {
   void check_usable(GroupLock& lock, std::string_view phase);
   // Takes a free entry of this rank, which peers cannot see yet.
   Operation& take_entry();
-  // Numbers the operation, so that peers find it. On an unusable communicator it stays hidden and
-  // its wait throws.
+  // Numbers the operation, so that peers find it.
   CommHandle publish(Operation& operation);
   // Throws if this rank or the group has failed, or never had the operation.
   Operation& operation_of(CommHandle handle, GroupLock& lock, std::string_view phase);

@@ -9,6 +9,7 @@
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ struct RankState {
   ErrorCode failure = ErrorCode::kCommAborted;
   int32_t culprit = -1;
   std::string reason;
+  bool in_roll_call = false;
+  bool left = false;  // its communicator is destroyed
   // Threads that are reading or writing this rank's buffers without the lock. A rank that gives up
   // waits for zero, after which nobody touches its buffers.
   int32_t users = 0;
@@ -37,6 +40,9 @@ struct LocalGroup {
   std::vector<RankState> ranks;
   int32_t aborted_by = -1;
   std::array<char, 256> abort_reason{};  // fixed, so that abort cannot fail
+  // The group that goes on after a failure, set once: ranks that see it have the same answer.
+  std::shared_ptr<LocalGroup> successor;
+  std::vector<int32_t> survivors;  // the ranks here of its ranks
 
   int32_t size() const { return static_cast<int32_t>(ranks.size()); }
   RankState& rank(int32_t number) { return ranks[static_cast<size_t>(number)]; }

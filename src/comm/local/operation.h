@@ -22,6 +22,8 @@ enum class Progress : uint8_t { kOpen, kMoving, kDone };
 // One operation of one rank, from begin to the end of wait.
 struct Operation {
   uint64_t sequence = 0;  // its handle's; 0: this entry is free
+  // Its rank gave up during it. Peers still compare it with theirs: who disagrees is to blame.
+  bool withdrawn = false;
   CommKind kind = CommKind::kBarrier;
   uint64_t number = 0;  // counts the rank's collectives, or the messages between two ranks
   int32_t peer = -1;    // the other rank of a message

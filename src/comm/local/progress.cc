@@ -14,6 +14,13 @@ void finish_pair(LocalGroup& group, Operation& mine, int32_t rank, Operation& th
   group.changed.notify_all();
 }
 
+bool is_partner(const Operation& theirs, const Operation& mine, int32_t rank) {
+  if (theirs.number != mine.number) return false;
+  if (is_collective(mine.kind)) return is_collective(theirs.kind);
+  const CommKind wanted = mine.kind == CommKind::kSend ? CommKind::kRecv : CommKind::kSend;
+  return theirs.kind == wanted && theirs.peer == rank;
+}
+
 bool is_active(LocalGroup& group, int32_t rank) {
   return group.rank(rank).standing == Standing::kActive;
 }
@@ -77,12 +84,16 @@ bool take_reduction(LocalGroup& group, Operation& mine, int32_t rank, GroupLock&
 }  // namespace
 
 Operation* partner_of(LocalGroup& group, const Operation& mine, int32_t rank, int32_t peer) {
-  const CommKind wanted = mine.kind == CommKind::kSend ? CommKind::kRecv : CommKind::kSend;
   for (Operation& theirs : group.rank(peer).operations) {
-    if (!theirs.in_use() || theirs.number != mine.number) continue;
-    const bool matches = is_collective(mine.kind) ? is_collective(theirs.kind)
-                                                  : theirs.kind == wanted && theirs.peer == rank;
-    if (matches) return &theirs;
+    if (theirs.in_use() && is_partner(theirs, mine, rank)) return &theirs;
+  }
+  return nullptr;
+}
+
+const Operation* counterpart_of(LocalGroup& group, const Operation& mine, int32_t rank,
+                                int32_t peer) {
+  for (const Operation& theirs : group.rank(peer).operations) {
+    if ((theirs.in_use() || theirs.withdrawn) && is_partner(theirs, mine, rank)) return &theirs;
   }
   return nullptr;
 }

@@ -15,6 +15,10 @@ using GroupLock = std::unique_lock<std::mutex>;
 // The operation of `peer` that belongs to `mine`, one of `rank`; null while there is none.
 Operation* partner_of(LocalGroup& group, const Operation& mine, int32_t rank, int32_t peer);
 
+// The same for comparison: also one whose rank has given up during it.
+const Operation* counterpart_of(LocalGroup& group, const Operation& mine, int32_t rank,
+                                int32_t peer);
+
 // Moves what `mine`, an operation of `rank`, can take from its peers. Where ranks disagree nothing
 // moves: the wait of each says why. True if anything moved. The lock is open while bytes move.
 bool take(LocalGroup& group, Operation& mine, int32_t rank, GroupLock& lock);

@@ -1,5 +1,6 @@
 #include "comm/message/message_communicator.h"
 
+#include "comm/deadline.h"
 #include "comm/message/pause.h"
 #include "comm/message/process_watch.h"
 
@@ -17,6 +18,7 @@ using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using Clock = std::chrono::steady_clock;
 
+constexpr std::string_view kConnectPhase = "connect";
 constexpr size_t kMaxOperations = 64;  // under way per rank
 // For messages that are on their way when this rank leaves: peers may need them, and after a
 // failure some peer may never take its own.
@@ -24,15 +26,8 @@ constexpr auto kFlushTime = 2s;
 constexpr auto kFlushTimeAfterFailure = 20ms;
 // For a peer's word on who is late.
 constexpr std::chrono::nanoseconds kAccusationTime = 200ms;
-// A look at a process is a few calls of the system.
-constexpr auto kBetweenLooks = 20ms;
 // Between a process's end and the moment at which nothing more of it can be on the way.
 constexpr auto kLastBytes = 100ms;
-
-Clock::time_point time_after(std::chrono::nanoseconds deadline) {
-  const Clock::time_point now = Clock::now();
-  return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
-}
 
 const PeerPart& part_of(const MessageOperation& operation, int32_t peer) {
   return operation.parts[static_cast<size_t>(peer)];
@@ -75,6 +70,19 @@ MessageCommunicator::MessageCommunicator(std::unique_ptr<MessagePort> port,
       self_(this_process()),
       peers_(static_cast<size_t>(port_->size())) {}
 
+MessageCommunicator::MessageCommunicator(MessageSurvivor survivor, std::chrono::nanoseconds timeout)
+    : port_(std::move(survivor.port)),
+      timeout_(timeout),
+      self_(survivor.identities[static_cast<size_t>(port_->rank())]),
+      peers_(static_cast<size_t>(port_->size())),
+      file_(std::move(survivor.file)) {
+  for (size_t number = 0; number < peers_.size(); ++number) {
+    peers_[number].met = true;
+    peers_[number].identity = survivor.identities[number];
+  }
+  map_verdict();
+}
+
 MessageCommunicator::~MessageCommunicator() {
   MessagePort& port = *port_;
   // The child of a fork has nothing to say, and may find the lock held for ever.
@@ -83,7 +91,8 @@ MessageCommunicator::~MessageCommunicator() {
     return;
   }
   MessageLock lock(port.mutex());
-  if (usable()) say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
+  // Also after a failure: ranks that look for survivors need not wait for this one.
+  say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
   port.flush(usable() ? kFlushTime : kFlushTimeAfterFailure);
   const Leaving state = leaving();
   lock.unlock();
@@ -91,9 +100,10 @@ MessageCommunicator::~MessageCommunicator() {
 }
 
 Leaving MessageCommunicator::leaving() const {
-  Leaving state{
-      .orderly = usable(),
-      .rank_is_missing = standing_ == Standing::kFailed && means_a_missing_rank(failure_)};
+  Leaving state{.orderly = usable(),
+                .rank_is_missing = some_are_missing_ || (standing_ == Standing::kFailed &&
+                                                         means_a_missing_rank(failure_)),
+                .has_gone_on = has_gone_on_};
   for (const Peer& other : peers_) {
     state.staying += other.standing == Standing::kActive ? 1 : 0;
     if (other.standing != Standing::kFailed) continue;
@@ -104,35 +114,50 @@ Leaving MessageCommunicator::leaving() const {
 }
 
 void MessageCommunicator::meet() {
-  constexpr std::string_view kPhase = "connect";
   const Clock::time_point until = time_after(timeout_);
   MessageLock lock(port_->mutex());
-  outgoing_.kind = NoticeKind::kHello;
-  outgoing_.identity = self_;
   try {
-    for (int32_t to = 0; to < size(); ++to) port_->post(to, outgoing_, 0);
-    Pause pause(*port_);
-    for (int32_t from = 0; from < size();) {
-      read_notices();
-      if (peer(from).met) {
-        if (peer(from).identity.build != self_.build) {
-          fail(ErrorCode::kCommMismatch, from, kPhase,
-               fmt::format("rank {} has another version of this library", from));
-        }
-        ++from;
-        continue;
-      }
-      if (port_->is_cut_off(from)) {
-        fail(ErrorCode::kCommPeerLost, from, kPhase,
-             fmt::format("the connection to rank {} ended before it was used", from));
-      }
-      if (Clock::now() >= until) {
-        fail(ErrorCode::kCommTimeout, from, kPhase, fmt::format("rank {} did not connect", from));
-      }
-      pause.without(lock);
+    if (rank() == 0 && port_->supports_survivors()) file_ = SharedFile::make(size());
+    self_.shared_file = file_ ? file_->descriptor() : -1;
+    greet(NoticeKind::kHello);
+    await_all(lock, until, &Peer::met);
+    for (int32_t from = 0; from < size(); ++from) {
+      if (peer(from).identity.build == self_.build) continue;
+      fail(ErrorCode::kCommMismatch, from, kConnectPhase,
+           fmt::format("rank {} has another version of this library", from));
     }
+    if (!port_->supports_survivors()) return;
+    share_file();
+    greet(NoticeKind::kReady);
+    await_all(lock, until, &Peer::ready);
   } catch (const PortFailure& failure) {
-    fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
+    fail(ErrorCode::kCommPeerLost, failure.peer(), kConnectPhase, failure.what());
+  }
+}
+
+void MessageCommunicator::greet(NoticeKind kind) {
+  outgoing_.kind = kind;
+  outgoing_.identity = self_;
+  for (int32_t to = 0; to < size(); ++to) port_->post(to, outgoing_, 0);
+}
+
+void MessageCommunicator::await_all(MessageLock& lock, Clock::time_point until, bool Peer::*heard) {
+  Pause pause(*port_);
+  for (int32_t from = 0; from < size();) {
+    read_notices();
+    if (peer(from).*heard) {
+      ++from;
+      continue;
+    }
+    if (port_->is_cut_off(from)) {
+      fail(ErrorCode::kCommPeerLost, from, kConnectPhase,
+           fmt::format("the connection to rank {} ended before it was used", from));
+    }
+    if (Clock::now() >= until) {
+      fail(ErrorCode::kCommTimeout, from, kConnectPhase,
+           fmt::format("rank {} did not connect", from));
+    }
+    pause.without(lock);
   }
 }
 
@@ -143,6 +168,8 @@ Support MessageCommunicator::supports(CommFeature feature) const {
     case CommFeature::kOverlap:
       return Support::no("the communicator " + std::string(name()) +
                          " moves data while its rank calls it");
+    case CommFeature::kShrink:
+      return shrink_support();
     default:
       return Communicator::supports(feature);
   }
@@ -284,10 +311,7 @@ void MessageCommunicator::hear_of_abort() noexcept {
 }
 
 void MessageCommunicator::advance(std::string_view phase) {
-  if (abort_to_send_) {
-    abort_to_send_ = false;
-    say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), abort_reason_.data());
-  }
+  send_pending_abort();
   try {
     read_notices();
     for (MessageOperation& operation : operations_) {
@@ -302,6 +326,12 @@ void MessageCommunicator::advance(std::string_view phase) {
   }
 }
 
+void MessageCommunicator::send_pending_abort() noexcept {
+  if (!abort_to_send_) return;
+  abort_to_send_ = false;
+  say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, rank(), abort_reason_.data());
+}
+
 void MessageCommunicator::read_notices() {
   while (const auto received = port_->take_notice()) read(received->peer, *received->notice);
 }
@@ -312,6 +342,13 @@ void MessageCommunicator::read(int32_t from, const Notice& notice) {
     case NoticeKind::kHello:
       sender.met = true;
       sender.identity = notice.identity;
+      return;
+    case NoticeKind::kReady:
+      sender.ready = true;
+      sender.identity = notice.identity;
+      return;
+    case NoticeKind::kPresent:
+      sender.present = true;
       return;
     case NoticeKind::kAnnounce: {
       const auto free = std::find_if(sender.arrivals.begin(), sender.arrivals.end(),
@@ -328,6 +365,9 @@ void MessageCommunicator::read(int32_t from, const Notice& notice) {
       return;
     case NoticeKind::kGone:
     case NoticeKind::kFailed:
+      sender.left = sender.left || notice.kind == NoticeKind::kGone;
+      // What made it fail is what its peers report, not that it left afterwards.
+      if (sender.standing != Standing::kActive) return;
       sender.standing = notice.kind == NoticeKind::kGone ? Standing::kGone : Standing::kFailed;
       sender.farewell = notice.farewell;
       return;
@@ -377,20 +417,27 @@ void MessageCommunicator::match(MessageOperation& operation, int32_t with, std::
     part.matched = true;
   };
   if (with == rank() && is_collective(operation.kind)) return agree(part.claim);
-  // A rank that comes late, after its peers have given up, has no result either.
-  if (peer(with).standing == Standing::kFailed) return;
+  // A rank that comes late, after its peers have given up, has no result either. Where they gave up
+  // because ranks disagree, it compares all the same: who disagrees with it is to blame.
+  const bool gave_up =
+      peer(with).standing == Standing::kFailed && !has_finished(peer(with), operation);
+  if (gave_up && peer(with).farewell.code != ErrorCode::kCommMismatch) return;
   for (Arrival& arrival : peer(with).arrivals) {
     const Announcement& theirs = arrival.notice.announcement;
     if (!arrival.waiting || theirs.number != operation.number ||
         theirs.channel != partner_channel(operation.channel)) {
       continue;
     }
-    arrival.waiting = false;
+    arrival.waiting = gave_up;
     agree({.kind = theirs.kind,
            .dtype = theirs.dtype,
            .reduce = theirs.reduce,
            .offered = theirs.offered,
            .expected = theirs.expected});
+    if (gave_up) {
+      part.matched = false;
+      return;
+    }
     Lane& first = part.lanes[0];
     if (is_inline(first.in_bytes)) {
       std::copy_n(arrival.notice.payload.begin(), first.in_bytes, first.to);
@@ -442,18 +489,35 @@ void MessageCommunicator::check_peers(const MessageOperation& mine, std::string_
            fmt::format("the connection to rank {} ended during {}", number, to_string(mine.kind)));
     }
     const Farewell& farewell = other.farewell;
+    // Messages that it sent before it left may still be on the way.
+    const bool sends_more = port_->chunks_taken(number) < farewell.chunks;
     if (other.standing == Standing::kFailed) {
+      if (has_finished(other, mine) && sends_more && !port_->is_cut_off(number)) continue;
       // Every survivor names the rank that caused the first failure, not the one that passed it on.
       const int32_t culprit =
           farewell.culprit == rank() || farewell.culprit < 0 ? number : farewell.culprit;
       fail(farewell.code, culprit, phase,
            fmt::format("rank {} gave up: {}", number, farewell.reason.data()));
     }
-    // Messages that it sent before it left may still be on the way.
-    if (port_->chunks_taken(number) < farewell.chunks) continue;
+    if (sends_more) continue;
     fail(ErrorCode::kCommPeerLost, number, phase,
          fmt::format("rank {} was destroyed during {}", number, to_string(mine.kind)));
   }
+}
+
+void MessageCommunicator::end_operations() {
+  finished_ = collectives_;
+  for (MessageOperation& operation : operations_) {
+    if (operation.in_use() && is_collective(operation.kind) && !is_complete(operation)) {
+      finished_ = std::min(finished_, operation.number);
+    }
+    operation.sequence = 0;
+  }
+}
+
+// What a peer had finished before it gave up has its result here as well.
+bool MessageCommunicator::has_finished(const Peer& other, const MessageOperation& mine) const {
+  return is_collective(mine.kind) && mine.number < other.farewell.collectives;
 }
 
 void MessageCommunicator::watch_processes(const MessageOperation& mine, std::string_view phase) {
@@ -496,10 +560,10 @@ void MessageCommunicator::time_out(const MessageOperation& mine, std::chrono::na
 void MessageCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view phase,
                                std::string what) {
   const bool told_by_the_aborter = aborted_by_ >= 0;
+  end_operations();
   standing_ = Standing::kFailed;
   failure_ = code;
   culprit_ = culprit;
-  for (MessageOperation& operation : operations_) operation.sequence = 0;
   if (!told_by_the_aborter) say_farewell(NoticeKind::kFailed, code, culprit, what);
   throw CommError(code, culprit, std::string(phase), std::move(what));
 }
@@ -507,7 +571,7 @@ void MessageCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view
 void MessageCommunicator::say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
                                        std::string_view reason) noexcept {
   outgoing_.kind = kind;
-  outgoing_.farewell = Farewell{.culprit = culprit, .code = code};
+  outgoing_.farewell = Farewell{.collectives = finished_, .culprit = culprit, .code = code};
   copy_reason(reason, outgoing_.farewell.reason);
   for (int32_t to = 0; to < size(); ++to) {
     if (to == rank()) continue;

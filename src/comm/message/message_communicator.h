@@ -5,6 +5,7 @@
 
 #include "comm/message/message_operation.h"
 #include "comm/message/message_port.h"
+#include "comm/message/shared_verdict.h"
 #include "comm/message/wire.h"
 
 #include "conclave/comm.h"
@@ -22,10 +23,19 @@ namespace conclave::inline v0::comm {
 
 using MessageLock = std::unique_lock<std::mutex>;
 
+// A rank of a group that goes on after a failure, and what it knows of its peers.
+struct MessageSurvivor {
+  std::unique_ptr<MessagePort> port;
+  std::vector<Identity> identities = {};  // [ranks]
+  std::shared_ptr<SharedFile> file;
+};
+
 class MessageCommunicator final : public Communicator {
  public:
   // Comes before meet().
   MessageCommunicator(std::unique_ptr<MessagePort> port, std::chrono::nanoseconds timeout);
+  // Needs no meeting: its peers are known.
+  MessageCommunicator(MessageSurvivor survivor, std::chrono::nanoseconds timeout);
   MessageCommunicator(const MessageCommunicator&) = delete;
   MessageCommunicator& operator=(const MessageCommunicator&) = delete;
   ~MessageCommunicator() override;
@@ -43,6 +53,7 @@ class MessageCommunicator final : public Communicator {
   bool test(CommHandle handle, std::string_view phase) override;
   void check(std::string_view phase) override;
   void abort(std::string_view reason) noexcept override;
+  Survivors shrink(std::chrono::nanoseconds deadline, std::string_view phase) override;
 
  protected:
   CommHandle start(const CommOperation& operation) override;
@@ -58,6 +69,10 @@ class MessageCommunicator final : public Communicator {
   struct Peer {
     Standing standing = Standing::kActive;
     bool met = false;
+    bool ready = false;
+    bool present = false;  // in the roll call for survivors
+    bool left = false;     // its communicator is destroyed
+    bool ended = false;    // its process is known to have ended
     Identity identity;
     Farewell farewell;
     std::vector<Arrival> arrivals;
@@ -67,12 +82,17 @@ class MessageCommunicator final : public Communicator {
   };
 
   Peer& peer(int32_t number) { return peers_[static_cast<size_t>(number)]; }
+  void greet(NoticeKind kind);
+  void await_all(MessageLock& lock, Clock::time_point until, bool Peer::*heard);
+  void end_operations();
+  bool has_finished(const Peer& other, const MessageOperation& mine) const;
   bool usable() const { return aborted_by_ < 0 && standing_ == Standing::kActive; }
   void check_usable(std::string_view phase);
   MessageOperation& take_entry();
   void announce(const MessageOperation& operation);
   MessageOperation& operation_of(CommHandle handle, std::string_view phase);
 
+  void send_pending_abort() noexcept;
   // Reads what has come and sends what may go, for all operations under way. Throws where ranks
   // disagree, or the transport fails.
   void advance(std::string_view phase);
@@ -94,6 +114,15 @@ class MessageCommunicator final : public Communicator {
                              std::string_view phase);
   // Ends everything that this rank has under way, tells its peers, then throws.
   [[noreturn]] void fail(ErrorCode code, int32_t culprit, std::string_view phase, std::string what);
+  // The roll call, in shrink.cc.
+  void share_file();
+  void map_verdict();
+  Support shrink_support() const;
+  void call_for_survivors();
+  void look_for_ended_processes();
+  RollCall roll_call() const;
+  MessageSurvivor survivor_of(const std::vector<int32_t>& ranks);
+
   // Cannot be sent to a peer: it then learns by its deadline.
   void say_farewell(NoticeKind kind, ErrorCode code, int32_t culprit,
                     std::string_view reason) noexcept;
@@ -108,12 +137,18 @@ class MessageCommunicator final : public Communicator {
   Notice outgoing_;
   Clock::time_point last_look_ = Clock::now();  // at the processes of peers
 
+  uint64_t finished_ = 0;  // collectives that were complete when this rank gave up
   Standing standing_ = Standing::kActive;
   ErrorCode failure_ = ErrorCode::kCommAborted;
   int32_t culprit_ = -1;
   int32_t aborted_by_ = -1;
   bool abort_to_send_ = false;  // by a thread that may not use the port
   std::array<char, 256> abort_reason_{};
+
+  std::shared_ptr<SharedFile> file_;
+  std::unique_ptr<SharedVerdict> verdict_;  // the next roll call's
+  bool has_gone_on_ = false;
+  bool some_are_missing_ = false;  // among those that were to go on
 };
 
 }  // namespace conclave::inline v0::comm

@@ -3,6 +3,8 @@
 
 #include "comm/message/wire.h"
 
+#include "conclave/error.h"
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace conclave::inline v0::comm {
 
@@ -39,6 +42,8 @@ struct Leaving {
   bool orderly = true;           // no rank has failed
   bool rank_is_missing = false;  // some rank may never end as this one does
   int32_t staying = 0;           // ranks that have not left, this one among them
+  // Nobody reads or writes here any more but ranks that are left out.
+  bool has_gone_on = false;
 };
 
 // Messages between two ranks arrive in the order in which they were sent, notices and chunks each
@@ -80,6 +85,14 @@ class MessagePort {
   virtual bool is_cut_off(int32_t) const noexcept { return false; }
   // Waits a moment, for messages or for the `round`-th time in a row. Without the lock.
   virtual void rest(int64_t round) noexcept;
+
+  // How many failures the ranks of this port have gone on after.
+  virtual uint64_t epoch() const noexcept { return 0; }
+  // Whether ranks that are left after a failure can have a port of their own. Without the lock.
+  virtual Support supports_survivors() const;
+  // The port of `ranks` of this one, ascending, this rank among them: late messages of this port
+  // reach nobody there. For ports that support it.
+  virtual std::unique_ptr<MessagePort> survivors(const std::vector<int32_t>& ranks);
 
   // Waits until what was sent has left this rank, but not longer.
   virtual void flush(std::chrono::nanoseconds deadline) noexcept = 0;

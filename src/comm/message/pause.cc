@@ -17,6 +17,15 @@ void rest_by_the_clock(int64_t round) noexcept {
 
 void MessagePort::rest(int64_t round) noexcept { rest_by_the_clock(round); }
 
+Support MessagePort::supports_survivors() const {
+  return Support::no("the communicator " + std::string(name()) +
+                     " has no connections for ranks that are left after a failure");
+}
+
+std::unique_ptr<MessagePort> MessagePort::survivors(const std::vector<int32_t>& /*ranks*/) {
+  return nullptr;
+}
+
 void Pause::without(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   ++rounds_;

@@ -4,7 +4,12 @@
 
 #include "comm/message/wire.h"
 
+#include <chrono>
+
 namespace conclave::inline v0::comm {
+
+// A look at a process is a few calls of the system.
+inline constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 
 Identity this_process();
 

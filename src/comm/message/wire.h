@@ -22,7 +22,17 @@ inline constexpr int64_t kChunkBytes = int64_t{256} << 10;
 // sender and by its receiver, so that one to itself has two.
 enum class Channel : uint8_t { kCollective, kSend, kRecv };
 
-enum class NoticeKind : uint8_t { kHello, kAnnounce, kGone, kFailed, kAborted };
+// kHello: who this rank is; kReady: whether it has the group's shared file; kPresent: it has come
+// to the roll call.
+enum class NoticeKind : uint8_t {
+  kHello,
+  kReady,
+  kAnnounce,
+  kGone,
+  kFailed,
+  kAborted,
+  kPresent,
+};
 
 // Who a rank is, in its first message.
 struct Identity {
@@ -30,6 +40,7 @@ struct Identity {
   uint64_t place = 0;    // a hash of host and process namespace: equal where /proc shows the other
   uint64_t started = 0;  // with pid, names a process for ever
   int64_t pid = 0;
+  int32_t shared_file = -1;  // its descriptor there, or -1
 };
 
 // Announces an operation to the other rank of it; both do, and compare.
@@ -45,7 +56,8 @@ struct Announcement {
 
 // Why a rank takes part no more.
 struct Farewell {
-  uint64_t chunks = 0;  // data messages that it has sent to the receiver of this notice
+  uint64_t chunks = 0;       // data messages that it has sent to the receiver of this notice
+  uint64_t collectives = 0;  // so many, counted from the first, were complete on it
   int32_t culprit = -1;
   ErrorCode code = ErrorCode::kCommAborted;
   std::array<char, 256> reason{};

@@ -1,7 +1,10 @@
 #include "comm/mpi/mpi_port.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -12,6 +15,10 @@ static_assert(std::is_trivially_copyable_v<Notice> && std::is_trivially_copyable
 constexpr size_t kNoticeHead = offsetof(Notice, payload);
 constexpr int kControlTag = 1;
 constexpr int kDataTag = 2;
+// Survivors of a failure go on with tags of their own, so that late messages find nobody. Every MPI
+// has tags up to 32767.
+constexpr int kTagsOfAnEpoch = 2;
+constexpr uint64_t kMaxEpoch = 16000;
 
 bool done(MPI_Request& request, int32_t peer) {
   if (request == MPI_REQUEST_NULL) return true;
@@ -32,7 +39,8 @@ struct Remains {
   std::shared_ptr<MpiPort> port;
   MpiRuntime& runtime;
   bool orderly;
-  int32_t staying;  // peers that have not left; the rank itself is one of them
+  bool has_gone_on;  // nobody reads or writes here any more but ranks that are left out
+  int32_t staying;   // peers that have not left; the rank itself is one of them
 
   // Reads until each peer has left, as far as that has come.
   bool all_have_left() {
@@ -48,10 +56,13 @@ struct Remains {
     }
     return true;
   }
-  // After a failure the port stays until the end: nobody knows what is still on the way.
+  // After a failure nobody knows what is still on the way: the communicator's number stays in use,
+  // and the port until MPI is done with its buffers, or all the rest of MPI ends.
   bool end(MpiRuntime::Sweep when) {
     try {
       const bool last = when == MpiRuntime::Sweep::kLast;
+      const bool is_abandoned = has_gone_on || (!orderly && !runtime.closes());
+      if (is_abandoned && !last) return port->release();
       return (all_have_left() && orderly) || last ? port->close() : false;
     } catch (const PortFailure&) {
       return false;
@@ -59,14 +70,51 @@ struct Remains {
   }
 };
 
+PortGroup whole_group(MPI_Comm communicator) {
+  int ranks = 0;
+  check_mpi(MPI_Comm_size(communicator, &ranks), "MPI_Comm_size");
+  PortGroup group{.communicator = std::make_shared<MPI_Comm>(communicator)};
+  group.members.resize(static_cast<size_t>(ranks));
+  std::iota(group.members.begin(), group.members.end(), 0);
+  return group;
+}
+
 }  // namespace
 
 MpiPort::MpiPort(MpiRuntime& runtime, MPI_Comm communicator)
-    : runtime_(runtime), communicator_(communicator) {
-  check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
-  state_.out.resize(at(size_));
-  state_.in.resize(at(size_));
+    : MpiPort(runtime, whole_group(communicator)) {}
+
+MpiPort::MpiPort(MpiRuntime& runtime, PortGroup group)
+    : runtime_(runtime), group_(std::move(group)) {
+  int member = 0;
+  check_mpi(MPI_Comm_rank(*group_.communicator, &member), "MPI_Comm_rank");
+  rank_ = number_of(member);
+  state_.out.resize(group_.members.size());
+  state_.in.resize(group_.members.size());
+}
+
+int32_t MpiPort::number_of(int member) const {
+  const auto place = std::ranges::lower_bound(group_.members, member);
+  if (place == group_.members.end() || *place != member) {
+    throw PortFailure(fmt::format("rank {} of MPI is none of this group", member), -1);
+  }
+  return static_cast<int32_t>(place - group_.members.begin());
+}
+
+int MpiPort::tag(int of_first_epoch) const {
+  return of_first_epoch + static_cast<int>(group_.epoch) * kTagsOfAnEpoch;
+}
+
+Support MpiPort::supports_survivors() const {
+  if (group_.epoch < kMaxEpoch) return Support::yes();
+  return Support::no(fmt::format("its ranks have gone on after {} failures", kMaxEpoch));
+}
+
+std::unique_ptr<MessagePort> MpiPort::survivors(const std::vector<int32_t>& ranks) {
+  PortGroup group{.communicator = group_.communicator, .epoch = group_.epoch + 1};
+  for (const int32_t rank : ranks) group.members.push_back(member(rank));
+  if (ranks.size() < group_.members.size()) runtime_.leave_open();
+  return std::make_unique<MpiPort>(runtime_, std::move(group));
 }
 
 void MpiPort::check_caller() const {
@@ -90,23 +138,23 @@ void MpiPort::post(int32_t peer, const Notice& notice, size_t payload_bytes) {
   }
   const size_t bytes = kNoticeHead + payload_bytes;
   std::memcpy(static_cast<void*>(&free->notice), &notice, bytes);
-  check_mpi(MPI_Isend(&free->notice, static_cast<int>(bytes), MPI_BYTE, peer, kControlTag,
-                      communicator_, &free->request),
+  check_mpi(MPI_Isend(&free->notice, static_cast<int>(bytes), MPI_BYTE, member(peer),
+                      tag(kControlTag), *group_.communicator, &free->request),
             "MPI_Isend", peer);
 }
 
 std::optional<ReceivedNotice> MpiPort::take_notice() {
   Control& arriving = state_.arriving;
   if (arriving.request == MPI_REQUEST_NULL) {
-    check_mpi(MPI_Irecv(&arriving.notice, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE, kControlTag,
-                        communicator_, &arriving.request),
+    check_mpi(MPI_Irecv(&arriving.notice, sizeof(Notice), MPI_BYTE, MPI_ANY_SOURCE,
+                        tag(kControlTag), *group_.communicator, &arriving.request),
               "MPI_Irecv");
   }
   int flag = 0;
   MPI_Status status;
   check_mpi(MPI_Test(&arriving.request, &flag, &status), "MPI_Test");
   if (flag == 0) return std::nullopt;
-  return ReceivedNotice{.peer = status.MPI_SOURCE, .notice = &arriving.notice};
+  return ReceivedNotice{.peer = number_of(status.MPI_SOURCE), .notice = &arriving.notice};
 }
 
 MpiPort::Chunk& MpiPort::buffer(Stream& stream, uint64_t message) {
@@ -123,7 +171,8 @@ bool MpiPort::send_chunk(int32_t peer, const ChunkHeader& header, const std::byt
   chunk.header = header;
   std::memcpy(chunk.data.data(), data, static_cast<size_t>(header.bytes));
   const auto bytes = static_cast<int>(offsetof(Chunk, data) + static_cast<size_t>(header.bytes));
-  check_mpi(MPI_Isend(&chunk, bytes, MPI_BYTE, peer, kDataTag, communicator_, &request),
+  check_mpi(MPI_Isend(&chunk, bytes, MPI_BYTE, member(peer), tag(kDataTag), *group_.communicator,
+                      &request),
             "MPI_Isend", peer);
   ++stream.begun;
   return true;
@@ -134,8 +183,8 @@ void MpiPort::post_receives(int32_t peer) {
   Stream& stream = state_.in[at(peer)];
   while (stream.begun < stream.expected && stream.begun - stream.ended < 2) {
     Chunk& chunk = buffer(stream, stream.begun);
-    check_mpi(MPI_Irecv(&chunk, sizeof(Chunk), MPI_BYTE, peer, kDataTag, communicator_,
-                        &stream.requests[stream.begun % 2]),
+    check_mpi(MPI_Irecv(&chunk, sizeof(Chunk), MPI_BYTE, member(peer), tag(kDataTag),
+                        *group_.communicator, &stream.requests[stream.begun % 2]),
               "MPI_Irecv", peer);
     ++stream.begun;
   }
@@ -165,8 +214,8 @@ void MpiPort::flush(std::chrono::nanoseconds deadline) noexcept {
   while (!all_sent() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
-bool MpiPort::close() noexcept {
-  bool over = all_sent();
+bool MpiPort::all_cancelled() noexcept {
+  bool over = true;
   const auto cancel = [&](MPI_Request& request) {
     if (request == MPI_REQUEST_NULL) return;
     MPI_Cancel(&request);
@@ -176,8 +225,32 @@ bool MpiPort::close() noexcept {
   for (Stream& stream : state_.in) {
     for (MPI_Request& request : stream.requests) cancel(request);
   }
-  if (over) MPI_Comm_free(&communicator_);
   return over;
+}
+
+bool MpiPort::close() noexcept {
+  const bool sent = all_sent();
+  if (!all_cancelled() || !sent) return false;
+  // After a failure a rank that was left out may still send to this number.
+  if (group_.epoch == 0 && group_.communicator.use_count() == 1) {
+    MPI_Comm_free(group_.communicator.get());
+  }
+  group_.communicator.reset();
+  return true;
+}
+
+void MpiPort::give_back(Stream& stream) noexcept {
+  for (size_t i = 0; i < stream.buffers.size(); ++i) {
+    if (stream.requests[i] == MPI_REQUEST_NULL) stream.buffers[i].reset();
+  }
+}
+
+bool MpiPort::release() noexcept {
+  const bool sent = all_sent();
+  const bool cancelled = all_cancelled();
+  for (Stream& stream : state_.out) give_back(stream);
+  for (Stream& stream : state_.in) give_back(stream);
+  return sent && cancelled;
 }
 
 void MpiPort::retire(std::unique_ptr<MessagePort> self, const Leaving& leaving) noexcept {
@@ -188,6 +261,7 @@ void MpiPort::retire(std::unique_ptr<MessagePort> self, const Leaving& leaving) 
   Remains remains{.port = std::shared_ptr<MpiPort>(static_cast<MpiPort*>(self.release())),
                   .runtime = runtime_,
                   .orderly = leaving.orderly,
+                  .has_gone_on = leaving.has_gone_on,
                   .staying = leaving.staying};
   runtime_.retire([remains](MpiRuntime::Sweep when) mutable { return remains.end(when); });
 }

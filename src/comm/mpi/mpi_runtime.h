@@ -44,6 +44,7 @@ class MpiRuntime {
   void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
   // A rank is missing: MPI_Finalize would wait for it, and is left out.
   void leave_open() { closes_ = false; }
+  bool closes() const { return closes_; }
 
  private:
   MpiRuntime();

@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <fstream>
+#include <memory>
 #include <span>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace conclave {
@@ -55,6 +58,33 @@ TEST(MpiCommunicator, RankThatTheLauncherDidNotGive_IsRefused) {
   EXPECT_EQ(code_of([] { connect("mpi", {.device = "cuda:0"}); }), "kUnsupported");
   const auto same = connect("mpi", {.rank = all->rank(), .size = all->size(), .timeout = 7s});
   EXPECT_EQ(same->timeout(), 7s);
+}
+
+int64_t resident_bytes() {
+  int64_t pages = 0;
+  int64_t resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+// Buffers of a group that was left are given back with its communicator: each has up to 2 MiB for
+// every peer.
+TEST(MpiCommunicator, ManyRollCalls_KeepNoMemory) {
+  const auto first = connect("mpi", {.timeout = 60s});
+  const std::vector<std::byte> mine(1 << 20, std::byte{1});
+  std::vector<std::byte> all(mine.size() * static_cast<size_t>(first->size()));
+  std::unique_ptr<Communicator> current;
+  int64_t begin = 0;
+  constexpr int kRounds = 40;
+  for (int round = 0; round < kRounds; ++round) {
+    if (round == 5) begin = resident_bytes();
+    Communicator& group = current ? *current : *first;
+    group.all_gather(mine, all, "round");
+    Survivors left = survivors(group);
+    ASSERT_EQ(left.communicator->size(), first->size());
+    current = std::move(left.communicator);
+  }
+  EXPECT_LT(resident_bytes() - begin, int64_t{12} << 20);
 }
 
 TEST(MpiCommunicator, Features_SayWhatIsMissing) {
