@@ -84,6 +84,15 @@ CONCLAVE_API int64_t moved_experts(const ExpertSlots& before, const ExpertSlots&
 // physical numbers. Throws Error(kInvalidArgument) as make_placement.
 CONCLAVE_API ExpertSlots slots_of(int64_t num_experts, const ParallelSpec& parallel);
 
+// The split of a layer of E experts with `parallel` among the ranks that are left: rank r of it is old_ranks[r] of
+// `parallel`, and `rank` is the caller's own. Experts stay where they are; those that nobody holds
+// any more go to the ranks with the fewest, lower ones first, and a rank that now holds two of an
+// expert gives one up. Equal arguments give equal splits on every rank. Throws
+// Error(kInvalidArgument) naming the field: old_ranks that are empty, do not ascend or do not
+// exist, a rank that is none of them.
+CONCLAVE_API ParallelSpec without_ranks(int64_t num_experts, const ParallelSpec& parallel,
+                                        std::span<const int32_t> old_ranks, int32_t rank);
+
 // `parallel` with these slots: ep_size, PlacementStrategy::kCustom, rank_of, replicas. The first
 // slot of an expert becomes physical expert e, the others its replicas in the order of slots.
 CONCLAVE_API ParallelSpec with_slots(const ParallelSpec& parallel, const ExpertSlots& slots);

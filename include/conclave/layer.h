@@ -287,6 +287,18 @@ class CONCLAVE_API MoeLayer {
   ExpertSlots slots() const;
   // Counts the placements that the layer has had, the first being 0. Equal on all ranks.
   uint64_t placement_epoch() const;
+  // The same layer on other ranks: on those that are left after a failure, or on more. `context`
+  // has their communicators, `parallel` says how they split it (without_ranks: as before, without
+  // some). What this rank has packed is copied; experts that it lacks are read from `source`.
+  // Either all ranks give one or none does; a rank that joins with nothing calls create, with the
+  // same spec, options and split, while the others give a source. This layer stays as it is and may
+  // be destroyed at any time; counters of status() begin anew. Collective over the new ranks.
+  // `context` has the same device and must outlive the result. Throws as create does, and without a
+  // source Error(kTensorMissing) on every rank, with an expert that one of them lacks. All experts
+  // are read anew where this rank's columns of them change, and on CUDA, which therefore needs a
+  // source.
+  MoeLayer on_ranks(const Context& context, const ParallelSpec& parallel,
+                    const WeightSource* source = nullptr) const;
 
   // Loads weights of the same shapes and types, on this rank alone. Not concurrent with forward; on
   // CUDA no stream may still hold one. Throws as create does for a source. kInPlace keeps the

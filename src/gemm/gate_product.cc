@@ -57,6 +57,18 @@ class PackedDenseProduct final : public DenseProduct {
     }
   }
 
+  PackedDenseProduct(const PackedDenseProduct& other, HostAllocator& allocator)
+      : columns_(other.columns_),
+        layout_(other.layout_),
+        compute_(other.compute_),
+        packed_(allocator, other.packed_.size()) {
+    std::ranges::copy(other.packed_.span(), packed_.data());
+  }
+
+  std::unique_ptr<DenseProduct> copy(HostAllocator& allocator) const override {
+    return std::make_unique<PackedDenseProduct>(*this, allocator);
+  }
+
   int64_t row_bytes() const override { return round_up(layout_.k, 16) * int64_t{sizeof(float)}; }
 
   void run(const RowBundle& rows, float* out, DType round_to, Executor& executor) const override {

@@ -23,6 +23,8 @@ class DenseProduct {
   virtual int64_t row_bytes() const = 0;  // stride of the float32 rows that it reads
   // Writes `out` [T, N], dense, rounded to `round_to` (not at all for kF32) and stored as float32.
   virtual void run(const RowBundle& rows, float* out, DType round_to, Executor& executor) const = 0;
+  // The same weights in memory of another allocator.
+  virtual std::unique_ptr<DenseProduct> copy(HostAllocator& allocator) const = 0;
 };
 
 // Packs `weights` [N, K], whose rows may be strided, into memory of `allocator`. Throws

@@ -88,6 +88,17 @@ class Engine {
   }
   // For those whose experts move. What it returns lives as long as this and the weights.
   virtual MovableExperts movable(LayerWeights& /*weights*/) const { return {}; }
+  // The same for other ranks. Collective. Without a source, weights lie as they do now. Throws
+  // Error(kUnsupported) where this device needs a source.
+  virtual std::unique_ptr<Engine> on_ranks(const Context& context, const ParallelSpec& parallel,
+                                           const WeightSource* source) const;
+  // For weights of `from`, an engine that on_ranks was called of: an expert that they lack for this
+  // plan, the number of experts if they do not serve at all, or -1.
+  virtual int64_t first_missing(const Engine& from, const LayerWeights& held) const;
+  // Copies what they have, and reads the rest from the source, which may be null if nothing is
+  // missing.
+  virtual std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
+                                                  const WeightSource* source) const;
 
   // Makes the device current for the calling thread and returns the one that was, for leave().
   virtual int32_t enter() const { return 0; }

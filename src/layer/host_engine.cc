@@ -5,16 +5,19 @@
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
 #include "layer/stages/chunk.h"
+#include "layer/take_over.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace conclave::inline v0 {
 
@@ -82,7 +85,10 @@ class HostEngine final : public Engine {
       : context_(request.context),
         plan_(
             plan_layer(request.context, request.spec, request.options, request.parallel, places)) {
-    check_ranks_agree(plan_, own_agreed_values(plan_), context_.communicator());
+    std::vector<AgreedValue> own = own_agreed_values(plan_);
+    // Without a source they agree next on what is missing.
+    own.push_back({"weight source", places.source != nullptr ? 1 : 0});
+    check_ranks_agree(plan_, own, context_.communicator());
   }
 
   const PlanBase& plan() const noexcept override { return plan_; }
@@ -101,6 +107,11 @@ class HostEngine final : public Engine {
   Support moves_experts() const override;
   MovableExperts movable(LayerWeights& weights) const override;
   KernelCounts counts(const LayerWeights& weights) const override;
+  std::unique_ptr<Engine> on_ranks(const Context& context, const ParallelSpec& parallel,
+                                   const WeightSource* source) const override;
+  int64_t first_missing(const Engine& from, const LayerWeights& held) const override;
+  std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
+                                          const WeightSource* source) const override;
   std::unique_ptr<LayerRunner> bind(LayerWeights& weights, const LayerRunner*) const override {
     return std::make_unique<HostRunner>(context_, plan_, static_cast<HostWeights&>(weights));
   }
@@ -110,6 +121,7 @@ class HostEngine final : public Engine {
     if (weights == nullptr || weights->experts.empty()) return plan_.part.local_experts;
     return weights->experts;
   }
+  HeldWeights held(const LayerWeights& weights) const;
   PlaceMemory place_memory(HostWeights& weights, bool with_temporary) const;
 
   const Context& context_;
@@ -123,6 +135,38 @@ std::unique_ptr<Engine> HostEngine::with_max_tokens(int64_t max_tokens) const {
       EngineRequest{
           .context = context_, .spec = plan_.spec, .options = options, .parallel = plan_.parallel},
       WeightPlaces{.known = &plan_.in_place});
+}
+
+std::unique_ptr<Engine> HostEngine::on_ranks(const Context& context, const ParallelSpec& parallel,
+                                             const WeightSource* source) const {
+  const EngineRequest request{
+      .context = context, .spec = plan_.spec, .options = plan_.options, .parallel = parallel};
+  if (source != nullptr) return make_host_engine(request, *source);
+  return std::make_unique<HostEngine>(request, WeightPlaces{.known = &plan_.in_place});
+}
+
+HeldWeights HostEngine::held(const LayerWeights& weights) const {
+  return {.plan = plan_,
+          .packed = static_cast<const HostWeights&>(weights).packed,
+          .experts = experts_of(&weights)};
+}
+
+int64_t HostEngine::first_missing(const Engine& from, const LayerWeights& weights) const {
+  const HeldWeights held = static_cast<const HostEngine&>(from).held(weights);
+  if (!has_same_form(plan_, held.plan)) return plan_.spec.num_experts;
+  const std::vector<int32_t> places = places_held(plan_, held);
+  const auto missing = std::ranges::find(places, -1);
+  if (missing == places.end()) return -1;
+  return plan_.part.local_experts[static_cast<size_t>(missing - places.begin())];
+}
+
+std::unique_ptr<LayerWeights> HostEngine::take_over(const Engine& from, const LayerWeights& old,
+                                                    const WeightSource* source) const {
+  auto weights = std::make_unique<HostWeights>();
+  weights->counts = std::make_shared<HostCounts>();
+  weights->packed =
+      take_over_weights(context_, plan_, static_cast<const HostEngine&>(from).held(old), source);
+  return weights;
 }
 
 int64_t HostEngine::check(const ForwardArgs& args) const {

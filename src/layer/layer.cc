@@ -81,6 +81,38 @@ Layer::Layer(const Layer& other, int64_t max_tokens)
   bind(other.runner_.get());
 }
 
+Layer::Layer(const Layer& other, const Context& context, const ParallelSpec& parallel,
+             const WeightSource* source)
+    : context_(context),
+      spec_(other.spec_),
+      engine_(other.engine_on(context, parallel, source)),
+      shared_(std::make_shared<Shared>(basis().part.epoch)) {
+  other.note_places();
+  const LayerWeights& held = *other.shared_->weights;
+  if (source != nullptr) {
+    check_weights(*engine_, *source);
+  } else {
+    check_nothing_is_missing(engine_->first_missing(*other.engine_, held), basis(),
+                             context_.communicator());
+  }
+  const OnDevice scope(*engine_);
+  shared_->weights = engine_->take_over(*other.engine_, held, source);
+  bind(nullptr);
+}
+
+std::unique_ptr<Engine> Layer::engine_on(const Context& context, const ParallelSpec& parallel,
+                                         const WeightSource* source) const {
+  check_complete();
+  check_at_rest();
+  if (context.device() != context_.device()) {
+    throw Error(ErrorCode::kDevice, {.what = "a layer stays on its device when its ranks change",
+                                     .tensor = "context",
+                                     .expected = std::string(context_.device()),
+                                     .found = std::string(context.device())});
+  }
+  return engine_->on_ranks(context, parallel, source);
+}
+
 Layer::~Layer() {
   const std::lock_guard lock(shared_->mutex);
   std::erase(shared_->users, this);
@@ -154,19 +186,26 @@ void Layer::reload_staged(const WeightSource& source) {
   shared_->weights = std::move(weights);
 }
 
+void Layer::check_at_rest() const {
+  shared_->epochs.offer();
+  if (!shared_->epochs.is_claimed()) return;
+  throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way",
+                                  .hint = "finish or destroy the migration first"});
+}
+
+void Layer::note_places() const {
+  const EpochPointer epoch = shared_->epochs.current();
+  if (epoch->number == 0) return;
+  const auto experts = epoch->places.of_rank(basis().parallel.ep_rank)
+                           .first(static_cast<size_t>(basis().part.num_places()));
+  shared_->weights->experts.assign(experts.begin(), experts.end());
+}
+
 // Experts are packed where they lie now, not where they lay at first.
 void Layer::reload(const WeightSource& source, ReloadMode mode) {
-  const EpochPointer epoch = shared_->epochs.offer().current;
-  if (shared_->epochs.is_claimed()) {
-    throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way",
-                                    .hint = "finish or destroy the migration first"});
-  }
+  check_at_rest();
   check_weights(*engine_, source);
-  if (epoch->number > 0) {
-    const auto experts = epoch->places.of_rank(basis().parallel.ep_rank)
-                             .first(static_cast<size_t>(basis().part.num_places()));
-    shared_->weights->experts.assign(experts.begin(), experts.end());
-  }
+  note_places();
   const OnDevice scope(*engine_);
   if (mode == ReloadMode::kStaged) {
     reload_staged(source);

@@ -26,6 +26,9 @@ class Layer {
   Layer(const EngineRequest& request, const WeightSource& source);
   // Runs on the weights of `other`, for another number of tokens.
   Layer(const Layer& other, int64_t max_tokens);
+  // The same on other ranks, which agree: MoeLayer::on_ranks.
+  Layer(const Layer& other, const Context& context, const ParallelSpec& parallel,
+        const WeightSource* source);
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
   ~Layer();
@@ -61,8 +64,14 @@ class Layer {
     std::vector<Layer*> users;  // bound to the weights, and bound anew when these move
   };
 
+  std::unique_ptr<Engine> engine_on(const Context& context, const ParallelSpec& parallel,
+                                    const WeightSource* source) const;
   void bind(const LayerRunner* like);
   void check_complete() const;
+  // Throws Error(kState) while experts are on their way.
+  void check_at_rest() const;
+  // Tells the weights which expert lies in which place now.
+  void note_places() const;
   std::span<std::byte> workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own);
   void run(const LayerCall& call) const;
   void reload_staged(const WeightSource& source);

@@ -27,6 +27,11 @@ MoeLayer MoeLayer::with_max_tokens(int64_t max_tokens) const {
   return MoeLayer(std::unique_ptr<Impl>(new Impl{Layer(impl_->layer, max_tokens)}));
 }
 
+MoeLayer MoeLayer::on_ranks(const Context& context, const ParallelSpec& parallel,
+                            const WeightSource* source) const {
+  return MoeLayer(std::unique_ptr<Impl>(new Impl{Layer(impl_->layer, context, parallel, source)}));
+}
+
 void MoeLayer::reload(const WeightSource& source, ReloadMode mode) {
   impl_->layer.reload(source, mode);
 }

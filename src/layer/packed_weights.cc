@@ -137,6 +137,13 @@ DenseWeights load_dense(const Context& context, const LayerPlan& plan, const Wei
           .output_bias = vector(spec.has_output_bias, weights::kOutputBias)};
 }
 
+// fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
+// half an expert; the rest is left for pages, stacks and small weights.
+size_t scratch_bytes_of(const LayerPlan& plan) {
+  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  return plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
+}
+
 }  // namespace
 
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
@@ -167,6 +174,12 @@ void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedW
   check_same_place(weights.lent_residual, given.residual);
 }
 
+void pack_routed_experts(const Context& context, const LayerPlan& plan, const WeightSource& source,
+                         std::span<const int32_t> experts, PackedWeights& weights) {
+  pack_experts(context, context.executor(), routed_experts(plan, weights), source, experts,
+               scratch_bytes_of(plan));
+}
+
 void fill_weights(const Context& context, const LayerPlan& plan, const WeightSource& source,
                   std::span<const int32_t> experts, PackedWeights& weights) {
   // This comes first because it checks values: if it refuses them, nothing has been overwritten.
@@ -179,14 +192,11 @@ void fill_weights(const Context& context, const LayerPlan& plan, const WeightSou
   const bool shared_quantised = !is_plain(shared_weight_dtype(plan.spec));
   const StaticScales shared_scales =
       static_scales(plan.shared != nullptr && shared_quantised, WeightMlp::kShared);
-  const experts::SlabBytes slab = plan.experts->slab_bytes();
-  // fill_weights promises copies of at most a tenth and one expert. Packing takes a sixteenth and
-  // half an expert; the rest is left for pages, stacks and small weights.
-  const size_t scratch_bytes = plan.summary.packed_bytes / 16 + (slab.gate_up + slab.down) / 2;
+  const size_t scratch_bytes = scratch_bytes_of(plan);
   Executor& executor = context.executor();
   LentParts lent = lend_parts(plan, source, weights);
   if (!InPlaceParts::is(plan.in_place.routed)) {
-    pack_experts(context, executor, routed_experts(plan, weights), source, experts, scratch_bytes);
+    pack_routed_experts(context, plan, source, experts, weights);
   }
   if (plan.shared && !InPlaceParts::is(plan.in_place.shared)) {
     pack_experts(context, executor, shared_experts(plan, weights), source,

@@ -58,6 +58,10 @@ void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedW
 // Room for the plan's weights, unfilled. Throws Error(kOutOfMemory).
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);
 
+// Packs source expert experts[i] as local expert i, and nothing where that is -1.
+void pack_routed_experts(const Context& context, const LayerPlan& plan, const WeightSource& source,
+                         std::span<const int32_t> experts, PackedWeights& weights);
+
 // Fills every slab; `weights` is complete only if this returns. Reports progress. Copies of source
 // weights take at most a tenth of the packed bytes and one expert at a time; sources with views
 // need none. Experts go to their places: `experts` has one for each place, -1 for a free one.

@@ -98,6 +98,31 @@ void give_up(const PlanBase& plan, Communicator* communicator, const char* why) 
   if (plan.part.reduces()) end_exchanges(*plan.part.tensor_communicator, why);
 }
 
+void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator* communicator) {
+  constexpr const char* kMissingPhase = "on_ranks: agree that nothing is missing";
+  const auto agree_with = [&](Communicator& ranks) {
+    const int64_t mine = expert;
+    ranks.all_reduce(std::as_bytes(std::span(&mine, 1)),
+                     std::as_writable_bytes(std::span(&expert, 1)), DType::kI64, ReduceOp::kMax,
+                     kMissingPhase);
+  };
+  if (exchanges_tokens(plan)) agree_with(*communicator);
+  if (plan.part.reduces()) agree_with(*plan.part.tensor_communicator);
+  if (expert < 0) return;
+  if (expert < plan.spec.num_experts) {
+    throw Error(
+        ErrorCode::kTensorMissing,
+        {.what = "expert " + std::to_string(expert) + " is not packed on a rank that is to have it",
+         .tensor = "source",
+         .hint = "give a source to read it from, or replicas: balance rule surviving"});
+  }
+  throw Error(ErrorCode::kTensorMissing,
+              {.what = "the packed weights of a rank do not serve this split: other columns, "
+                       "another kernel, or weights read in place",
+               .tensor = "source",
+               .hint = "give a source to read them from"});
+}
+
 CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator) {
   EpochBounds bounds = bounds_of(offer);

@@ -28,6 +28,10 @@ struct CallAgreement {
 // where numbers of tokens differ, or epochs.
 CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator);
+// Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of
+// experts if no weights that it holds serve, or -1. Throws Error(kTensorMissing) on every rank if
+// one lacks something.
+void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator* communicator);
 
 // After an error in a forward: ends the exchanges that this rank has under way, so that no peer
 // touches the workspace any more and none of either group waits for this rank. Does nothing where

@@ -65,6 +65,21 @@ RouterWeights RouterVectors::view() const {
   return weights;
 }
 
+RouterVectors RouterVectors::copy() const {
+  RouterVectors vectors{.logit_bias = logit_bias,
+                        .input_scale = input_scale,
+                        .selection_bias = selection_bias,
+                        .expert_scale = expert_scale,
+                        .global_scale = global_scale,
+                        .own = {}};
+  for (const Own& one : own) {
+    Tensor values(one.values.dtype(), one.values.shape());
+    std::copy_n(one.values.as<std::byte>(), values.size_bytes(), values.as<std::byte>());
+    vectors.own.push_back({.tensor = one.tensor, .values = std::move(values)});
+  }
+  return vectors;
+}
+
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source) {
   const RouterSpec& router = spec.router;
   const auto floats = [&](WeightId id, bool wanted) {

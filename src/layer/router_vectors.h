@@ -29,6 +29,7 @@ struct RouterVectors {
 
   // Valid as long as this lives unchanged.
   RouterWeights view() const;
+  RouterVectors copy() const;
 };
 
 // Throws Error(kInvalidArgument) for a NaN in the selection bias, which has no order.

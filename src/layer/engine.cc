@@ -1,0 +1,28 @@
+#include "layer/engine.h"
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0 {
+
+// For engines that keep no second copy of what they have: the source is read as by create.
+std::unique_ptr<Engine> Engine::on_ranks(const Context& context, const ParallelSpec& parallel,
+                                         const WeightSource* source) const {
+  if (source == nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "a layer on this device takes its weights to other ranks from a source",
+                 .tensor = "source",
+                 .found = "null"});
+  }
+  return engine_row(context).make(
+      {.context = context, .spec = plan().spec, .options = plan().options, .parallel = parallel},
+      *source);
+}
+
+int64_t Engine::first_missing(const Engine&, const LayerWeights&) const { return -1; }
+
+std::unique_ptr<LayerWeights> Engine::take_over(const Engine&, const LayerWeights&,
+                                                const WeightSource* source) const {
+  return load(*source, nullptr);
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,126 @@
+#include "layer/take_over.h"
+
+#include "cpu/parallel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace conclave::inline v0 {
+namespace {
+
+bool equal(const TensorSlice& a, const TensorSlice& b) {
+  return a.begin == b.begin && a.end == b.end;
+}
+
+bool equal_panels(const experts::ExpertsKernel* a, const experts::ExpertsKernel* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  const experts::SlabBytes of_a = a->slab_bytes();
+  const experts::SlabBytes of_b = b->slab_bytes();
+  return of_a.gate_up == of_b.gate_up && of_a.down == of_b.down &&
+         a->packed_layout() == b->packed_layout();
+}
+
+bool reads_in_place(const LayerPlan& plan) {
+  return InPlaceParts::is(plan.in_place.routed) || InPlaceParts::is(plan.in_place.shared) ||
+         InPlaceParts::is(plan.in_place.residual);
+}
+
+// Large blocks are copied by all threads, a piece at a time.
+void copy_block(Executor& executor, const std::byte* from, std::byte* to, size_t bytes) {
+  constexpr int64_t kPiece = int64_t{4} << 20;
+  const auto pieces = (static_cast<int64_t>(bytes) + kPiece - 1) / kPiece;
+  cpu::parallel_for(executor, pieces, 1, [&](int64_t begin, int64_t, int32_t) {
+    const auto at = static_cast<size_t>(begin * kPiece);
+    std::memcpy(to + at, from + at, std::min(bytes - at, static_cast<size_t>(kPiece)));
+  });
+}
+
+void copy_buffer(Executor& executor, const cpu::Buffer& from, const cpu::Buffer& to) {
+  copy_block(executor, from.data(), to.data(), to.size());
+}
+
+void copy_experts(Executor& executor, const std::vector<int32_t>& places, size_t slab_bytes,
+                  const cpu::Buffer& from, const cpu::Buffer& to) {
+  for (size_t local = 0; local < places.size(); ++local) {
+    if (places[local] < 0) continue;
+    copy_block(executor, from.data() + static_cast<size_t>(places[local]) * slab_bytes,
+               to.data() + local * slab_bytes, slab_bytes);
+  }
+}
+
+std::unique_ptr<gemm::DenseProduct> copy_of(const std::unique_ptr<gemm::DenseProduct>& product,
+                                            HostAllocator& allocator) {
+  return product == nullptr ? nullptr : product->copy(allocator);
+}
+
+// What every rank has whole.
+void copy_rest(const PackedWeights& from, HostAllocator& allocator, PackedWeights& to) {
+  to.gate = copy_of(from.gate, allocator);
+  to.shared_gate = copy_of(from.shared_gate, allocator);
+  to.mix_gate = copy_of(from.mix_gate, allocator);
+  to.latent_down = copy_of(from.latent_down, allocator);
+  to.latent_up = copy_of(from.latent_up, allocator);
+  to.mix_gate_bias = from.mix_gate_bias;
+  to.latent_norm = from.latent_norm;
+  to.output_bias = from.output_bias;
+  to.router = from.router.copy();
+  to.static_scales = from.static_scales;
+  to.shared_static_scales = from.shared_static_scales;
+}
+
+}  // namespace
+
+bool has_same_form(const LayerPlan& plan, const LayerPlan& held) {
+  const RankPart& a = plan.part;
+  const RankPart& b = held.part;
+  return !reads_in_place(plan) && !reads_in_place(held) && equal(a.inner, b.inner) &&
+         equal(a.shared_inner, b.shared_inner) && equal(a.residual_inner, b.residual_inner) &&
+         a.adds_down_bias == b.adds_down_bias &&
+         equal_panels(plan.experts.get(), held.experts.get()) &&
+         equal_panels(plan.shared.get(), held.shared.get()) &&
+         equal_panels(plan.residual.get(), held.residual.get());
+}
+
+std::vector<int32_t> places_held(const LayerPlan& plan, const HeldWeights& held) {
+  std::vector<int32_t> places(plan.part.local_experts.size(), -1);
+  if (!has_same_form(plan, held.plan)) return places;
+  for (size_t local = 0; local < places.size(); ++local) {
+    const auto place = std::ranges::find(held.experts, plan.part.local_experts[local]);
+    if (place != held.experts.end()) {
+      places[local] = static_cast<int32_t>(place - held.experts.begin());
+    }
+  }
+  return places;
+}
+
+PackedWeights take_over_weights(const Context& context, const LayerPlan& plan,
+                                const HeldWeights& held, const WeightSource* source) {
+  PackedWeights weights = allocate_weights(context, plan);
+  if (!has_same_form(plan, held.plan)) {
+    fill_weights(context, plan, *source, plan.part.local_experts, weights);
+    return weights;
+  }
+  const std::vector<int32_t> places = places_held(plan, held);
+  std::vector<int32_t> to_read = plan.part.local_experts;
+  for (size_t local = 0; local < places.size(); ++local) {
+    if (places[local] >= 0) to_read[local] = -1;
+  }
+  // What may fail comes first.
+  if (std::ranges::any_of(to_read, [](int32_t expert) { return expert >= 0; })) {
+    pack_routed_experts(context, plan, *source, to_read, weights);
+  }
+  Executor& executor = context.executor();
+  const experts::SlabBytes slab = plan.experts->slab_bytes();
+  copy_experts(executor, places, slab.gate_up, held.packed.gate_up, weights.gate_up);
+  copy_experts(executor, places, slab.down, held.packed.down, weights.down);
+  copy_buffer(executor, held.packed.shared_gate_up, weights.shared_gate_up);
+  copy_buffer(executor, held.packed.shared_down, weights.shared_down);
+  copy_buffer(executor, held.packed.residual_gate_up, weights.residual_gate_up);
+  copy_buffer(executor, held.packed.residual_down, weights.residual_down);
+  copy_rest(held.packed, context.host_allocator(), weights);
+  return weights;
+}
+
+}  // namespace conclave::inline v0
