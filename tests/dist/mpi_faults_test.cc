@@ -1,29 +1,21 @@
 // A rank that dies, stops, leaves or never comes: every other rank, a process of its own, has a
 // typed error that names it, in time, and ends by itself.
-#include "conclave/comm.h"
+#include "dist/launch.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <csignal>
 #include <cstdint>
-#include <cstdlib>
-#include <fcntl.h>
-#include <filesystem>
-#include <fstream>
 #include <optional>
+#include <sstream>
 #include <string>
-#include <sys/wait.h>
-#include <thread>
-#include <unistd.h>
 #include <vector>
 
 namespace conclave {
 namespace {
 
-using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
-using Clock = std::chrono::steady_clock;
+using testing::Launch;
 
 constexpr int32_t kRanks = 3;
 constexpr int64_t kDeadlineMs = 1500;  // as in mpi_fault_rank.cc
@@ -38,78 +30,18 @@ struct RankReport {
   int64_t left_ms = 0;  // until its communicator was destroyed
 };
 
-// One group of ranks under the launcher, which is ended with them.
-class Launch {
- public:
-  Launch(const std::string& scenario, int32_t victim) {
-    std::string name = (std::filesystem::temp_directory_path() / "conclave-mpi-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    directory_ = name;
-    std::vector<std::string> words = launch_command("mpi", kRanks);
-    for (const std::string& word : {std::string(CONCLAVE_FAULT_RANK), scenario,
-                                    std::to_string(victim), directory_.string()}) {
-      words.push_back(word);
-    }
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    child_ = ::fork();
-    if (child_ != 0) return;
-    const int log = ::open((directory_ / "log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    ::dup2(log, STDOUT_FILENO);
-    ::dup2(log, STDERR_FILENO);
-    ::execv(arguments[0], arguments.data());
-    ::_exit(126);
-  }
-  Launch(const Launch&) = delete;
-  Launch& operator=(const Launch&) = delete;
-  ~Launch() {
-    if (!ended_) {
-      ::kill(child_, SIGKILL);
-      ::waitpid(child_, nullptr, 0);
-    }
-    std::filesystem::remove_all(directory_);
-  }
+std::optional<RankReport> report_of(const Launch& launch, int32_t rank) {
+  const auto line = launch.line_of(rank, 40s);
+  if (!line) return std::nullopt;
+  std::istringstream text(*line);
+  RankReport report;
+  text >> report.code >> report.peer >> report.phase >> report.detected_ms >> report.left_ms;
+  return report;
+}
 
-  std::optional<RankReport> report_of(int32_t rank, Clock::duration patience) const {
-    const auto until = Clock::now() + patience;
-    while (Clock::now() < until) {
-      std::ifstream file(directory_ / ("rank." + std::to_string(rank)));
-      RankReport report;
-      if (file >> report.code >> report.peer >> report.phase >> report.detected_ms >>
-          report.left_ms) {
-        return report;
-      }
-      std::this_thread::sleep_for(10ms);
-    }
-    return std::nullopt;
-  }
-
-  void kill_rank(int32_t rank) const {
-    pid_t pid = 0;
-    std::ifstream(directory_ / ("pid." + std::to_string(rank))) >> pid;
-    if (pid > 0) ::kill(pid, SIGKILL);
-  }
-
-  bool ends_within(Clock::duration patience) {
-    const auto until = Clock::now() + patience;
-    while (!ended_ && Clock::now() < until) {
-      ended_ = ::waitpid(child_, nullptr, WNOHANG) == child_;
-      std::this_thread::sleep_for(10ms);
-    }
-    return ended_;
-  }
-
-  std::string log() const {
-    std::ifstream file(directory_ / "log");
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
- private:
-  std::filesystem::path directory_;
-  pid_t child_ = -1;
-  bool ended_ = false;
-};
+Launch launch_fault(const std::string& scenario, int32_t victim) {
+  return Launch(kRanks, {CONCLAVE_FAULT_RANK, scenario, std::to_string(victim)});
+}
 
 struct FaultCase {
   const char* scenario;
@@ -146,10 +78,10 @@ TEST_P(MpiFaults, EveryOtherRank_NamesTheRankInTime) {
   const FaultCase& c = GetParam();
   for (const int32_t victim : c.victims) {
     SCOPED_TRACE("victim " + std::to_string(victim));
-    Launch launch(c.scenario, victim);
+    Launch launch = launch_fault(c.scenario, victim);
     for (int32_t rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
-      const auto report = launch.report_of(rank, 40s);
+      const auto report = report_of(launch, rank);
       ASSERT_TRUE(report.has_value()) << "rank " << rank << " hangs\n" << launch.log();
       EXPECT_EQ(report->code, c.code) << "rank " << rank << "\n" << launch.log();
       if (std::string(c.code) == "nothing") continue;
@@ -165,22 +97,42 @@ TEST_P(MpiFaults, EveryOtherRank_NamesTheRankInTime) {
 
 // A late rank has no result of its own either: its peers have given up.
 TEST(MpiFaultsLate, RankThatComesTooLate_HearsThatThePeersGaveUp) {
-  Launch launch("never_calls", 1);
-  const auto report = launch.report_of(1, 40s);
+  Launch launch = launch_fault("never_calls", 1);
+  const auto report = report_of(launch, 1);
   ASSERT_TRUE(report.has_value()) << launch.log();
   EXPECT_EQ(report->code, "kCommTimeout");
 }
 
 // Nobody knows which rank is missing where they have not met.
 TEST(MpiFaultsConnect, RankThatNeverConnects_IsATimeout) {
-  Launch launch("never_connects", 1);
+  Launch launch = launch_fault("never_connects", 1);
   for (const int32_t rank : {0, 2}) {
-    const auto report = launch.report_of(rank, 40s);
+    const auto report = report_of(launch, rank);
     ASSERT_TRUE(report.has_value()) << "rank " << rank << " hangs\n" << launch.log();
     EXPECT_EQ(report->code, "kCommTimeout");
     EXPECT_LE(report->detected_ms, kDeadlineMs + kSlackMs);
   }
   EXPECT_TRUE(launch.ends_within(20s)) << launch.log();
+}
+
+// The example that is killed: the others have the bits of one rank before and after.
+TEST(MpiFaultsExample, ServeOn_GoesOnWithoutTheRankThatDied) {
+  const std::string program = CONCLAVE_SERVE_ON;
+  if (program.empty()) GTEST_SKIP() << "examples are not built";
+  for (const char* const victim : {"0", "1", "2"}) {
+    SCOPED_TRACE(std::string("victim ") + victim);
+    Launch launch(kRanks, {program, "6", victim});
+    ASSERT_TRUE(launch.ends_within(60s)) << launch.log();
+    const std::string log = launch.log();
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      const std::string name = "rank " + std::to_string(rank);
+      const bool is_victim = std::to_string(rank) == victim;
+      EXPECT_EQ(log.find(name + ": serves on with 2 ranks") == std::string::npos, is_victim) << log;
+      EXPECT_EQ(log.find(name + ": 6 rounds with the bits of one rank") == std::string::npos,
+                is_victim)
+          << log;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Scenarios, MpiFaults, ::testing::ValuesIn(kCases),

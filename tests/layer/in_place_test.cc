@@ -111,6 +111,27 @@ TEST_P(InPlace, EveryPart_HasTheBitsOfPackedWeights) {
   }
 }
 
+// Nothing is packed that could be copied.
+TEST_P(InPlace, LayerOnOtherRanks_NeedsItsSource) {
+  const auto& [dtype, isa] = GetParam();
+  const MoeSpec spec = every_part(dtype);
+  const auto source = make_synthetic_source(spec, 7);
+  const MemorySource memory(*source, 0);
+  const Context context({.num_threads = 1, .isa = isa});
+  const MoeLayer layer = MoeLayer::create(context, spec, memory, kInPlace);
+  try {
+    layer.on_ranks(context, {});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTensorMissing);
+  }
+  const MoeLayer next = layer.on_ranks(context, {}, &memory);
+  EXPECT_EQ(next.plan().packed_bytes, 0U);
+  const Tensor hidden = random_tensor(DType::kF32, 7, 83, 3);
+  EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kF32).out,
+                        run_layer(next, hidden.view(), DType::kF32).out));
+}
+
 TEST_P(InPlace, SlicesOfRanks_HaveTheBitsOfPackedWeights) {
   const auto& [dtype, isa] = GetParam();
   const MoeSpec spec = every_part(dtype);
