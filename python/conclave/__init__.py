@@ -41,11 +41,13 @@ from conclave.placement import (
 )
 from conclave.ranks import (
     Communicator,
+    Survivors,
     Transport,
     connect,
     from_process_group,
     launch_command,
     local_group,
+    survivors,
     transports,
 )
 from conclave.routing import (
@@ -137,6 +139,7 @@ __all__ = [
     "RoutingMethodType",
     "SharedExpertSpec",
     "SimulatedRouting",
+    "Survivors",
     "Transport",
     "TuningTable",
     "WeightForm",
@@ -173,6 +176,7 @@ __all__ = [
     "round_robin_routing_tables",
     "route",
     "set_num_threads",
+    "survivors",
     "transports",
     "tuning_candidates",
     "weight_forms",

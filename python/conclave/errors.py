@@ -64,6 +64,9 @@ class ConclaveCheckpointError(Error, ValueError):
 class ConclaveCommError(Error, ConnectionError):
     """Another rank is lost, late, or disagrees."""
 
+    peer: int = -1  # the rank to blame; -1: none in particular
+    phase: str = ""  # what this rank was waiting for
+
 
 _BY_CODE: dict[int, type[Error]] = {
     105: ConclaveTypeError,

@@ -364,6 +364,72 @@ class Layer:
         """How often experts have moved: equal on all ranks."""
         return self._core.placement_epoch
 
+    def on_ranks(
+        self,
+        communicator: Ranks | None = None,
+        *,
+        parallel: ParallelSpec | Mapping[str, Any] | None = None,
+        old_ranks: Sequence[int] | None = None,
+        tensor_communicator: Ranks | None = None,
+        checkpoint: Checkpoint | Feed | str | os.PathLike[str] | None = None,
+        layer: int | None = None,
+        gate_up_order: str = "concatenated",
+        shared_gate_up_order: str = "concatenated",
+        transposed: bool = False,
+        expert_map: Sequence[int] | None = None,
+        **weights: Array | Sequence[Array] | None,
+    ) -> Layer:
+        """The same layer on other ranks: those that are left after a failure, or more.
+
+        What this rank holds is copied; experts that it lacks are read from the checkpoint or the
+        arrays, which all ranks give or none. All ranks of the communicator call at the same time; a
+        rank that joins makes the layer with the same split. This layer stays as it is. Counters
+        begin anew.
+
+        Args:
+            communicator, tensor_communicator: the new ranks; none for a layer of one rank.
+            parallel: how they split it; by default evenly, or by old_ranks.
+            old_ranks: those of `Survivors`: experts stay where they are, and lost ones go to the
+                ranks with the fewest.
+            checkpoint, layer, gate_up_order, ..., weights: as in `reload`; none where every expert
+                is on a rank that is left.
+
+        Raises:
+            Error: naming an expert that a rank lacks and cannot read.
+        """
+        if old_ranks is not None and parallel is not None:
+            raise ConclaveTypeError("old_ranks: expected None beside parallel")
+        experts, slices = _ranks(communicator, tensor_communicator)
+        context = _runtime.context(self._core.device, self._core.isa, experts, slices)
+        split = _split(parallel, experts, slices)
+        if old_ranks is not None:
+            rank = 0 if experts is None else experts.rank
+            before = self._core.parallel()
+            if self.placement_epoch > 0:
+                before = _conclave.with_slots(before, *self._core.slots())
+            split = _conclave.without_ranks(self.spec.num_experts, before, list(old_ranks), rank)
+        given = _given(weights)
+        if checkpoint is None and not given:
+            return type(self)(self._core.on_ranks(context, split))
+        if checkpoint is not None:
+            if layer is None:
+                raise ConclaveTypeError("layer: expected a layer's number, found None")
+            if isinstance(checkpoint, Feed):
+                return type(self)(
+                    self._core.on_ranks_from_feed(context, split, checkpoint._core, layer)
+                )
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = Checkpoint(checkpoint)
+            return type(self)(
+                self._core.on_ranks_from_checkpoint(context, split, checkpoint._core, layer)
+            )
+        orders = (gate_up_order, shared_gate_up_order)
+        given, orders = as_loaded(given, orders, transposed, self._core.spec())
+        local_of = list(expert_map) if expert_map is not None else []
+        return type(self)(
+            self._core.on_ranks_from_arrays(context, split, given, *orders, transposed, local_of)
+        )
+
     def plan_for(self, max_tokens: int) -> None:
         """Plans for calls of up to `max_tokens` tokens, on the weights packed already.
 

@@ -74,6 +74,36 @@ def _default_group(rank: int, size: int, group: int | None, timeout: float) -> C
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class Survivors:
+    """The ranks that are left after a failure."""
+
+    communicator: Communicator
+    old_ranks: tuple[int, ...]  # [size] which rank each was in the communicator that failed
+
+
+def survivors(failed: Communicator, *, deadline: float | None = None) -> Survivors:
+    """Goes on after a failure. Each rank that is left calls it once, where it has caught the
+    `ConclaveCommError`; `failed` stays unusable.
+
+    They agree on who is left as soon as every rank has come or is known to have ended, at the
+    latest at the deadline: a rank that is late, stopped or dead then is left out. Called on a
+    communicator that works it makes the operations of the others fail first.
+
+    Args:
+        deadline: seconds to wait for the others; by default the communicator's timeout. Make it
+            longer than ranks compute between two operations.
+
+    Raises:
+        ConclaveCommError: with the name kCommExcluded on a rank that came after the others had gone
+        on without it. Error: where the transport cannot do this, with the reason.
+    """
+    if deadline is not None and not deadline > 0:
+        raise ConclaveValueError(f"deadline: expected seconds above 0, or None, found {deadline}")
+    communicator, old_ranks = _conclave.survivors(failed, deadline or 0.0)
+    return Survivors(communicator, tuple(old_ranks))
+
+
 def local_group(num_ranks: int, *, timeout: float = 30.0) -> list[Communicator]:
     """The ranks of a group of threads of this process. Each is used by one thread."""
     return _conclave.local_group(num_ranks, timeout)
@@ -87,10 +117,12 @@ def launch_command(transport: str, ranks: int) -> list[str]:
 
 __all__ = [
     "Communicator",
+    "Survivors",
     "Transport",
     "connect",
     "from_process_group",
     "launch_command",
     "local_group",
+    "survivors",
     "transports",
 ]

@@ -71,6 +71,15 @@ void bind_balance(nb::module_& module) {
       nb::arg("num_experts"), nb::arg("before"), nb::arg("after"), nb::arg("first_of"),
       "How many slots have an expert that was not on their rank before.");
   module.def(
+      "without_ranks",
+      [](int64_t num_experts, const nb::dict& parallel, const std::vector<int32_t>& old_ranks,
+         int32_t rank) {
+        return parallel_to_dict(
+            without_ranks(num_experts, parallel_from_dict(parallel), old_ranks, rank));
+      },
+      nb::arg("num_experts"), nb::arg("parallel"), nb::arg("old_ranks"), nb::arg("rank"),
+      "The split of the ranks that are left.");
+  module.def(
       "with_slots",
       [](const nb::dict& parallel, int64_t num_experts, std::vector<int32_t> logical_of,
          std::vector<int32_t> first_of) {

@@ -18,11 +18,11 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-std::chrono::nanoseconds timeout_of(double seconds) {
+std::chrono::nanoseconds timeout_of(double seconds, const char* field = "timeout") {
   constexpr double kMost = 1e9;  // beyond the life of any job, and far below the type's limit
   if (!(seconds > 0 && seconds <= kMost)) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "a deadline is a number of seconds",
-                                              .tensor = "timeout",
+                                              .tensor = field,
                                               .expected = "above 0, at most 1e9",
                                               .found = std::to_string(seconds)});
   }
@@ -57,6 +57,19 @@ std::shared_ptr<Communicator> connect_rank(const std::string& transport, int32_t
     communicator = connect(transport, options);
   }
   return shared(std::move(communicator));
+}
+
+nb::typed<nb::tuple, Communicator, std::vector<int32_t>> survivors_of(Communicator& failed,
+                                                                      double deadline) {
+  Survivors left;
+  {
+    const nb::gil_scoped_release released;
+    left = survivors(failed, {.deadline = deadline == 0 ? std::chrono::nanoseconds(0)
+                                                        : timeout_of(deadline, "deadline")});
+  }
+  std::shared_ptr<Communicator> communicator = shared(std::move(left.communicator));
+  return nb::typed<nb::tuple, Communicator, std::vector<int32_t>>(
+      nb::make_tuple(std::move(communicator), std::move(left.old_ranks)));
 }
 
 std::vector<std::shared_ptr<Communicator>> local_ranks(int32_t num_ranks, double timeout) {
@@ -216,6 +229,8 @@ void bind_communicator(nb::module_& module) {
   module.def("connect", &connect_rank, nb::arg("transport"), nb::arg("rank"), nb::arg("size"),
              nb::arg("meeting_point"), nb::arg("group"), nb::arg("timeout"),
              nb::arg("exchange") = nb::none(), "Joins this process to a group of ranks.");
+  module.def("survivors", &survivors_of, nb::arg("failed"), nb::arg("deadline"),
+             "The communicator of the ranks that are left, and who they were.");
   module.def("local_group", &local_ranks, nb::arg("num_ranks"), nb::arg("timeout"),
              "The ranks of a group of threads of this process.");
   module.def(

@@ -19,6 +19,10 @@ void set_python_error(const Error& error) {
                                in_python_words(error.what()), detail.file, detail.tensor,
                                in_python_words(detail.expected), in_python_words(detail.found),
                                in_python_words(detail.limit), in_python_words(detail.hint));
+    if (const auto* const lost = dynamic_cast<const CommError*>(&error)) {
+      exception.attr("peer") = lost->peer();
+      exception.attr("phase") = lost->phase();
+    }
     PyErr_SetObject(exception.type().ptr(), exception.ptr());
   } catch (nb::python_error& failure) {
     failure.restore();

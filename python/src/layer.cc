@@ -67,14 +67,31 @@ PyLayer::PyLayer(const LayerRequest& request, const WeightSource& source,
     plans_.reserve(kMostPlans);
     adopt(MoeLayer::create(context_->context(), request.spec, source, request.options,
                            request.parallel));
-    const int64_t products = count_parameters(layer().spec()).active;
-    max_tokens_alone_ = kMaxProductsAlone / std::max<int64_t>(products, 1);
-    if (!counts_ || !context_->device().is_cuda) return;
-    queue_.emplace(context_->context());
-    device_load_ = queue_->allocate(DType::kI64, {request.spec.num_experts});
-    queue_->fill(device_load_.view(), 0);
-    queue_->synchronize();
+    prepare_counting();
   });
+}
+
+PyLayer::PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const ParallelSpec& parallel,
+                 const WeightSource* source, std::shared_ptr<const WeightSource> kept)
+    : context_(std::move(context)), kept_(std::move(kept)), counts_(from.counts_) {
+  run_interruptible([&] {
+    const std::shared_lock weights(from.state_.get().weights_mutex);
+    plans_.reserve(kMostPlans);
+    adopt(from.layer().on_ranks(context_->context(), parallel, source));
+    prepare_counting();
+  });
+  grow_with_calls(
+      {.max_tokens = from.grows_to_.load(), .max_workspace_bytes = from.grows_to_bytes_.load()});
+}
+
+void PyLayer::prepare_counting() {
+  const int64_t products = count_parameters(layer().spec()).active;
+  max_tokens_alone_ = kMaxProductsAlone / std::max<int64_t>(products, 1);
+  if (!counts_ || !context_->device().is_cuda) return;
+  queue_.emplace(context_->context());
+  device_load_ = queue_->allocate(DType::kI64, {layer().spec().num_experts});
+  queue_->fill(device_load_.view(), 0);
+  queue_->synchronize();
 }
 
 void PyLayer::adopt(MoeLayer layer) {

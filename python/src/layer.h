@@ -46,6 +46,10 @@ class PyLayer {
   PyLayer(const LayerRequest& request, const WeightSource& source,
           std::shared_ptr<const WeightSource> kept);
 
+  // `from` on the ranks of another context; `source` may be null.
+  PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const ParallelSpec& parallel,
+          const WeightSource* source, std::shared_ptr<const WeightSource> kept);
+
   // Requires the GIL and releases it while the layer runs. Safe from several threads.
   void forward(const CallObjects& call, uintptr_t stream);
   void reload(const WeightSource& source, ReloadMode mode,
@@ -95,6 +99,7 @@ class PyLayer {
   const MoeLayer& layer_for(int64_t tokens);
   const MoeLayer& grown(int64_t tokens);
   void adopt(MoeLayer layer);
+  void prepare_counting();
 
   std::shared_ptr<PyContext> context_;
   std::shared_ptr<const WeightSource> kept_;

@@ -62,6 +62,51 @@ void reload_from_arrays(PyLayer& self, const nb::dict& weights, const std::strin
   self.reload(*source, parse_word<ReloadMode>("mode", mode), keeps ? source : nullptr);
 }
 
+void bind_other_ranks(nb::class_<PyLayer>& layer) {
+  layer.def(
+      "on_ranks",
+      [](PyLayer& self, const std::shared_ptr<PyContext>& context, const nb::dict& parallel) {
+        return std::make_unique<PyLayer>(self, context, parallel_from_dict(parallel), nullptr,
+                                         nullptr);
+      },
+      nb::arg("context"), nb::arg("parallel"), "The layer on other ranks, which hold all of it.");
+  layer.def(
+      "on_ranks_from_checkpoint",
+      [](PyLayer& self, const std::shared_ptr<PyContext>& context, const nb::dict& parallel,
+         const Checkpoint& checkpoint, int64_t index) {
+        const std::unique_ptr<WeightSource> source = checkpoint.layer_source(index);
+        return std::make_unique<PyLayer>(self, context, parallel_from_dict(parallel), source.get(),
+                                         nullptr);
+      },
+      nb::arg("context"), nb::arg("parallel"), nb::arg("checkpoint"), nb::arg("index"),
+      "The layer on other ranks; what they lack is read.");
+  layer.def(
+      "on_ranks_from_feed",
+      [](PyLayer& self, const std::shared_ptr<PyContext>& context, const nb::dict& parallel,
+         const CheckpointFeed& feed, int64_t index) {
+        const std::unique_ptr<WeightSource> source = feed.layer_source(index);
+        return std::make_unique<PyLayer>(self, context, parallel_from_dict(parallel), source.get(),
+                                         nullptr);
+      },
+      nb::arg("context"), nb::arg("parallel"), nb::arg("feed"), nb::arg("index"),
+      "The layer on other ranks; what they lack is read.");
+  layer.def(
+      "on_ranks_from_arrays",
+      [](PyLayer& self, const std::shared_ptr<PyContext>& context, const nb::dict& parallel,
+         const nb::dict& weights, const std::string& order, const std::string& shared_order,
+         bool transposed, std::vector<int32_t> local_of) {
+        const auto source = std::make_shared<ArraySource>(
+            weights, self.layer().spec(),
+            layout_of(order, shared_order, transposed, std::move(local_of)));
+        const bool keeps = source->memory() == MemoryKind::kDevice;
+        return std::make_unique<PyLayer>(self, context, parallel_from_dict(parallel), source.get(),
+                                         keeps ? source : nullptr);
+      },
+      nb::arg("context"), nb::arg("parallel"), nb::arg("weights"), nb::arg("gate_up_order"),
+      nb::arg("shared_gate_up_order"), nb::arg("transposed"), nb::arg("local_of"),
+      "The layer on other ranks; what they lack is read.");
+}
+
 void bind_making(nb::class_<PyLayer>& layer) {
   layer.def_static("from_arrays", &layer_from_arrays, nb::arg("context"), nb::arg("spec"),
                    nb::arg("weights"), nb::arg("options"), nb::arg("parallel"),
@@ -179,6 +224,7 @@ nb::typed<nb::list, nb::dict> call_arguments() {
 void bind_layer(nb::module_& module) {
   nb::class_<PyLayer> layer(module, "Layer", "One MoE layer: planned, packed and ready to run.");
   bind_making(layer);
+  bind_other_ranks(layer);
   bind_forward(layer, std::make_index_sequence<kCallArguments.size()>());
   layer.def(
       "spec", [](const PyLayer& self) { return spec_to_dict(self.layer().spec()); },
@@ -196,6 +242,7 @@ void bind_layer(nb::module_& module) {
   layer.def("reset_stats", &PyLayer::reset_stats, "Sets expert_load and timings to zero.");
   layer.def_prop_ro("device",
                     [](const PyLayer& self) { return self.context().context().device(); });
+  layer.def_prop_ro("isa", [](const PyLayer& self) { return self.context().context().isa(); });
   layer.def("workspace_bytes", &PyLayer::workspace_bytes, nb::arg("tokens"),
             "Scratch memory of a call of so many tokens, which is planned for if it has to be.");
   layer.def("plan_for", &PyLayer::plan_for, nb::arg("max_tokens"),

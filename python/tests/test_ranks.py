@@ -138,6 +138,89 @@ def test_abort_reaches_a_waiting_rank():
     timer.join()
 
 
+def going_on(rank, experts, victim, parallel, weights, rows, **source):
+    """What the ranks compute that are left when one has gone; the victim, nothing."""
+    layer = conclave.Layer.from_tensors(SPEC, communicator=experts, parallel=parallel, **weights)
+    if rank == victim:
+        experts.abort("the operator took it away")
+        return None
+    with pytest.raises(ConclaveCommError) as caught:
+        while True:
+            experts.barrier()
+    assert caught.value.peer == victim
+    left = conclave.survivors(experts, deadline=0.5)
+    assert left.old_ranks == tuple(other for other in range(experts.size) if other != victim)
+    fewer = layer.on_ranks(left.communicator, old_ranks=left.old_ranks, **source)
+    assert fewer.parallel.ep_size == experts.size - 1
+    return fewer(rows)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_go_on_with_replicas_and_without(victim):
+    weights = made_weights()
+    rows = made_rows(9)
+    expected = conclave.Layer.from_tensors(SPEC, **weights)(rows)
+    slots = conclave.balance_experts(
+        [1.0] * 7, rule="surviving", num_ranks=3, num_redundant_experts=7
+    )
+
+    def with_replicas(rank, experts):
+        split = slots.parallel(ep_rank=rank)
+        return going_on(rank, experts, victim, split, weights, rows)
+
+    def read_again(rank, experts):
+        return going_on(rank, experts, victim, None, weights, rows, **weights)
+
+    for work in (with_replicas, read_again):
+        outputs = on_ranks([(rank,) for rank in conclave.local_group(3)], work)
+        for rank, output in enumerate(outputs):
+            assert (output is None) == (rank == victim)
+            assert output is None or numpy.array_equal(output, expected)
+
+
+def test_an_expert_that_nobody_holds_is_named():
+    weights = made_weights()
+
+    def work(rank, experts):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **weights)
+        if rank == 1:
+            return
+        left = conclave.survivors(experts)
+        with pytest.raises(Error, match=r"expert \d+") as caught:
+            layer.on_ranks(left.communicator, old_ranks=left.old_ranks)
+        assert caught.value.name == "kTensorMissing"
+
+    on_ranks([(rank,) for rank in conclave.local_group(3)], work)
+
+
+def test_a_rank_that_comes_too_late_is_told():
+    on_time, late = conclave.local_group(2, timeout=0.2)
+    alone = conclave.survivors(on_time)
+    assert (alone.communicator.size, alone.old_ranks) == (1, (0,))
+    with pytest.raises(ConclaveCommError, match="rank 1") as caught:
+        conclave.survivors(late)
+    assert caught.value.name == "kCommExcluded"
+    with pytest.raises(Error):
+        conclave.survivors(on_time)
+    with pytest.raises(ConclaveValueError):
+        conclave.survivors(alone.communicator, deadline=-1)
+
+
+def test_ranks_that_join_serve_with_the_others():
+    weights = made_weights()
+    rows = made_rows(9)
+    before = conclave.Layer.from_tensors(SPEC, **weights)
+    expected = before(rows)
+
+    def work(rank, experts):
+        if rank == 0:
+            return before.on_ranks(experts, **weights)(rows)
+        return conclave.Layer.from_tensors(SPEC, communicator=experts, **weights)(rows)
+
+    for output in on_ranks([(rank,) for rank in conclave.local_group(3)], work):
+        assert numpy.array_equal(output, expected)
+
+
 def test_ranks_that_disagree_are_told():
     weights = made_weights()
 
