@@ -101,7 +101,7 @@ class Server {
 
   // More ranks may die meanwhile: the group that fails then is left like the first one.
   void go_on() {
-    std::vector<int32_t> old_ranks(static_cast<size_t>(ranks()));  // of the layer as it is
+    std::vector<int32_t> old_ranks(static_cast<size_t>(ranks()));  // as the layer numbers them
     std::iota(old_ranks.begin(), old_ranks.end(), 0);
     std::vector<std::unique_ptr<Group>> tried;
     conclave::Communicator* failed = group_->communicator.get();
