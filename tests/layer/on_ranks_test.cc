@@ -179,6 +179,34 @@ TEST_F(OnRanks, SomeWithASourceAndSomeWithout_Disagree) {
 }
 
 // The old layer, its context and its communicator may go first.
+// What lies in a place after a move is another expert than the one that was packed there.
+TEST_F(OnRanks, ExpertsThatHaveMoved_AreTakenFromWhereTheyLie) {
+  constexpr int32_t kRanks = 3;
+  constexpr int32_t kVictim = 2;
+  std::vector<double> load(static_cast<size_t>(spec_.num_experts));
+  for (size_t i = 0; i < load.size(); ++i) load[i] = static_cast<double>(1 + i * i % 7);
+  const ExpertSlots moved =
+      balance_experts(load, {.rule = "surviving",
+                             .num_ranks = kRanks,
+                             .num_redundant_experts = static_cast<int32_t>(spec_.num_experts)});
+  const auto outcomes = testing::run_ranks(
+      make_local_group({.num_ranks = kRanks, .timeout = 30s}), [&](int32_t rank, auto& comm) {
+        const Context context({.num_threads = 1, .communicator = &comm});
+        const ParallelSpec split = surviving_split(spec_, kRanks, rank);
+        MoeLayer layer = MoeLayer::create(context, spec_, *source_, {.max_tokens = 32}, split);
+        layer.update_placement(moved);
+        ASSERT_NE(layer.slots().logical_of, slots_of(spec_.num_experts, split).logical_of);
+        if (rank == kVictim) return;
+        const Survivors left = survivors(comm);
+        const Context fewer({.num_threads = 2, .communicator = left.communicator.get()});
+        const ParallelSpec next =
+            without_ranks(spec_.num_experts, with_slots(layer.parallel(), layer.slots()),
+                          left.old_ranks, left.communicator->rank());
+        expect_right(layer.on_ranks(fewer, next));
+      });
+  EXPECT_EQ(testing::first_failure(outcomes), "");
+}
+
 TEST_F(OnRanks, NewLayer_OutlivesTheOldOne) {
   auto context = std::make_unique<Context>(ContextOptions{.num_threads = 1});
   auto old =
