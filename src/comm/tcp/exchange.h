@@ -13,9 +13,8 @@ namespace conclave::inline v0::comm {
 
 using Texts = std::vector<std::string>;  // one for each rank
 
-// Tells all ranks `mine` and returns what each said, by the `exchange` of the options, else over their
-// `bootstrap`.
-// Throws Error(kInvalidArgument) if there are not as many as ranks.
+// Tells all ranks `mine` and returns what each said, by the `exchange` of the options, else over
+// their `bootstrap`. Throws Error(kInvalidArgument) if there are not as many as ranks.
 Texts exchange_texts(const ConnectOptions& options, const std::string& mine);
 
 // Who knows it is a rank of the group: a stranger that reaches the port does not.

@@ -82,12 +82,17 @@ void Link::push() noexcept {
   if (broken_) out_begin_ = out_.size();
 }
 
+void Link::move_to_front() noexcept {
+  const size_t bytes = held();
+  if (bytes > 0) std::memmove(in_.data(), in_.data() + in_begin_, bytes);
+  in_begin_ = 0;
+  in_end_ = bytes;
+}
+
 // Only messages to the rank itself may need more than there is.
 std::byte* Link::room_for(size_t bytes) {
   if (in_.size() - in_end_ < bytes) {
-    std::memmove(in_.data(), in_.data() + in_begin_, held());
-    in_end_ = held();
-    in_begin_ = 0;
+    move_to_front();
     if (in_.size() - in_end_ < bytes) in_.resize(std::max(in_end_ + bytes, 2 * in_.size()));
   }
   return in_.data() + in_end_;
@@ -96,11 +101,7 @@ std::byte* Link::room_for(size_t bytes) {
 void Link::receive() {
   if (is_self() || ended_) return;
   if (in_begin_ == in_end_) in_begin_ = in_end_ = 0;
-  if (in_.size() - in_begin_ < kLargestFrame) {
-    std::memmove(in_.data(), in_.data() + in_begin_, held());
-    in_end_ = held();
-    in_begin_ = 0;
-  }
+  if (in_.size() - in_begin_ < kLargestFrame) move_to_front();
   if (in_end_ == in_.size()) return;
   const int64_t got = read_some(socket_.fd(), std::span(in_).subspan(in_end_));
   if (got > 0) {

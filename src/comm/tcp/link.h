@@ -60,6 +60,7 @@ class Link {
  private:
   bool is_self() const noexcept { return !is_peer_; }
   size_t held() const noexcept { return in_end_ - in_begin_; }
+  void move_to_front() noexcept;
   std::byte* room_for(size_t bytes);
   void keep(std::span<const std::byte> bytes);
 

@@ -111,12 +111,14 @@ void TcpPort::rest(int64_t round) noexcept {
   constexpr size_t kMost = 256;
   pollfd waiting[kMost];
   nfds_t count = 0;
+  std::unique_lock lock(mutex_);  // an abort of another thread may be sending
   for (const Peer& peer : peers_) {
     if (peer.link.fd() < 0 || peer.link.has_ended() || count == kMost) continue;
     const short output = peer.link.is_idle() ? 0 : POLLOUT;
     waiting[count++] = {
         .fd = peer.link.fd(), .events = static_cast<short>(POLLIN | output), .revents = 0};
   }
+  lock.unlock();
   if (count == 0) return rest_by_the_clock(round);
   ::poll(waiting, count, kLongestRestMs);
 }

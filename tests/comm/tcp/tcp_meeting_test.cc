@@ -216,6 +216,64 @@ TEST(TcpMeeting, MessagesOfMegabytes_ArriveBeforeTheSenderHasLeft) {
   EXPECT_EQ(testing::first_failure(outcomes), "");
 }
 
+TEST(TcpMeeting, RankThatDoesNotRead_IsATimeoutNamingIt) {
+  // What it has announced is more than the systems of both ranks hold.
+  auto group = testing::make_tcp_group({.num_ranks = 2, .timeout = 20s});
+  std::atomic<bool> over{false};
+  const auto outcomes =
+      testing::run_ranks(std::move(group), [&](int32_t rank, Communicator& communicator) {
+        const std::vector<std::byte> mine(64 << 20);
+        std::vector<std::byte> all(2 * mine.size());
+        const CommHandle handle = communicator.begin_all_gather(mine, all);
+        if (rank == 1) {
+          while (!over) std::this_thread::sleep_for(1ms);
+          return;
+        }
+        try {
+          communicator.wait(handle, 500ms, "step");
+        } catch (...) {
+          over = true;
+          throw;
+        }
+        over = true;
+      });
+  ASSERT_TRUE(outcomes[0].code.has_value());
+  EXPECT_EQ(to_string(*outcomes[0].code), to_string(ErrorCode::kCommTimeout));
+  EXPECT_EQ(outcomes[0].peer, 1);
+}
+
+TEST(TcpMeeting, AbortWhileBytesTravel_ReachesBothRanks) {
+  for (int round = 0; round < 20; ++round) {
+    auto group = testing::make_tcp_group({.num_ranks = 2, .timeout = 20s});
+    Communicator& first = *group[0];
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(500 * round));
+      first.abort("the operator said so");
+    });
+    // The rank is there until its abort has returned.
+    std::atomic<bool> aborted{false};
+    const auto outcomes =
+        testing::run_ranks(std::move(group), [&](int32_t rank, Communicator& communicator) {
+          const std::vector<std::byte> mine(2 << 20);
+          std::vector<std::byte> all(2 * mine.size());
+          try {
+            while (true) communicator.all_gather(mine, all, "step");
+          } catch (...) {
+            if (rank == 0) {
+              other.join();
+              aborted = true;
+            }
+            throw;
+          }
+        });
+    EXPECT_TRUE(aborted);
+    for (const testing::RankOutcome& outcome : outcomes) {
+      ASSERT_TRUE(outcome.code.has_value());
+      EXPECT_EQ(to_string(*outcome.code), to_string(ErrorCode::kCommAborted)) << outcome.message;
+    }
+  }
+}
+
 TEST(TcpMeeting, ChildOfAFork_IsRefusedAndHarmsNobody) {
   auto group = testing::make_tcp_group({.num_ranks = 2, .timeout = 20s});
   const pid_t child = ::fork();
