@@ -84,10 +84,10 @@ CONCLAVE_API int64_t moved_experts(const ExpertSlots& before, const ExpertSlots&
 // physical numbers. Throws Error(kInvalidArgument) as make_placement.
 CONCLAVE_API ExpertSlots slots_of(int64_t num_experts, const ParallelSpec& parallel);
 
-// The split of a layer of E experts with `parallel` among the ranks that are left: rank r of it is old_ranks[r] of
-// `parallel`, and `rank` is the caller's own. Experts stay where they are; those that nobody holds
-// any more go to the ranks with the fewest, lower ones first, and a rank that now holds two of an
-// expert gives one up. Equal arguments give equal splits on every rank. Throws
+// The split of a layer of E experts with `parallel` among the ranks that are left: rank r of it is
+// old_ranks[r] of `parallel`, and `rank` is the caller's own. Experts stay where they are; those
+// that nobody holds any more go to the ranks with the fewest, lower ones first, and a rank that now
+// holds two of an expert gives one up. Equal arguments give equal splits on every rank. Throws
 // Error(kInvalidArgument) naming the field: old_ranks that are empty, do not ascend or do not
 // exist, a rank that is none of them.
 CONCLAVE_API ParallelSpec without_ranks(int64_t num_experts, const ParallelSpec& parallel,
