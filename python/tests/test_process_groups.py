@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -189,6 +191,53 @@ def test_a_rank_that_fails_is_named_in_time(tmp_path, kind):
         assert found[1].text == "this rank has another problem"
     else:
         assert found[1] is None
+
+
+PROGRAM = """
+import os, sys, torch.distributed as dist, conclave
+from support import group_work as work
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+group = conclave.from_process_group(timeout=1.5)
+layer, other = work.layer_over(group), work.layer_over(dist.group.WORLD)
+layer(work.made_rows(5))
+group.barrier()
+if rank == 1:
+    os.kill(os.getpid(), int(sys.argv[3]))
+try:
+    while True:
+        layer(work.made_rows(5))
+        group.barrier()
+except conclave.ConclaveCommError as error:
+    print(error.name, flush=True)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_program_ends_by_itself_after_a_failure(tmp_path, ending):
+    """With its group, layers and communicators as they are when the interpreter is taken down."""
+    folders = [pathlib.Path(conclave.__file__).parents[1], pathlib.Path(__file__).parent]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store"), str(int(ending))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
+        )
+        for rank in range(2)
+    ]
+    try:
+        output, errors = ranks[0].communicate(timeout=60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+        ranks[1].communicate()
+    names = {signal.SIGKILL: "kCommPeerLost", signal.SIGSTOP: "kCommTimeout"}
+    assert output.split() == [names[ending]], errors
+    assert ranks[0].returncode == 0, errors
+    assert ranks[1].returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("call", ["disagreeing_layers", "disagreeing_calls", "disagreeing_sizes"])
