@@ -361,6 +361,7 @@ TEST(Planner, TracesOfOtherModels_AreRefused) {
   EXPECT_EQ(planned(trace_of(spec_of(16, 4), "uniform", 10)), "kInvalidArgument");
   EXPECT_EQ(planned(trace_of(spec_of(32, 2), "uniform", 10)), "kInvalidArgument");
   EXPECT_EQ(planned(trace_of(spec, "uniform", 0)), "kInvalidArgument");
+  EXPECT_EQ(planned(trace_of(spec_of(4097, 4), "uniform", 10)), "kUnsupported");
   EXPECT_EQ(planned(trace_of(spec, "uniform", 10, {0, 2})), "kLayerNotFound");
 }
 

@@ -293,6 +293,7 @@ TEST(SyntheticTrace, WrongRules_NameTheOption) {
   }
   EXPECT_EQ(name_of(code_of([] { drawn("hot:64:0.5", 10); })), "kInvalidArgument");
   EXPECT_EQ(name_of(code_of([] { drawn("uniform", 10, 1.0); })), "kInvalidArgument");
+  EXPECT_EQ(name_of(code_of([] { drawn("uniform", int64_t{1} << 27); })), "kInvalidArgument");
   EXPECT_EQ(name_of(code_of([] { drawn("uniform", 10, NAN); })), "kInvalidArgument");
   EXPECT_EQ(name_of(code_of([] {
               SyntheticTrace({.num_experts = 2, .top_k = 3, .num_tokens = 1, .layers = {0}}, {});

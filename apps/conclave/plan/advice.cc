@@ -57,8 +57,7 @@ std::optional<std::string> balancing(const ClusterPlan& plan) {
   return fmt::format("balancing pays: with {}, {} takes {:.0f} us where {} takes {:.0f} us, for {}",
                      tokens_text(even->tokens), balanced->strategy.name(), balanced->layer_us.mean,
                      even->strategy.name(), even->layer_us.mean,
-                     more > 0 ? bytes_text(static_cast<uint64_t>(more)) + " more weights a GPU"
-                              : "no more weights");
+                     more > 0 ? real_bytes_text(more) + " more weights a GPU" : "no more weights");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "plan/model_layers.h"
 
+#include "output/numbers.h"
+
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 
@@ -69,6 +71,11 @@ LayerSizes layer_sizes(const ModelLayer& layer, int32_t tp) {
     size.bytes = layer.bytes.shared * slice * size.elements / std::max(elements, 1.0);
   }
   return sizes;
+}
+
+std::string real_bytes_text(double bytes) {
+  constexpr double kMost = 1e19;  // fits 64 bits
+  return bytes_text(static_cast<uint64_t>(std::clamp(bytes, 0.0, kMost)));
 }
 
 double rank_weight_bytes(const PlannedModel& model, int64_t redundant_experts, int32_t ep,

@@ -45,6 +45,9 @@ struct LayerSizes {
 };
 LayerSizes layer_sizes(const ModelLayer& layer, int32_t tp);
 
+// Returns "1.50 GB" for bytes that were computed, and may exceed all memories.
+std::string real_bytes_text(double bytes);
+
 // Bytes of one rank's weights over all layers, with `slots` experts in each.
 double rank_weight_bytes(const PlannedModel& model, int64_t redundant_experts, int32_t ep,
                          int32_t tp);

@@ -32,8 +32,6 @@ Rows rows_of(const ClusterPlan& plan, int64_t tokens, size_t most) {
   return rows;
 }
 
-std::string bytes(double count) { return bytes_text(static_cast<uint64_t>(count)); }
-
 std::string best_tile(const ClusterPlan& plan, int64_t index, std::string_view meaning) {
   if (index < 0) return tile("nothing fits", meaning);
   const StrategyPlan& row = plan.rows[static_cast<size_t>(index)];
@@ -117,10 +115,10 @@ std::string table_section(const ClusterPlan& plan) {
       cells.push_back(
           {row->strategy.name(),
            row->tokens == kBatchesOfTrace ? "trace" : std::to_string(row->tokens),
-           bytes(row->memory_bytes), fmt::format("{:.2f}", row->balance.mean),
-           bytes(row->dispatch_bytes + row->combine_bytes), bytes(row->network_bytes),
-           fmt::format("{:.0f}", row->compute_us), fmt::format("{:.0f}", row->exchange_us),
-           fmt::format("{:.0f}", row->layer_us.mean),
+           real_bytes_text(row->memory_bytes), fmt::format("{:.2f}", row->balance.mean),
+           real_bytes_text(row->dispatch_bytes + row->combine_bytes),
+           real_bytes_text(row->network_bytes), fmt::format("{:.0f}", row->compute_us),
+           fmt::format("{:.0f}", row->exchange_us), fmt::format("{:.0f}", row->layer_us.mean),
            count_text(static_cast<uint64_t>(row->tokens_per_second)), row->fits() ? "yes" : "no"});
     }
   }

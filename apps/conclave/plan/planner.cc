@@ -1,6 +1,5 @@
 #include "plan/planner.h"
 
-#include "output/numbers.h"
 #include "plan/rank_loads.h"
 
 #include "conclave/error.h"
@@ -16,6 +15,8 @@
 namespace conclave::tool {
 namespace {
 
+// Rules of balancing compare slots with each other, which takes long with more experts.
+constexpr int64_t kMostExperts = 4096;
 // More fields of a heat map could not be told apart.
 constexpr size_t kMostFields = 128;
 
@@ -113,6 +114,12 @@ class Planner {
  private:
   void check() const {
     const TraceInfo& info = trace_.info();
+    if (info.num_experts > kMostExperts) {
+      throw Error(ErrorCode::kUnsupported, {.what = "a plan is not made for so many experts",
+                                            .tensor = "num_experts",
+                                            .found = std::to_string(info.num_experts),
+                                            .limit = fmt::format("at most {}", kMostExperts)});
+    }
     const auto refuse = [](std::string what, const char* field, int64_t expected, int64_t found) {
       throw Error(ErrorCode::kInvalidArgument, {.what = std::move(what),
                                                 .tensor = field,
@@ -210,9 +217,8 @@ class Planner {
     const double limit = request_.cluster.memory_gb * 1e9;
     if (row.memory_bytes > limit) {
       row.does_not_fit = fmt::format("a GPU needs {} ({} of experts' layers), and has {}",
-                                     bytes_text(static_cast<uint64_t>(row.memory_bytes)),
-                                     bytes_text(static_cast<uint64_t>(row.weight_bytes)),
-                                     bytes_text(static_cast<uint64_t>(limit)));
+                                     real_bytes_text(row.memory_bytes),
+                                     real_bytes_text(row.weight_bytes), real_bytes_text(limit));
     }
     row.balance = spread_of(sums.balance, Worst::kLeast);
     row.compute_us = mean_of(sums.compute_us);

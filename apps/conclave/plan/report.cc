@@ -101,9 +101,7 @@ std::vector<Column> columns(const std::vector<const StrategyPlan*>& rows) {
           {"fits", "fits", 4, Align::kLeft}};
 }
 
-Cell bytes_cell(double bytes) {
-  return {bytes, bytes_text(static_cast<uint64_t>(bytes)), Style::kPlain};
-}
+Cell bytes_cell(double bytes) { return {bytes, real_bytes_text(bytes), Style::kPlain}; }
 
 std::vector<Cell> cells(const StrategyPlan& row, bool is_best) {
   const Style style = is_best ? Style::kGood : Style::kPlain;
@@ -196,7 +194,7 @@ void print_plan(const PlannedModel& model, const ClusterPlan& plan, OutputFormat
       facts_of(model, plan),
       {fmt::format("model:   {}, {} MoE layer{}, {}, {}", model.name, model.layers.size(),
                    model.layers.size() == 1 ? "" : "s", shape_text(model.spec()),
-                   bytes_text(static_cast<uint64_t>(weights))),
+                   real_bytes_text(weights)),
        fmt::format("cluster: {}, {:g} GB each; {:g} GB/s in a node{}", cluster_text(cluster),
                    cluster.memory_gb, cluster.link_gbps,
                    cluster.nodes == 1

@@ -19,6 +19,9 @@ namespace {
 constexpr std::string_view kRules =
     "uniform, zipf, zipf:X with X from 0 to 10, one, or hot:N:SHARE with SHARE above 0 and below 1";
 
+// A layer's choices are drawn at once: 1 GiB of them.
+constexpr int64_t kMostChoices = int64_t{1} << 28;
+
 // Draws of one expert that was taken already before the rest is chosen by its weight alone.
 constexpr int kTries = 64;
 
@@ -179,6 +182,11 @@ SyntheticTrace::SyntheticTrace(TraceInfo info, SyntheticTraceOptions options)
   if (this->info().top_k > experts) {
     refuse("a token cannot choose so many experts", "top_k", fmt::format("at most {}", experts),
            std::to_string(this->info().top_k));
+  }
+  const int64_t most_tokens = kMostChoices / this->info().top_k;
+  if (this->info().num_tokens > most_tokens) {
+    refuse("a layer of so many choices does not fit memory", "--trace-tokens",
+           fmt::format("at most {}", most_tokens), std::to_string(this->info().num_tokens));
   }
   if (options_.choice.rule == TraceRule::kHot && options_.choice.hot_experts >= experts) {
     refuse("not all experts can be hot", "--routing", fmt::format("1 to {}", experts - 1),
