@@ -11,8 +11,9 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <optional>
+#include <span>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
