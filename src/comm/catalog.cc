@@ -9,6 +9,9 @@
 #if CONCLAVE_BUILD_MPI
 #include "comm/mpi/connect_mpi.h"
 #endif
+#if CONCLAVE_BUILD_CUDA
+#include "comm/nccl/connect_nccl.h"
+#endif
 
 namespace conclave::inline v0::comm {
 namespace {
@@ -40,11 +43,29 @@ constexpr CommunicatorRow kTcp{
     .make_group = nullptr,
     .launch = tcp_launch};
 
+#if CONCLAVE_BUILD_CUDA
+constexpr CommunicatorRow kNccl{.name = "nccl",
+                                .ranks = "processes or threads with a GPU each",
+                                .supports = nccl_supports,
+                                .connect = connect_nccl,
+                                .make_group = nullptr,
+                                .library = nccl_library_text,
+                                .launch = nccl_launch};
+#else
+constexpr CommunicatorRow kNccl{
+    .name = "nccl",
+    .ranks = "processes or threads with a GPU each",
+    .supports = [](const ConnectOptions&) { return Support::no("this build has no CUDA support"); },
+    .connect = nullptr,
+    .make_group = nullptr};
+#endif
+
 constexpr std::array kCommunicators = {
     CommunicatorRow{"local", "threads of one process", local_supports, connect_local,
                     make_local_group},
     kMpi,
     kTcp,
+    kNccl,
 };
 
 }  // namespace

@@ -1,0 +1,139 @@
+#include "comm/nccl/nccl_group.h"
+
+#include "cuda/check.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <cuda_runtime_api.h>
+#include <thread>
+#include <utility>
+
+namespace conclave::inline v0::comm {
+namespace {
+
+using std::chrono_literals::operator""s;
+
+// For a call of NCCL that may be stuck behind a full queue of launches: the abort ends these too.
+constexpr auto kPatience = 1s;
+// For NCCL to free what it has, where nothing holds it up.
+constexpr auto kEndTime = 5s;
+
+struct Making {
+  std::mutex mutex;
+  std::condition_variable over;
+  bool is_over = false;
+  bool is_abandoned = false;
+  NcclResult result = kNcclInProgress;
+  ncclComm* comm = nullptr;
+};
+
+}  // namespace
+
+struct NcclGroup::Ending {
+  std::mutex mutex;
+  std::condition_variable over;
+  bool is_over = false;
+};
+
+NcclGroup::NcclGroup(int32_t ordinal) : ordinal_(ordinal) {}
+
+NcclGroup::NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
+                     std::chrono::nanoseconds timeout)
+    : library_(library), ordinal_(ordinal) {
+  const auto making = std::make_shared<Making>();
+  std::thread([making, make, ordinal, library] {
+    ncclComm* made = nullptr;
+    NcclResult result = kNcclSuccess;
+    const cudaError_t status = cudaSetDevice(ordinal);
+    if (status == cudaSuccess) result = make(&made);
+    const bool has_comm = status == cudaSuccess && result == kNcclSuccess;
+    std::unique_lock lock(making->mutex);
+    making->result = status == cudaSuccess ? result : 1;
+    making->comm = has_comm ? made : nullptr;
+    making->is_over = true;
+    const bool abandoned = making->is_abandoned;
+    making->over.notify_all();
+    lock.unlock();
+    if (abandoned && has_comm) static_cast<void>(library.comm_abort(made));
+  }).detach();
+  std::unique_lock lock(making->mutex);
+  if (!making->over.wait_for(lock, timeout, [&] { return making->is_over; })) {
+    making->is_abandoned = true;
+    throw CommError(
+        ErrorCode::kCommTimeout, -1, "connect",
+        fmt::format("NCCL did not connect the ranks within {} ms",
+                    std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()));
+  }
+  check_nccl(library_, making->result, "connecting the ranks by NCCL");
+  comm_ = making->comm;
+}
+
+NcclGroup::~NcclGroup() {
+  end_work();
+  if (ending_ == nullptr) return;
+  std::unique_lock lock(ending_->mutex);
+  ending_->over.wait_for(lock, kEndTime, [&] { return ending_->is_over; });
+}
+
+NcclResult NcclGroup::async_error() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || comm_ == nullptr) return kNcclSuccess;
+  NcclResult state = kNcclSuccess;
+  const NcclResult result = library_.comm_get_async_error(comm_, &state);
+  return result != kNcclSuccess ? result : state;
+}
+
+void NcclGroup::end_work() noexcept {
+  std::unique_lock lock(mutex_, kPatience);
+  ncclComm* const comm = std::exchange(comm_, nullptr);
+  if (comm == nullptr) return;
+  ending_ = std::make_shared<Ending>();
+  std::thread([comm, library = library_, ordinal = ordinal_, ending = ending_] {
+    static_cast<void>(cudaSetDevice(ordinal));
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    static_cast<void>(library.comm_abort(comm));
+    const std::lock_guard done(ending->mutex);
+    ending->is_over = true;
+    ending->over.notify_all();
+  }).detach();
+}
+
+NcclGroup::Calls::Calls(NcclGroup& group, CUstream_st* stream)
+    : group_(group), stream_(stream), lock_(group.mutex_) {
+  if (group_.comm_ == nullptr) {
+    throw Error(ErrorCode::kState, "the communicator of NCCL has been ended");
+  }
+  check_nccl(group_.library_, group_.library_.group_start(), "ncclGroupStart");
+  open_ = true;
+}
+
+NcclGroup::Calls::~Calls() {
+  if (open_) static_cast<void>(group_.library_.group_end());
+}
+
+void NcclGroup::Calls::send(int32_t to, const void* data, int64_t bytes) {
+  if (bytes == 0) return;
+  check_nccl(
+      group_.library_,
+      group_.library_.send(data, static_cast<size_t>(bytes), kNcclByte, to, group_.comm_, stream_),
+      "ncclSend");
+}
+
+void NcclGroup::Calls::recv(int32_t from, void* data, int64_t bytes) {
+  if (bytes == 0) return;
+  check_nccl(group_.library_,
+             group_.library_.recv(data, static_cast<size_t>(bytes), kNcclByte, from, group_.comm_,
+                                  stream_),
+             "ncclRecv");
+}
+
+void NcclGroup::Calls::end() {
+  open_ = false;
+  check_nccl(group_.library_, group_.library_.group_end(), "ncclGroupEnd");
+}
+
+}  // namespace conclave::inline v0::comm

@@ -1,0 +1,68 @@
+// One rank's communicator of NCCL: made, and ended, within a deadline whatever NCCL waits for.
+#pragma once
+
+#include "comm/nccl/nccl_library.h"
+
+#include "conclave/version.h"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace conclave::inline v0::comm {
+
+class NcclGroup {
+ public:
+  // Calls `make` on a thread of its own, since it waits for every rank: where it is not over in
+  // time, that thread is left and ends what it has made. Throws CommError(kCommTimeout);
+  // Error(kDevice) for an error of NCCL.
+  using Make = std::function<NcclResult(ncclComm** made)>;
+  NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
+            std::chrono::nanoseconds timeout);
+  // A rank alone has none.
+  explicit NcclGroup(int32_t ordinal);
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  ~NcclGroup();
+
+  int32_t ordinal() const noexcept { return ordinal_; }
+
+  // Calls send and recv between the two: one launch on the stream. Nothing waits for a peer.
+  // Throws Error.
+  class Calls {
+   public:
+    Calls(NcclGroup& group, CUstream_st* stream);
+    Calls(const Calls&) = delete;
+    Calls& operator=(const Calls&) = delete;
+    ~Calls();
+    void send(int32_t to, const void* data, int64_t bytes);
+    void recv(int32_t from, void* data, int64_t bytes);
+    void end();
+
+   private:
+    NcclGroup& group_;
+    CUstream_st* stream_;
+    std::unique_lock<std::timed_mutex> lock_;
+    bool open_ = false;
+  };
+
+  // What NCCL says of work that is under way; kNcclSuccess after end_work.
+  NcclResult async_error();
+  const char* error_text(NcclResult result) const { return library_.get_error_string(result); }
+  // Ends the work on the device, on a thread that nobody waits for: NCCL keeps its memory until the
+  // graphs that use it are gone.
+  void end_work() noexcept;
+
+ private:
+  struct Ending;
+
+  NcclLibrary library_;
+  int32_t ordinal_;
+  std::timed_mutex mutex_;  // guards comm_
+  ncclComm* comm_ = nullptr;
+  std::shared_ptr<Ending> ending_;
+};
+
+}  // namespace conclave::inline v0::comm
