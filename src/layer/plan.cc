@@ -148,7 +148,7 @@ void summarise(LayerPlan& plan, const dispatch::DispatcherRow& dispatcher) {
 void choose_reduction(LayerPlan& plan, const Context& context) {
   const ParallelSpec& parallel = plan.parallel;
   if (parallel.tp_size == 1 || parallel.reduce == Reduce::kPartial) return;
-  const Support support = tensor_reduction_supports(context, parallel);
+  const Support support = tensor_reduction_supports(context.tensor_communicator(), parallel);
   plan.summary.rows.push_back(
       {.table = "reduction",
        .name = "tensor.all_reduce",

@@ -126,7 +126,7 @@ void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator
 CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator) {
   EpochBounds bounds = bounds_of(offer);
-  if (plan.part.reduces()) {
+  if (plan.part.reduces() && plan.part.asks_ranks) {
     try {
       bounds = agree_over_slices(tokens, offer, plan.part);
     } catch (const CommError& error) {

@@ -25,7 +25,8 @@ struct CallAgreement {
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
-// where numbers of tokens differ, or epochs.
+// where numbers of tokens differ, or epochs: here, or, where a forward only enqueues, from the sum
+// over ranks.
 CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of

@@ -6,8 +6,7 @@
 
 namespace conclave::inline v0 {
 
-Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel) {
-  const Communicator* const communicator = context.tensor_communicator();
+Support tensor_reduction_supports(const Communicator* communicator, const ParallelSpec& parallel) {
   if (communicator == nullptr) {
     return Support::no("the context has no tensor_communicator; Reduce::kPartial needs none");
   }

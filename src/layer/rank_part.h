@@ -32,6 +32,8 @@ struct RankPart {
   bool adds_down_bias = true;
   // Adds up the slices' sums; null if there are no slices, or if the caller adds them.
   Communicator* tensor_communicator = nullptr;
+  // A forward asks the other ranks whether they have as many tokens; one that only enqueues cannot.
+  bool asks_ranks = true;
 
   const ExpertPlacement& placement() const { return epoch->experts; }
   const ReplicaMap& replicas() const { return epoch->replicas; }
@@ -44,8 +46,9 @@ struct RankPart {
 // the placement does not fit the experts.
 RankPart plan_rank_part(const MoeSpec& spec, const ParallelSpec& parallel, int32_t num_spare = 0);
 
-// Yes if the context can add up the slices of tensor-parallel ranks.
-Support tensor_reduction_supports(const Context& context, const ParallelSpec& parallel);
+// Yes if the context's tensor communicator, which may be null, can add up the slices of
+// tensor-parallel ranks.
+Support tensor_reduction_supports(const Communicator* communicator, const ParallelSpec& parallel);
 
 // For the plan: "3 of 8 experts on rank 1 of 3; columns 0 to 22 of 45 on rank 0 of 2".
 std::string describe_part(const RankPart& part, const MoeSpec& spec, const ParallelSpec& parallel);

@@ -184,6 +184,10 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   sizes.set(kWeighted, calls.last * plan.rows_per_token(), slot_row_bytes(plan.routed));
   sizes.set(kLatent, calls.last * spec.latent.size, sizeof(float));
   sizes.set(kProjected, calls.last * spec.hidden_size, sizeof(float));
+  const int64_t sum_columns = calls.last * padded_row(spec.hidden_size, DType::kF32);
+  for (const CudaBuffer rows : {kRankPart, kRankSharedPart, kRankSum, kRankSharedSum}) {
+    sizes.set(rows, sum_columns, sizeof(float));
+  }
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }
 

@@ -10,12 +10,14 @@
 #include "layer/cuda/route_and_group.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
+#include "layer/rank_agreement.h"
 #include "layer/stages/cuda/chunk.h"
 
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <cuda_runtime_api.h>
 #include <memory>
 #include <span>
@@ -29,7 +31,8 @@ CudaPlanRequest plan_request(const EngineRequest& request, const cuda::DeviceInf
   return {.spec = request.spec,
           .options = request.options,
           .parallel = request.parallel,
-          .device = device};
+          .device = device,
+          .tensor_communicator = request.context.tensor_communicator()};
 }
 
 // All that a plan asks of the device.
@@ -179,12 +182,17 @@ void CudaRunner::run(const LayerCall& call) const {
   }
 }
 
+// Ranks of another kind of device have values of other names, and cannot add up with these.
+const std::array kOwnValues = {AgreedValue{.name = "a GPU", .value = 1}};
+
 class CudaEngine final : public Engine {
  public:
   CudaEngine(const Context& context, CudaPlan plan)
       : context_(context),
         ordinal_(parse_device(context.device()).ordinal),
-        plan_(std::move(plan)) {}
+        plan_(std::move(plan)) {
+    check_ranks_agree(plan_, kOwnValues, context.communicator());
+  }
 
   const PlanBase& plan() const noexcept override { return plan_; }
   std::unique_ptr<Engine> with_max_tokens(int64_t max_tokens) const override;
@@ -219,13 +227,15 @@ class CudaEngine final : public Engine {
 std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
   LayerOptions options = plan_.options;
   options.max_tokens = max_tokens;
-  return std::make_unique<CudaEngine>(context_, plan_cuda_layer({.spec = plan_.spec,
-                                                                 .options = options,
-                                                                 .parallel = plan_.parallel,
-                                                                 .device = plan_.device,
-                                                                 .shared = plan_.shared_form,
-                                                                 .orders = plan_.orders,
-                                                                 .scale_span = plan_.scale_span}));
+  return std::make_unique<CudaEngine>(
+      context_, plan_cuda_layer({.spec = plan_.spec,
+                                 .options = options,
+                                 .parallel = plan_.parallel,
+                                 .device = plan_.device,
+                                 .shared = plan_.shared_form,
+                                 .orders = plan_.orders,
+                                 .scale_span = plan_.scale_span,
+                                 .tensor_communicator = plan_.part.tensor_communicator}));
 }
 
 std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,

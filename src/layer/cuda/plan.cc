@@ -90,12 +90,45 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
   check(DType::kBF16, spec.residual.intermediate_size, plan.part.residual_inner);
 }
 
-void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
+// Whether ranks can add up on their devices, with nobody waiting.
+Support sum_support(const CudaPlan& plan, const Communicator* communicator) {
+  if (plan.parallel.ep_size > 1) {
+    return Support::no(
+        "Reduce::kFull over expert-parallel ranks: rows travel on the CPU only. Reduce::kPartial "
+        "is "
+        "there, and Reduce::kFull where ep_size is 1");
+  }
+  if (plan.spec.latent.has_norm) {
+    return Support::no(
+        "LatentSpec.has_norm needs the whole sum of a token, and slices have a part of it");
+  }
+  if (Support fits = tensor_reduction_supports(communicator, plan.parallel); !fits) return fits;
+  for (const CommFeature feature : {CommFeature::kDeviceMemory, CommFeature::kStreamOrder}) {
+    if (Support can = communicator->supports(feature); !can) return can;
+  }
+  return communicator->supports_reduction(DType::kF32, ReduceOp::kSum);
+}
+
+void plan_sum_over_ranks(CudaPlan& plan, Communicator* communicator, PartChecks& checks) {
   const ParallelSpec& parallel = plan.parallel;
-  check_router(plan, checks, rows);
   const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
-  checks.need(!is_split || parallel.reduce == Reduce::kPartial, "reduction",
-              "Reduce::kFull over several ranks; Reduce::kPartial is there");
+  if (!is_split || parallel.reduce == Reduce::kPartial) return;
+  const Support support = sum_support(plan, communicator);
+  checks.need(static_cast<bool>(support), "reduction", support.reason());
+  if (!support) return;
+  plan.part.tensor_communicator = communicator;
+  plan.part.asks_ranks = false;
+  // The sum has what is not split from one rank.
+  plan.part.adds_rest = parallel.tp_rank == 0;
+  plan.summary.rows.push_back(
+      {.table = "reduction",
+       .name = "tensor.all_reduce",
+       .chosen = true,
+       .reason = "float32 sums over the tensor communicator, on the device"});
+}
+
+void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {
+  check_router(plan, checks, rows);
   checks.need(
       plan.options.weights == WeightUse::kPacked, "weights",
       "weights in place of host memory; those in its own memory a GPU reads where they lie anyway");
@@ -206,13 +239,14 @@ SumEnd plan_end(const CudaPlan& plan) {
       plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
   return {.only_slots = only_routed && !has_rest && !is_latent && plain_slots &&
                         !plan.part.has_replicas() && !plan.has_rows_of_slots(),
-          .writes_output = only_routed && !has_rest && !is_latent && plan.num_slots() == 1,
+          .writes_output =
+              only_routed && !has_rest && !is_latent && plan.num_slots() == 1 && !plan.sums_ranks(),
           // Sums are read in groups of four.
           .rounds_sums = only_routed && !(has_rest && plan.part.adds_rest) &&
                          (!is_latent || spec.hidden_size % 4 == 0)};
 }
 
-void fill_plan(CudaPlan& plan) {
+void fill_plan(CudaPlan& plan, Communicator* communicator) {
   const MoeSpec& spec = plan.spec;
   validate(spec);
   validate(plan.parallel);
@@ -222,6 +256,7 @@ void fill_plan(CudaPlan& plan) {
   plan.part = plan_rank_part(spec, plan.parallel);
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
+  plan_sum_over_ranks(plan, communicator, checks);
   choose_dispatcher(plan);
   checks.throw_if_any();
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && !is_plain(spec.weight_dtype) &&
@@ -291,14 +326,14 @@ int32_t CudaPlan::num_ids() const {
 
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request) {
   CudaPlan plan = plan_of(request);
-  fill_plan(plan);
+  fill_plan(plan, request.tensor_communicator);
   return plan;
 }
 
 Plan summarise_cuda_plan(const CudaPlanRequest& request) {
   CudaPlan plan = plan_of(request);
   try {
-    fill_plan(plan);
+    fill_plan(plan, request.tensor_communicator);
   } catch (const Error& error) {
     // The rows gathered so far already say why nothing fits.
     if (error.code() != ErrorCode::kUnsupported) throw;

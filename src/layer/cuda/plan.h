@@ -88,6 +88,8 @@ struct CudaPlan : PlanBase {
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;
+  // Ranks add up their parts of a row, in float32, before it is rounded.
+  bool sums_ranks() const { return part.reduces(); }
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
   // Rows that routed experts read per token.
   int64_t rows_per_token() const { return has_rows_of_slots() ? spec.top_k : 1; }
@@ -105,6 +107,8 @@ struct CudaPlanRequest {
   // The most powers of two that scales of a matrix lie apart; 0: they are near each other, or a
   // plan without weights assumes so.
   int32_t scale_span = 0;
+  // The context has it, or none: null. It adds up what tensor-parallel ranks have computed.
+  Communicator* tensor_communicator = nullptr;
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.

@@ -95,7 +95,11 @@ struct DeviceLayer {
       : DeviceLayer(spec, make_synthetic_source(spec, seed), options, parallel) {}
   DeviceLayer(const MoeSpec& spec, std::unique_ptr<WeightSource> weights,
               const LayerOptions& options = {}, const ParallelSpec& parallel = {})
-      : context({.device = "cuda:0", .num_threads = 2}),
+      : DeviceLayer({.device = "cuda:0", .num_threads = 2}, spec, std::move(weights), options,
+                    parallel) {}
+  DeviceLayer(ContextOptions where, const MoeSpec& spec, std::unique_ptr<WeightSource> weights,
+              const LayerOptions& options, const ParallelSpec& parallel)
+      : context(std::move(where)),
         host({.device = "cpu", .num_threads = 8}),
         source(std::move(weights)),
         layer(MoeLayer::create(context, spec, *source, options, parallel)),

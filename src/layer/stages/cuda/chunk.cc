@@ -8,6 +8,7 @@
 #include "layer/stages/cuda/mlp.h"
 #include "layer/stages/cuda/route.h"
 #include "layer/stages/cuda/rows.h"
+#include "layer/stages/cuda/sum_ranks.h"
 
 #include <algorithm>
 #include <optional>
@@ -85,6 +86,59 @@ RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
   return run_experts(chunk.at(kExperts), routing, input, out);
 }
 
+// Everything but the sum over ranks: `out` takes the layer's output, or this rank's part of it.
+void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
+  using enum CudaStage;
+  const CudaGiven given{.topk_ids = args.topk_ids,
+                        .topk_weights = args.topk_weights,
+                        .token_ids = args.token_ids,
+                        .live = live};
+  const CudaCaptures captures{.logits = args.captured_logits,
+                              .ids = args.captured_ids,
+                              .weights = args.captured_weights,
+                              .expert_load = args.expert_load};
+  const CudaFactors factors =
+      chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
+                           : CudaFactors();
+  const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
+  const CudaLogits logits =
+      args.topk_weights.empty()
+          ? make_logits(chunk.at(kLogits), args.router_logits, gate_rows, args.captured_logits)
+          : CudaLogits();
+  const auto route = [&](const dispatch::DeviceGroupArgs* group) {
+    return enqueue_routing(chunk.at(kRoute), {.logits = logits,
+                                              .given = given,
+                                              .captures = captures,
+                                              .factors = factors,
+                                              .group = group});
+  };
+  // A call may add something to the sums of slots that the plan does not know of.
+  const bool call_adds = given.live.padding_mask != nullptr || !args.shared_out.empty();
+  if (chunk.runs(kOneLaunch) && !call_adds && args.expert_load.empty()) {
+    const std::optional<CudaRouting> in_place =
+        routing_in_place(chunk.plan.spec, given, captures, factors);
+    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
+  }
+  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), args.expert_load);
+  const CudaRouting routing = route(&group);
+  RoutedRows rows = run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
+  if (rows.form == RoutedRows::Form::kAreOutput) return;
+  CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
+  if (chunk.runs(kShared)) {
+    terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
+                                    source_rows(args.hidden));
+  }
+  if (chunk.runs(kResidual)) {
+    const ConstTensorView& source = args.residual_input.empty() ? args.hidden : args.residual_input;
+    terms.residual = run_on_every_row(chunk.at(kResidual), residual_mlp(chunk), given.live.tokens,
+                                      source_rows(source));
+  }
+  if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
+  if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
+  combine_and_finish(chunk.at(kFinish), routing, rows, terms,
+                     {.out = args.out, .shared = args.shared_out});
+}
+
 // Makes one kernel per row and tile that a ladder names.
 class KernelMaker {
  public:
@@ -158,55 +212,16 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   using enum CudaStage;
   if (chunk.count == 0) return;
-  const CudaGiven given{.topk_ids = args.topk_ids,
-                        .topk_weights = args.topk_weights,
-                        .token_ids = args.token_ids,
-                        .live = live_rows(chunk.at(kLive), args.num_tokens,
-                                          static_cast<const bool*>(args.padding_mask.data))};
-  const CudaCaptures captures{.logits = args.captured_logits,
-                              .ids = args.captured_ids,
-                              .weights = args.captured_weights,
-                              .expert_load = args.expert_load};
-  const CudaFactors factors =
-      chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
-                           : CudaFactors();
-  const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
-  const CudaLogits logits =
-      args.topk_weights.empty()
-          ? make_logits(chunk.at(kLogits), args.router_logits, gate_rows, args.captured_logits)
-          : CudaLogits();
-  const auto route = [&](const dispatch::DeviceGroupArgs* group) {
-    return enqueue_routing(chunk.at(kRoute), {.logits = logits,
-                                              .given = given,
-                                              .captures = captures,
-                                              .factors = factors,
-                                              .group = group});
-  };
-  // A call may add something to the sums of slots that the plan does not know of.
-  const bool call_adds = given.live.padding_mask != nullptr || !args.shared_out.empty();
-  if (chunk.runs(kOneLaunch) && !call_adds && args.expert_load.empty()) {
-    const std::optional<CudaRouting> in_place =
-        routing_in_place(chunk.plan.spec, given, captures, factors);
-    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
-  }
-  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), args.expert_load);
-  const CudaRouting routing = route(&group);
-  RoutedRows rows = run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
-  if (rows.form == RoutedRows::Form::kAreOutput) return;
-  CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
-  if (chunk.runs(kShared)) {
-    terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
-                                    source_rows(args.hidden));
-  }
-  if (chunk.runs(kResidual)) {
-    const ConstTensorView& source = args.residual_input.empty() ? args.hidden : args.residual_input;
-    terms.residual = run_on_every_row(chunk.at(kResidual), residual_mlp(chunk), given.live.tokens,
-                                      source_rows(source));
-  }
-  if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
-  if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
-  combine_and_finish(chunk.at(kFinish), routing, rows, terms,
-                     {.out = args.out, .shared = args.shared_out});
+  const LiveRows live =
+      live_rows(chunk.at(kLive), args.num_tokens, static_cast<const bool*>(args.padding_mask.data));
+  if (!chunk.runs(kSumRanks)) return run_own_part(chunk, args, live);
+  ForwardArgs part = args;
+  const CudaOutputs parts = rank_parts(chunk.at(kSumRanks), args);
+  part.out = parts.out;
+  part.shared_out = parts.shared;
+  run_own_part(chunk, part, live);
+  const CudaOutputs sums = sum_over_ranks(chunk.at(kSumRanks), parts);
+  round_sums_of_ranks(chunk.at(kRound), live, sums, {.out = args.out, .shared = args.shared_out});
 }
 
 }  // namespace conclave::inline v0

@@ -16,13 +16,14 @@ namespace {
 using enum CudaBuffer;
 
 constexpr std::array<std::string_view, kCudaBuffers> kNames = {
-    "counters",         "live tokens",   "gate scratch",  "logits",        "topk_ids",
-    "topk_weights",     "given ids",     "physical ids",  "router ids",    "router weights",
-    "identity weights", "shared factor", "mix logits",    "mix",           "group",
-    "expert scratch",   "expert input",  "expert scales", "expert rows",   "expert sums",
-    "shared input",     "shared scales", "shared rows",   "shared sums",   "residual input",
-    "residual scales",  "residual rows", "residual sums", "rows of slots", "shared own rows",
-    "latent rows",      "projected",     "one launch"};
+    "counters",         "live tokens",         "gate scratch",  "logits",        "topk_ids",
+    "topk_weights",     "given ids",           "physical ids",  "router ids",    "router weights",
+    "identity weights", "shared factor",       "mix logits",    "mix",           "group",
+    "expert scratch",   "expert input",        "expert scales", "expert rows",   "expert sums",
+    "shared input",     "shared scales",       "shared rows",   "shared sums",   "residual input",
+    "residual scales",  "residual rows",       "residual sums", "rows of slots", "shared own rows",
+    "latent rows",      "projected",           "one launch",    "rank's part",   "shared part",
+    "rank sums",        "shared sums of ranks"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -39,7 +40,9 @@ class Declaration {
         shared_(shared_facts(plan.spec)),
         factors_(when(shared_.factor != SharedFactor::kNone, kSharedFactor) |
                  when(shared_.has_mix_gate(), kMix)),
-        routed_(BufferSet(kRoutedOutput) | kRoutedSums) {}
+        routed_(BufferSet(kRoutedOutput) | kRoutedSums),
+        parts_(when(plan.sums_ranks(),
+                    BufferSet(kRankPart) | when(shared_.is_there, kRankSharedPart))) {}
 
   CudaStages all() {
     route();
@@ -48,11 +51,12 @@ class Declaration {
           CudaStage::kOneLaunch,
           {.name = fmt::format("up to {} tokens: {}", plan_.decode_tokens, plan_.decode_row->name),
            .reads = ids_ | factors_ | kLiveTokens,
-           .writes = BufferSet(kCounters) | kOneLaunch,
+           .writes = BufferSet(kCounters) | kOneLaunch | parts_,
            .most_tokens = plan_.decode_tokens});
     }
     run();
     finish();
+    if (plan_.sums_ranks()) sum_ranks();
     return std::move(stages_);
   }
 
@@ -123,12 +127,19 @@ class Declaration {
                             when(plan_.residual.has_value(), kResidualOutput) |
                             when(spec_.num_zero_experts > 0, kIdentity);
     if (spec_.latent.size == 0) {
-      return add(CudaStage::kFinish, "combine", ids_ | routed_ | terms, {});
+      return add(CudaStage::kFinish, "combine", ids_ | routed_ | terms, parts_);
     }
     add(CudaStage::kSum, "combine", ids_ | routed_ | kLiveTokens, kLatent);
     if (spec_.latent.has_norm) add(CudaStage::kNorm, "rms norm", kLatent, kLatent);
     add(CudaStage::kFinish, fmt::format("latent up {}, finish", spec_.hidden_size), terms | kLatent,
-        kProjected);
+        BufferSet(kProjected) | parts_);
+  }
+
+  void sum_ranks() {
+    const BufferSet sums = BufferSet(kRankSum) | when(shared_.is_there, kRankSharedSum);
+    add(CudaStage::kSumRanks, fmt::format("sum over {} ranks", plan_.parallel.tp_size), parts_,
+        sums);
+    add(CudaStage::kRound, "round", sums | kLiveTokens, {});
   }
 
   const CudaPlan& plan_;
@@ -137,6 +148,7 @@ class Declaration {
   const SharedFacts shared_;
   const BufferSet factors_;
   const BufferSet routed_;
+  const BufferSet parts_;  // what this rank has computed, where ranks add up
   CudaStages stages_;
 };
 

@@ -30,8 +30,10 @@ enum class CudaStage : uint8_t {
   kSum,  // before the projection up
   kNorm,
   kFinish,
+  kSumRanks,  // where ranks add up: what the stages before call the output is a part
+  kRound,
 };
-inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kFinish) + 1;
+inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kRound) + 1;
 
 // In the order of the workspace. Kernels overlap: one may begin to write before those in front of
 // it have read, so no two buffers share memory, whatever their stages.
@@ -74,8 +76,14 @@ enum class CudaBuffer : uint8_t {
   kLatent,     // [T, Hl] f32: projected rows, then the sums of experts
   kProjected,  // [T, H] f32: sums projected up
   kOneLaunch,  // scratch of the single launch
+  // Where ranks add up, [T, padded H] f32 each: what this rank has computed, of all and of shared
+  // experts apart, and the sums.
+  kRankPart,
+  kRankSharedPart,
+  kRankSum,
+  kRankSharedSum,
 };
-inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kOneLaunch) + 1;
+inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kRankSharedSum) + 1;
 using CudaSlices = std::array<WorkspaceSlice, kCudaBuffers>;
 using CudaScratch = Scratch<CudaBuffer>;
 
