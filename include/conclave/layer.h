@@ -254,7 +254,9 @@ class CONCLAVE_API MoeLayer {
   // Collective as create: expert-parallel ranks each have their own T, tensor-parallel ranks the
   // same tokens. A CommError comes midway: out is then incomplete. docs/architecture.md has the
   // formula. On CUDA forward does not look at values in device memory: ids out of range are skipped
-  // and counted (LayerStatus::skipped_ids), whatever the IdPolicy.
+  // and counted (LayerStatus::skipped_ids), whatever the IdPolicy. There it waits for no rank
+  // either: a CommError of an earlier call comes from a later one, or from Communicator::check once
+  // the stream has passed, and what was written since the last such check is then no result.
   void forward(const ForwardArgs& args) const;
 
   // A layer planned for calls of up to `max_tokens` tokens on the same packed weights: nothing is
