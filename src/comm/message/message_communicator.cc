@@ -91,6 +91,10 @@ MessageCommunicator::~MessageCommunicator() {
     return;
   }
   MessageLock lock(port.mutex());
+  // A peer may hear that this rank has gone before it hears of the abort that ended it.
+  if (aborted_by_ >= 0 && aborted_by_ != rank()) {
+    say_farewell(NoticeKind::kAborted, ErrorCode::kCommAborted, aborted_by_, abort_reason_.data());
+  }
   // Also after a failure: ranks that look for survivors need not wait for this one.
   say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
   port.flush(usable() ? kFlushTime : kFlushTimeAfterFailure);
@@ -360,7 +364,7 @@ void MessageCommunicator::read(int32_t from, const Notice& notice) {
     }
     case NoticeKind::kAborted:
       if (aborted_by_ >= 0) return;
-      aborted_by_ = from;
+      aborted_by_ = is_rank(notice.farewell.culprit) ? notice.farewell.culprit : from;
       abort_reason_ = notice.farewell.reason;
       return;
     case NoticeKind::kGone:

@@ -81,6 +81,7 @@ class MessageCommunicator final : public Communicator {
     uint64_t receives = 0;
   };
 
+  bool is_rank(int32_t number) const { return number >= 0 && number < size(); }
   Peer& peer(int32_t number) { return peers_[static_cast<size_t>(number)]; }
   void greet(NoticeKind kind);
   void await_all(MessageLock& lock, Clock::time_point until, bool Peer::*heard);
