@@ -16,7 +16,7 @@ std::string tokens_text(int64_t tokens);
 // replicas pay, or what nothing fits for.
 std::vector<std::string> advice(const PlannedModel& model, const ClusterPlan& plan);
 
-// What is measured, what is assumed and what is left out.
+// Says what is measured, what is assumed and what is left out.
 std::vector<std::string> basis(const PlannedModel& model, const ClusterPlan& plan);
 
 }  // namespace conclave::tool

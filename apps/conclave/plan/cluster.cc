@@ -99,7 +99,7 @@ std::string key_names() {
   return names;
 }
 
-// Where a description is from, for its errors.
+// Names the place of a description, for its errors.
 struct Origin {
   std::string file;  // empty: the command line
 

@@ -1,4 +1,4 @@
-// What a layer's part of a trace says of load: placements are made from its first half and judged
+// Counts the load in a layer's part of a trace: placements are made from its first half and judged
 // by the second, so that no rule is praised for what it has seen.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a plan must know of a model: the specs of its MoE layers and the bytes of their weights.
+// Describes a model for a plan: the specs of its MoE layers and the bytes of their weights.
 #pragma once
 
 #include "plan/compute_model.h"
@@ -30,7 +30,7 @@ struct PlannedModel {
   std::string name = {};
   std::string model_type = {};
   std::vector<ModelLayer> layers = {};
-  // What is beside the MoE layers, which each rank holds whole; 0 where nothing is known.
+  // Each rank holds the rest of the model whole; 0 where nothing is known of it.
   double other_bytes = 0;
 
   const MoeSpec& spec() const { return layers.front().spec; }

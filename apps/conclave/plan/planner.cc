@@ -60,7 +60,7 @@ int64_t fewest_tokens(const PlanRequest& request) {
   return fewest;
 }
 
-// What all batches of all layers say of one strategy and number of tokens.
+// Collects what all batches of all layers say of one strategy and number of tokens.
 struct Tally {
   std::vector<double> tokens;  // that a GPU brings
   std::vector<double> balance;

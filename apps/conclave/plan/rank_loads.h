@@ -1,4 +1,4 @@
-// What one strategy makes of one batch of a layer: rows of ranks, and times.
+// Divides one batch of a layer by one strategy: rows of ranks, and times.
 #pragma once
 
 #include "plan/layer_load.h"

@@ -1,4 +1,4 @@
-// What a run's trace says before its first layer runs.
+// Tells what a run's trace says before its first layer runs.
 #pragma once
 
 #include "trace/trace_file.h"

@@ -37,7 +37,7 @@ class TraceWriter {
   TraceWeights weights_;
 };
 
-// What the metadata and the tensors of a file say, checked against each other. Throws
+// Checks the metadata and the tensors of a file against each other. Throws
 // Error(kConfigMissingKey, kConfigValue) naming the key, Error(kTensorMissing, kTensorShape,
 // kTensorDType, kTensorUnexpected) naming the tensor.
 TraceInfo read_trace_info(std::span<const TensorInfo> tensors,

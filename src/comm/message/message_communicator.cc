@@ -370,7 +370,7 @@ void MessageCommunicator::read(int32_t from, const Notice& notice) {
     case NoticeKind::kGone:
     case NoticeKind::kFailed:
       sender.left = sender.left || notice.kind == NoticeKind::kGone;
-      // What made it fail is what its peers report, not that it left afterwards.
+      // Peers report why it failed, not that it left afterwards.
       if (sender.standing != Standing::kActive) return;
       sender.standing = notice.kind == NoticeKind::kGone ? Standing::kGone : Standing::kFailed;
       sender.farewell = notice.farewell;
@@ -519,7 +519,7 @@ void MessageCommunicator::end_operations() {
   }
 }
 
-// What a peer had finished before it gave up has its result here as well.
+// A collective that a peer had finished before it gave up has its result here as well.
 bool MessageCommunicator::has_finished(const Peer& other, const MessageOperation& mine) const {
   return is_collective(mine.kind) && mine.number < other.farewell.collectives;
 }

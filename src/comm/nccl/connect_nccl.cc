@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kPhase = "connect";
 
-// What a rank tells the others before NCCL connects them.
+// A rank tells this to the others before NCCL connects them.
 struct Card {
   int32_t version = 0;
   int32_t ordinal = 0;
