@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_communicator.h"
 
+#include "comm/deadline.h"
 #include "comm/message/pause.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
@@ -28,12 +29,6 @@ constexpr std::chrono::nanoseconds kWordTime = std::chrono::milliseconds(200);
 std::chrono::nanoseconds with_verdict_time(std::chrono::nanoseconds deadline) {
   const bool fits = deadline < std::chrono::nanoseconds::max() - kVerdictTime;
   return fits ? deadline + kVerdictTime : deadline;
-}
-
-std::chrono::steady_clock::time_point time_after(std::chrono::nanoseconds deadline) {
-  const auto now = std::chrono::steady_clock::now();
-  constexpr auto kLast = std::chrono::steady_clock::time_point::max();
-  return deadline >= kLast - now ? kLast : now + deadline;
 }
 
 bool is_message(CommKind kind) { return !is_collective(kind); }

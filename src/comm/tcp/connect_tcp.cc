@@ -1,5 +1,6 @@
 #include "comm/tcp/connect_tcp.h"
 
+#include "comm/deadline.h"
 #include "comm/message/message_communicator.h"
 #include "comm/tcp/exchange.h"
 #include "comm/tcp/meeting.h"
@@ -44,11 +45,6 @@ std::vector<Link> join(const ConnectOptions& options, Clock::time_point until) {
     cards.push_back(card_of(text, static_cast<int32_t>(cards.size())));
   }
   return meet_all(listener, cards, options.rank, until);
-}
-
-Clock::time_point time_after(std::chrono::nanoseconds deadline) {
-  const Clock::time_point now = Clock::now();
-  return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
 }
 
 }  // namespace
