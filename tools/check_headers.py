@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles every public header alone, with each C++ compiler that is installed.
+"""Compiles every public header alone, with each C++ compiler that is installed, and those of the C
+interface as C99 too, by the C compilers beside them.
 
 Usage: tools/check_headers.py [ROOT] [--compiler NAME]...
 Also fails on an #include of anything but the standard library and conclave/*. The headers of
@@ -16,8 +17,20 @@ import subprocess
 import sys
 
 FLAGS = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-x", "c++", "-"]
+C_FLAGS = ["-std=c99", "-fsyntax-only", "-pedantic", "-Wall", "-Wextra", "-Werror", "-x", "c", "-"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 STANDARD = re.compile(r"^[a-z_]+$")
+STANDARD_OF_C = re.compile(r"^std(?:def|int)\.h$")
+
+
+def is_of_c(root: pathlib.Path, header: pathlib.Path) -> bool:
+    name = header.relative_to(root / "include").as_posix()
+    return name == "conclave/c.h" or name.startswith("conclave/c/")
+
+
+def c_compiler(compiler: str) -> str:
+    """The C compiler that comes with one of C++."""
+    return compiler.replace("clang++", "clang").replace("g++", "gcc")
 
 
 def foreign_includes(root: pathlib.Path, header: pathlib.Path) -> list[str]:
@@ -25,16 +38,18 @@ def foreign_includes(root: pathlib.Path, header: pathlib.Path) -> list[str]:
     text = header.read_text(encoding="utf-8")
     for match in INCLUDE.finditer(text):
         quote, name = match.groups()
-        if not (name.startswith("conclave/") if quote == '"' else STANDARD.match(name)):
+        standard = STANDARD_OF_C if is_of_c(root, header) else STANDARD
+        if not (name.startswith("conclave/") if quote == '"' else standard.match(name)):
             line = text.count("\n", 0, match.start(2)) + 1
             found.append(f"{header.relative_to(root)}:{line}: includes {name}: public headers stand "
                          "on the standard library alone")
     return found
 
 
-def compile_alone(root: pathlib.Path, header: pathlib.Path, compiler: str) -> str | None:
+def compile_alone(root: pathlib.Path, header: pathlib.Path, compiler: str,
+                  flags: list[str] = FLAGS) -> str | None:
     name = header.relative_to(root / "include").as_posix()
-    result = subprocess.run([compiler, f"-I{root / 'include'}", *FLAGS], text=True,
+    result = subprocess.run([compiler, f"-I{root / 'include'}", *flags], text=True,
                             input=f'#include "{name}"\n', capture_output=True, check=False)
     return None if result.returncode == 0 else f"{compiler}: {name} alone:\n{result.stderr}"
 
@@ -58,6 +73,8 @@ def main(argv: list[str]) -> int:
     failures = [line for h in plain for line in foreign_includes(root, h)]
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         jobs = [pool.submit(compile_alone, root, h, c) for h in plain for c in compilers]
+        jobs += [pool.submit(compile_alone, root, h, c_compiler(c), C_FLAGS)
+                 for h in plain for c in compilers if is_of_c(root, h)]
         failures += [text for job in jobs if (text := job.result())]
     print("\n".join(failures) if failures else
           f"headers: {len(plain)} stand alone with {' and '.join(compilers)}")

@@ -31,6 +31,7 @@ ALLOWED = {
     "checkpoint": {"core", "io", "quant", "routing", "spec"},
     "layer": {"core", "cpu", "cuda", "comm", "activation", "quant", "placement", "gemm",
               "routing", "dispatch", "experts", "spec"},
+    "capi": {"core", "io"},
 }
 # Users of the library: public headers and their own files only.
 OUTSIDE = ("apps", "python", "bench", "examples")

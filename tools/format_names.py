@@ -27,6 +27,7 @@ REASONS = [
            re.compile(r"^src/checkpoint/methods/"), 13),
     Reason("containers, which name the types that they store",
            re.compile(r"^src/io/|^src/checkpoint/gguf/"), 4),
+    Reason("what callers of the C interface may ask for", re.compile(r"^src/capi/"), 1),
     Reason("features of a CPU", re.compile(r"^src/cpu/"), 2),
     Reason("register tiles, and what instructions are called",
            re.compile(r"^src/gemm/cpu/simd|^src/cuda/device/"), 5),

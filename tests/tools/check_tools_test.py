@@ -323,6 +323,18 @@ class CheckHeaders(CheckCase):
         self.assertEqual(status, 1)
         self.assertIn("include/conclave/a.h:2: includes nlohmann/json.hpp", output)
 
+    def test_header_of_the_c_interface_that_is_no_c_fails(self):
+        self.write("include/conclave/c/a.h", "#pragma once\ninline int f() { return sizeof(int) == 4; }\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++")
+        self.assertEqual(status, 1)
+        self.assertIn("gcc: conclave/c/a.h alone", output)
+
+    def test_include_of_cpp_in_the_c_interface_fails(self):
+        self.write("include/conclave/c.h", "#pragma once\n#include <cstdint>\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++")
+        self.assertEqual(status, 1)
+        self.assertIn("include/conclave/c.h:2: includes cstdint", output)
+
 
 if __name__ == "__main__":
     unittest.main()

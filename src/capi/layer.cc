@@ -1,0 +1,166 @@
+#include "capi/guard.h"
+#include "capi/handles.h"
+#include "capi/options.h"
+#include "capi/sources.h"
+#include "capi/structs.h"
+#include "capi/values.h"
+
+namespace conclave::inline v0::capi {
+namespace {
+
+static_assert(CONCLAVE_RELOAD_MODE_STAGED == static_cast<int32_t>(ReloadMode::kStaged) &&
+              CONCLAVE_RELOAD_MODE_IN_PLACE == static_cast<int32_t>(ReloadMode::kInPlace));
+
+using SharedSource = std::shared_ptr<const WeightSource>;
+
+// Whether weights of the layer lie in the memory of the source that they came from.
+bool reads_source(const MoeLayer& layer, const WeightSource& source) {
+  return layer.plan().in_place_bytes > 0 || source.memory() == MemoryKind::kDevice;
+}
+
+std::unique_ptr<conclave_layer> make_layer(const std::shared_ptr<ContextState>& context,
+                                           const MoeSpec& spec, const SharedSource& source,
+                                           const conclave_layer_options* options,
+                                           const conclave_parallel* parallel) {
+  auto kept = std::make_shared<KeptSources>();
+  kept->sources.reserve(1);
+  auto handle = std::unique_ptr<conclave_layer>(
+      new conclave_layer{context, std::move(kept),
+                         MoeLayer::create(*context->context, spec, *source, options_of(options),
+                                          parallel_of(parallel))});
+  if (reads_source(handle->layer, *source)) handle->kept->sources.push_back(source);
+  return handle;
+}
+
+// The new source is kept before the weights may lie in it, and those before until none of them
+// does.
+void reload(conclave_layer& handle, const SharedSource& source, conclave_reload_mode mode) {
+  const auto how = choice_of("mode", mode, ReloadMode::kInPlace);
+  std::vector<SharedSource>& kept = handle.kept->sources;
+  kept.push_back(source);
+  handle.layer.reload(*source, how);
+  kept.erase(kept.begin(), kept.end() - 1);
+  if (!reads_source(handle.layer, *source)) kept.clear();
+}
+
+conclave_layer_stats stats_of(const MoeLayer& layer) {
+  const LayerStatus status = layer.status();
+  const Plan& plan = layer.plan();
+  return {.struct_size = 0,
+          .forwards = status.forwards,
+          .tokens = status.tokens,
+          .skipped_ids = status.skipped_ids,
+          .tokens_without_finite_logit = status.tokens_without_finite_logit,
+          .max_tokens = plan.max_tokens,
+          .num_local_experts = plan.num_local_experts,
+          .workspace_bytes = layer.workspace_bytes(),
+          .packed_bytes = plan.packed_bytes,
+          .in_place_bytes = plan.in_place_bytes,
+          .placement_epoch = layer.placement_epoch()};
+}
+
+}  // namespace
+}  // namespace conclave::inline v0::capi
+
+namespace capi = conclave::capi;
+
+conclave_status conclave_layer_create(const conclave_context* context, const conclave_spec* spec,
+                                      const conclave_source* source,
+                                      const conclave_layer_options* options,
+                                      const conclave_parallel* parallel,
+                                      conclave_layer** out) noexcept {
+  return capi::guarded([&] {
+    const auto& state = capi::required(context, "context").state;
+    const conclave::MoeSpec& of = capi::required(spec, "spec").spec;
+    const auto& weights = capi::required(source, "source").source;
+    capi::required(out, "out");
+    *out = capi::make_layer(state, of, weights, options, parallel).release();
+  });
+}
+
+conclave_status conclave_layer_create_from_checkpoint(const conclave_context* context,
+                                                      const conclave_checkpoint* checkpoint,
+                                                      int64_t index,
+                                                      const conclave_layer_options* options,
+                                                      const conclave_parallel* parallel,
+                                                      conclave_layer** out) noexcept {
+  return capi::guarded([&] {
+    const auto& state = capi::required(context, "context").state;
+    const auto& from = capi::required(checkpoint, "checkpoint").checkpoint;
+    capi::required(out, "out");
+    const conclave::MoeSpec& spec = from->layer(index).spec;
+    *out = capi::make_layer(state, spec, capi::source_of(from, index), options, parallel).release();
+  });
+}
+
+conclave_status conclave_layer_with_max_tokens(const conclave_layer* layer, int64_t max_tokens,
+                                               conclave_layer** out) noexcept {
+  return capi::guarded([&] {
+    const conclave_layer& from = capi::required(layer, "layer");
+    capi::required(out, "out");
+    capi::hand_out(out, from.context, from.kept, from.layer.with_max_tokens(max_tokens));
+  });
+}
+
+conclave_status conclave_layer_on_ranks(const conclave_layer* layer,
+                                        const conclave_context* context,
+                                        const conclave_parallel* parallel,
+                                        const conclave_source* source,
+                                        conclave_layer** out) noexcept {
+  return capi::guarded([&] {
+    const conclave_layer& from = capi::required(layer, "layer");
+    const auto& state = capi::required(context, "context").state;
+    capi::required(out, "out");
+    auto kept = std::make_shared<capi::KeptSources>(*from.kept);
+    if (source != nullptr) kept->sources.push_back(source->source);
+    capi::hand_out(out, state, std::move(kept),
+                   from.layer.on_ranks(*state->context, capi::parallel_of(parallel),
+                                       source == nullptr ? nullptr : source->source.get()));
+  });
+}
+
+void conclave_layer_destroy(conclave_layer* layer) noexcept { delete layer; }
+
+conclave_status conclave_layer_workspace_bytes(const conclave_layer* layer, int64_t tokens,
+                                               size_t* bytes) noexcept {
+  return capi::guarded([&] {
+    const conclave::MoeLayer& of = capi::required(layer, "layer").layer;
+    size_t& to = capi::required(bytes, "bytes");
+    to = tokens == -1 ? of.workspace_bytes() : of.workspace_bytes(tokens);
+  });
+}
+
+conclave_status conclave_layer_reload(conclave_layer* layer, const conclave_source* source,
+                                      conclave_reload_mode mode) noexcept {
+  return capi::guarded([&] {
+    conclave_layer& to = capi::required(layer, "layer");
+    capi::reload(to, capi::required(source, "source").source, mode);
+  });
+}
+
+conclave_status conclave_layer_reload_from_checkpoint(conclave_layer* layer,
+                                                      const conclave_checkpoint* checkpoint,
+                                                      int64_t index,
+                                                      conclave_reload_mode mode) noexcept {
+  return capi::guarded([&] {
+    conclave_layer& to = capi::required(layer, "layer");
+    const auto& from = capi::required(checkpoint, "checkpoint").checkpoint;
+    capi::reload(to, capi::source_of(from, index), mode);
+  });
+}
+
+conclave_status conclave_layer_get_stats(const conclave_layer* layer,
+                                         conclave_layer_stats* stats) noexcept {
+  return capi::guarded([&] {
+    const conclave::MoeLayer& of = capi::required(layer, "layer").layer;
+    capi::fill(capi::fillable(stats, "stats"), capi::stats_of(of));
+  });
+}
+
+conclave_status conclave_layer_spec(const conclave_layer* layer, conclave_spec** out) noexcept {
+  return capi::guarded([&] {
+    const conclave::MoeLayer& of = capi::required(layer, "layer").layer;
+    capi::required(out, "out");
+    capi::hand_out(out, of.spec());
+  });
+}

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Breaks the C interface in copies of the tree: check_abi.py has to see each.
+
+Usage: abi_test.py COMPILER
+"""
+
+import pathlib
+import shutil
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import check_abi  # noqa: E402
+
+# File, what is replaced, by what, and what the check says of it.
+BREAKS = [
+    ("layer.h", "  int64_t* expert_load;", "  int64_t in_the_middle;\n  int64_t* expert_load;",
+     "struct conclave_forward_args"),
+    ("tensor.h", "  int64_t row_stride;", "", "struct conclave_tensor has become smaller"),
+    ("layer.h", "  int32_t spare_experts;", "  int32_t spares;", "struct conclave_layer_options"),
+    ("layer.h", "  conclave_id_policy id_policy;", "  int64_t id_policy;",
+     "struct conclave_layer_options"),
+    ("status.h", "CONCLAVE_ERROR_SHAPE = 104", "CONCLAVE_ERROR_SHAPE = 105", "CONCLAVE_ERROR_SHAPE"),
+    ("tensor.h", "CONCLAVE_DTYPE_F16 = 10", "CONCLAVE_DTYPE_HALF = 10", "CONCLAVE_DTYPE_F16"),
+    ("base.h", "CONCLAVE_C_API const char* conclave_version(void)",
+     "CONCLAVE_C_API const char* conclave_version_text(void)", "conclave_version"),
+    ("base.h", "conclave_status_name(conclave_status status)", "conclave_status_name(int64_t status)",
+     "conclave_status_name"),
+]
+# Additions break nothing, and have to be recorded.
+ADDITIONS = [
+    ("layer.h", "  conclave_timings* timings;", "  conclave_timings* timings;\n  int64_t at_the_end;"),
+    ("tensor.h", "CONCLAVE_DTYPE_I6 = 28", "CONCLAVE_DTYPE_I6 = 28,\n  CONCLAVE_DTYPE_NEXT = 29"),
+]
+
+
+def copy_with(folder: pathlib.Path, name: str, old: str, new: str) -> pathlib.Path:
+    root = folder / "tree"
+    if root.exists():
+        shutil.rmtree(root)
+    shutil.copytree(ROOT / "include/conclave", root / "include/conclave")
+    (root / "src/capi").mkdir(parents=True)
+    shutil.copy(ROOT / check_abi.RECORD, root / check_abi.RECORD)
+    header = root / "include/conclave/c" / name
+    text = header.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{name}: '{old}' stands there {text.count(old)} times"
+    header.write_text(text.replace(old, new), encoding="utf-8")
+    return root
+
+
+def main(compiler: str) -> int:
+    failures = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for header, old, new, says in BREAKS:
+            root = copy_with(folder, header, old, new)
+            for write in (False, True):
+                found = check_abi.check(root, compiler, None, write)
+                if not any(says in line for line in found):
+                    failures.append(f"{header}: '{old}' -> '{new}': not seen, but {found}")
+        for header, old, new in ADDITIONS:
+            root = copy_with(folder, header, old, new)
+            if not any("not recorded" in line for line in check_abi.check(root, compiler, None, False)):
+                failures.append(f"{header}: '{new}' is not recorded, and nobody says so")
+            if check_abi.check(root, compiler, None, True) or check_abi.check(root, compiler, None, False):
+                failures.append(f"{header}: '{new}' cannot be recorded")
+    print("\n".join(failures) or f"abi: {len(BREAKS)} breaks and {len(ADDITIONS)} additions are seen")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
