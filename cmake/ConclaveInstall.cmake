@@ -66,7 +66,14 @@ set(conclave_pc_static_flag "")
 set(conclave_pc_libraries "-lconclave")
 if(NOT BUILD_SHARED_LIBS)
   set(conclave_pc_static_flag " -DCONCLAVE_STATIC")
-  string(APPEND conclave_pc_libraries "${conclave_pc_cuda_libraries}${conclave_pc_mpi_libraries} -pthread")
+  # Programs of C and Rust are linked without the runtime of C++.
+  set(runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
+  list(FILTER runtime INCLUDE REGEX "^((std)?c\\+\\+|m)$")
+  list(REMOVE_DUPLICATES runtime)
+  list(TRANSFORM runtime PREPEND " -l")
+  list(JOIN runtime "" runtime)
+  string(APPEND conclave_pc_libraries
+         "${conclave_pc_cuda_libraries}${conclave_pc_mpi_libraries} -pthread${runtime}")
 endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/conclave.pc.in ${CMAKE_CURRENT_BINARY_DIR}/conclave.pc
                @ONLY)
