@@ -48,6 +48,18 @@ from conclave.vllm.quant_builders import (
 )
 
 _TORCH_NAMES = {
+    "BaseRouter": "router",
+    "CustomRoutingRouter": "router",
+    "DistributionBasedRouting": "router",
+    "FusedMoERouter": "router",
+    "FusedTopKBiasRouter": "router",
+    "FusedTopKRouter": "router",
+    "GroupedTopKRouter": "router",
+    "RoutingSimulator": "router",
+    "RoutingSimulatorRouter": "router",
+    "RoutingStrategy": "router",
+    "ZeroExpertRouter": "router",
+    "create_fused_moe_router": "router",
     "FusedMoE": "layer",
     "FusedMoEFactory": "factory",
     "ExpertMapManager": "expert_maps",

@@ -15,18 +15,18 @@ from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
 from conclave.vllm.activation import MoEActivation, parse_activation
-from conclave.vllm.eplb import EplbLayerState, map_to_physical
+from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
-from conclave.vllm.ranked import RankedExperts
+from conclave.vllm.routed import RoutedLayer
+from conclave.vllm.router.factory import create_fused_moe_router
 from conclave.vllm.scheme import read_scheme
-from conclave.vllm.select import Routing, split_zero_experts
 
 _named: weakref.WeakValueDictionary[str, FusedMoE] = weakref.WeakValueDictionary()
 
 
-class FusedMoE(RankedExperts):
+class FusedMoE(RoutedLayer):
     """Experts of one layer: w13_weight [E, 2N, H], gate rows first, and w2_weight [E, H, N], where
     E are this rank's experts and N this rank's columns.
 
@@ -166,27 +166,33 @@ class FusedMoE(RankedExperts):
             enable_eplb,
         )
         self._place()
-        self._routing = Routing(
-            top_k=top_k,
-            num_experts=num_experts,
-            renormalize=renormalize,
-            use_grouped_topk=use_grouped_topk,
-            num_expert_group=num_expert_group,
-            topk_group=topk_group,
-            custom_routing_function=custom_routing_function,
-            router=router,
-            scoring_func=scoring_func,
-            scale=1.0 if apply_routed_scale_to_output else routed_scaling_factor,
-            bias=e_score_correction_bias,
-            zero_expert_type=zero_expert_type,
-            hash_indices_table=hash_indices_table,
-        )
+        if not 1 <= top_k <= num_experts:
+            raise ConclaveValueError(f"top_k: expected 1 to {num_experts}, found {top_k}")
+        if router is None:
+            router = create_fused_moe_router(
+                top_k,
+                self.global_num_experts,
+                renormalize,
+                use_grouped_topk=use_grouped_topk,
+                num_expert_group=num_expert_group,
+                topk_group=topk_group,
+                scoring_func=scoring_func,
+                routed_scaling_factor=1.0
+                if apply_routed_scale_to_output
+                else routed_scaling_factor,
+                e_score_correction_bias=e_score_correction_bias,
+                custom_routing_function=custom_routing_function,
+                eplb_state=self.eplb_state if enable_eplb else None,
+                zero_expert_type=zero_expert_type,
+                num_logical_experts=num_experts,
+                hash_indices_table=hash_indices_table,
+            )
+        self._take_router(router)
         self._output_scale = routed_scaling_factor if apply_routed_scale_to_output else 1.0
         self._gate, self._shared_experts = gate, shared_experts
         self._shared_expert_gate = shared_expert_gate
         self._input_transform = routed_input_transform
         self._output_transform = routed_output_transform
-        self._capture: Callable[[torch.Tensor], None] | None = None
         self._groups = RankGroups.make(self.moe_parallel_config, groups, reduce_results)
         self._check_shared_sum()
         names = LayerNames(prefix, num_experts, members_of(expert_mapping))
@@ -203,40 +209,13 @@ class FusedMoE(RankedExperts):
             intermediate_size=intermediate_size,
             num_logical_experts=num_experts,
             activation=self.activation,
-            routing_method=self._routing.method,
+            routing_method=self.routing_method_type,
             router_logits_dtype=router_logits_dtype,
             swiglu_limit=swiglu_limit,
             disable_inplace=shared_experts is not None,
         )
         if prefix:
             _named[prefix] = self
-
-    def set_capture_fn(self, capture_fn: Callable[[torch.Tensor], None] | None) -> None:
-        """Calls capture_fn with the ids [T, k] of every forward, before replicas are chosen: of
-        experts, and num_experts and above for zero experts. None: no longer."""
-        self._capture = capture_fn
-
-    def select_experts(
-        self,
-        hidden_states: torch.Tensor,
-        router_logits: torch.Tensor,
-        input_ids: torch.Tensor | None = None,
-        *,
-        num_tokens: int | torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights [T, k] float32 and ids [T, k]: of physical experts with EPLB, else of experts."""
-        weights, ids = self._select(hidden_states, router_logits, input_ids)
-        if self.enable_eplb:
-            ids = map_to_physical(ids, self.eplb_state, num_tokens)
-        return weights, ids
-
-    def _select(
-        self, hidden: torch.Tensor, logits: torch.Tensor, input_ids: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, ids = self._routing.select(hidden, logits, input_ids)
-        if self._capture is not None:
-            self._capture(ids)
-        return weights, ids
 
     def forward(
         self,
@@ -245,6 +224,7 @@ class FusedMoE(RankedExperts):
         input_ids: torch.Tensor | None = None,
         *,
         num_tokens: int | torch.Tensor | None = None,
+        padding_mask: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Routes [T, H] by router_logits [T, num_experts], or by the gate, and runs the experts.
 
@@ -252,6 +232,8 @@ class FusedMoE(RankedExperts):
             input_ids: [T], for hash_indices_table.
             num_tokens: the tokens behind the first num_tokens are padding, which EPLB does not
                 count; an int, or a tensor of one number on the device.
+            padding_mask: [T] bool. Where it is False the token is padding: no expert computes it
+                and its routed part is 0; EPLB does not count it.
 
         Returns:
             [T, H], or (shared, routed) with return_shared_apart and shared experts: without
@@ -267,13 +249,10 @@ class FusedMoE(RankedExperts):
         routed = hidden_states
         if self._input_transform is not None:
             routed = _first(self._input_transform(hidden_states))
-        weights, ids = self._select(hidden_states, router_logits, input_ids)
-        own_rows = None
-        if self._routing.zero_expert_type is not None:
-            ids, own_share = split_zero_experts(weights, ids, self.logical_num_experts)
-            own_rows = hidden_states * own_share
-        if self.enable_eplb:
-            ids = map_to_physical(ids, self.eplb_state, num_tokens)
+        weights, ids, share = self._select(
+            hidden_states, router_logits, input_ids, None, num_tokens, padding_mask
+        )
+        own_rows = None if share is None else hidden_states * share
         joined = own_rows is not None or (shared is not None and not self.return_shared_apart)
         wide = joined and self._output_transform is None
         wide = wide or (self._groups is not None and self.reduce_results)  # a sum is to come

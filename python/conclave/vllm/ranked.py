@@ -8,7 +8,6 @@ import torch
 
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
-from conclave.routing import RoutingMethodType
 from conclave.vllm._method_run import run_method_experts
 from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm._rank_groups import RankGroups
@@ -18,7 +17,6 @@ from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
 from conclave.vllm.parallel import FusedMoEParallelConfig
 from conclave.vllm.parameters import ExpertParameters
 from conclave.vllm.quant import FusedMoEQuantConfig
-from conclave.vllm.select import Routing
 
 
 class RankedExperts(ExpertParameters):
@@ -32,7 +30,6 @@ class RankedExperts(ExpertParameters):
     apply_router_weight_on_input: bool
     swiglu_limit: float | None
     eplb_state: EplbLayerState
-    _routing: Routing
     _groups: RankGroups | None
     _gate: torch.nn.Module | None
     _shared_experts: torch.nn.Module | None
@@ -99,11 +96,6 @@ class RankedExperts(ExpertParameters):
     @property
     def is_sequence_parallel(self) -> bool:
         return self.moe_parallel_config.is_sequence_parallel
-
-    @property
-    def routing_method_type(self) -> RoutingMethodType:
-        """The routing method that the layer's arguments amount to."""
-        return self._routing.method
 
     @property
     def layer_id(self) -> int:
