@@ -48,6 +48,15 @@ from conclave.vllm.quant_builders import (
 )
 
 _TORCH_NAMES = {
+    "FusedMoEMethodBase": "quant_method",
+    "FusedMoEModularMethod": "quant_method",
+    "QuantizationConfig": "quant_method",
+    "QuantizeMethodBase": "quant_method",
+    "SchemeFusedMoEMethod": "quant_method",
+    "UnquantizedFusedMoEMethod": "quant_method",
+    "process_weights_after_loading": "quant_method",
+    "set_weight_attrs": "quant_method",
+    "MoERunner": "runner",
     "BaseRouter": "router",
     "CustomRoutingRouter": "router",
     "DistributionBasedRouting": "router",

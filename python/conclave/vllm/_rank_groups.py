@@ -109,6 +109,11 @@ class RankGroups:
             return [self._needed(axes[0], "ep")]
         return [self._needed(axis) for axis in axes]
 
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether other ranks have other tokens, which experts here compute too."""
+        return bool(self._movers)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> RankGroups:
         """The same: a copy of a layer runs on the ranks of the layer."""
         return self

@@ -15,18 +15,19 @@ from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
 from conclave.vllm.activation import MoEActivation, parse_activation
+from conclave.vllm.computing import ComputingLayer
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
-from conclave.vllm.routed import RoutedLayer
+from conclave.vllm.quant_method.call import takes_whole_size
+from conclave.vllm.quant_method.choose import choose_method
 from conclave.vllm.router.factory import create_fused_moe_router
-from conclave.vllm.scheme import read_scheme
 
 _named: weakref.WeakValueDictionary[str, FusedMoE] = weakref.WeakValueDictionary()
 
 
-class FusedMoE(RoutedLayer):
+class FusedMoE(ComputingLayer):
     """Experts of one layer: w13_weight [E, 2N, H], gate rows first, and w2_weight [E, H, N], where
     E are this rank's experts and N this rank's columns.
 
@@ -156,6 +157,15 @@ class FusedMoE(RoutedLayer):
         self.router_logits_dtype = router_logits_dtype
         self.return_shared_apart = return_shared_apart
         self.eplb_state = EplbLayerState()
+        self.renormalize, self.scoring_func = renormalize, scoring_func
+        self.use_grouped_topk = use_grouped_topk
+        self.num_expert_group, self.topk_group = num_expert_group, topk_group
+        self.custom_routing_function = custom_routing_function
+        self.routed_scaling_factor = routed_scaling_factor
+        self.apply_routed_scale_to_output = apply_routed_scale_to_output
+        self.zero_expert_type = zero_expert_type
+        # Not as an attribute of the module, which would make a parameter of the layer of it.
+        self._of_router = {"bias": e_score_correction_bias, "table": hash_indices_table}
         self._check_replicas(num_redundant_experts)
         self._experts = ExpertMapManager(
             self.global_num_experts,
@@ -195,9 +205,6 @@ class FusedMoE(RoutedLayer):
         self._output_transform = routed_output_transform
         self._groups = RankGroups.make(self.moe_parallel_config, groups, reduce_results)
         self._check_shared_sum()
-        names = LayerNames(prefix, num_experts, members_of(expert_mapping))
-        self._scheme = read_scheme(quant_config, names, has_bias)
-        self._create_weights()
         self.moe_config = FusedMoEConfig(
             num_experts=self.global_num_experts,
             experts_per_token=top_k,
@@ -214,8 +221,25 @@ class FusedMoE(RoutedLayer):
             swiglu_limit=swiglu_limit,
             disable_inplace=shared_experts is not None,
         )
+        self.quant_config = quant_config
+        names = LayerNames(prefix, num_experts, members_of(expert_mapping))
+        self._take_method(choose_method(self, quant_config, names, self.moe_config))
+        self._make_parameters(intermediate_size)
         if prefix:
             _named[prefix] = self
+
+    def _make_parameters(self, intermediate_size: int) -> None:
+        sizes: dict[str, Any] = {
+            "num_experts": self.local_num_experts,
+            "hidden_size": self.hidden_size,
+            "intermediate_size_per_partition": self.intermediate_size_per_partition,
+            "params_dtype": self.params_dtype,
+            "weight_loader": self.weight_loader,
+            "global_num_experts": self.global_num_experts,
+        }
+        if takes_whole_size(self.quant_method):
+            sizes["intermediate_size_full"] = intermediate_size
+        self.quant_method.create_weights(layer=self, **sizes)
 
     def forward(
         self,
@@ -249,15 +273,24 @@ class FusedMoE(RoutedLayer):
         routed = hidden_states
         if self._input_transform is not None:
             routed = _first(self._input_transform(hidden_states))
-        weights, ids, share = self._select(
-            hidden_states, router_logits, input_ids, None, num_tokens, padding_mask
+        out, share = self._routed_sum(
+            hidden_states,
+            routed,
+            router_logits,
+            input_ids,
+            num_tokens,
+            padding_mask,
+            self._is_joined(shared),
         )
         own_rows = None if share is None else hidden_states * share
-        joined = own_rows is not None or (shared is not None and not self.return_shared_apart)
-        wide = joined and self._output_transform is None
-        wide = wide or (self._groups is not None and self.reduce_results)  # a sum is to come
-        out = self._run_experts(routed, weights, ids, wide=wide)
         return self._finish(out, routed.dtype, shared, own_rows)
+
+    def _is_joined(self, shared: torch.Tensor | None) -> bool:
+        """Whether something is to join the routed sum, which then stays float32."""
+        joins = self._has_zero_experts or (shared is not None and not self.return_shared_apart)
+        if joins and self._output_transform is None:
+            return True
+        return self._groups is not None and self.reduce_results
 
     def _finish(
         self,
@@ -287,27 +320,6 @@ class FusedMoE(RoutedLayer):
 
     forward_native = forward
     forward_cuda = forward
-
-    def _run_experts(
-        self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *, wide: bool
-    ) -> torch.Tensor:
-        """The scaled sum [T, H]: of hidden's type, or float32 where something is to join it."""
-        scaled = self._output_scale != 1.0
-        if self._groups is not None:
-            out = self._groups.run(hidden, weights, ids, self._wide_sum)
-        elif wide or scaled:
-            out = self._wide_sum(hidden, weights, ids)
-        else:
-            out = self._weighted_sum(hidden, weights, ids, None)
-        if scaled:
-            out *= self._output_scale
-        return out if wide else out.to(hidden.dtype)
-
-    def _wide_sum(
-        self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
-    ) -> torch.Tensor:
-        out = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
-        return self._weighted_sum(hidden, weights, ids, out)
 
     def _run_gate(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._gate is None:
@@ -344,4 +356,5 @@ def _refuse_classes(**given: Any) -> None:
 
 def _first(output: Any) -> torch.Tensor:
     """The tensor of a module that returns it alone or, as vLLM's linear layers, with a bias."""
-    return output[0] if isinstance(output, tuple) else output
+    found: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return found

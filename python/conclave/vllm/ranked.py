@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
-from conclave.vllm._method_run import run_method_experts
-from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm.eplb import EplbLayerState
-from conclave.vllm.experts import fused_experts
+from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
 from conclave.vllm.parallel import FusedMoEParallelConfig
 from conclave.vllm.parameters import ExpertParameters
-from conclave.vllm.quant import FusedMoEQuantConfig
 
 
 class RankedExperts(ExpertParameters):
@@ -98,6 +96,38 @@ class RankedExperts(ExpertParameters):
         return self.moe_parallel_config.is_sequence_parallel
 
     @property
+    def expert_map_manager(self) -> ExpertMapManager:
+        """Which experts are here."""
+        return self._experts
+
+    @property
+    def expert_placement_strategy(self) -> str:
+        """linear or round_robin, as it is done."""
+        return self._experts.placement_strategy
+
+    @property
+    def vllm_config(self) -> None:
+        """None: there is no engine's configuration."""
+
+    @property
+    def num_fused_shared_experts(self) -> int:
+        """0, as the next two: kernels for other GPUs."""
+        return 0
+
+    @property
+    def rocm_aiter_fmoe_enabled(self) -> bool:
+        return False
+
+    @property
+    def aiter_fmoe_shared_expert_enabled(self) -> bool:
+        return False
+
+    @property
+    def use_overlapped(self) -> bool:
+        """Whether the layer runs the shared experts itself: where it has any."""
+        return self._shared_experts is not None
+
+    @property
     def layer_id(self) -> int:
         """The number in the layer's name."""
         numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", self.layer_name)
@@ -129,40 +159,6 @@ class RankedExperts(ExpertParameters):
         """[num_experts + redundant] int32, -1 for other ranks' experts; None: all are here."""
         found: torch.Tensor | None = self._expert_map  # type: ignore[assignment]
         return found
-
-    @property
-    def moe_quant_config(self) -> FusedMoEQuantConfig | None:
-        """Scales and biases as `fused_experts` takes them. Of several tensor-parallel ranks the
-        first adds the bias of w2. None where a method of checkpoints packs the experts."""
-        if isinstance(self._scheme, PackedScheme):
-            return None
-        w2_bias = getattr(self, "w2_bias", None)
-        return self._scheme.quant_config(self, w2_bias if self.tp_rank == 0 else None)
-
-    def _weighted_sum(
-        self,
-        hidden: torch.Tensor,
-        weights: torch.Tensor,
-        ids: torch.Tensor,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """What this rank's experts make of rows [T, H]."""
-        if isinstance(self._scheme, PackedScheme):
-            return run_method_experts(self, self._scheme, hidden, weights, ids, out)
-        return fused_experts(
-            hidden,
-            self.w13_weight,
-            self.w2_weight,
-            weights,
-            ids,
-            activation=self.activation,
-            apply_router_weight_on_input=self.apply_router_weight_on_input,
-            global_num_experts=self.global_num_experts,
-            expert_map=self._expert_map,  # type: ignore[arg-type]
-            quant_config=self.moe_quant_config,
-            swiglu_limit=self.swiglu_limit,
-            out=out,
-        )
 
     def _check_shared_sum(self) -> None:
         split = self.moe_parallel_config
@@ -214,11 +210,23 @@ class RankedExperts(ExpertParameters):
         dist.all_reduce(final_hidden_states)
         return final_hidden_states
 
-    def ensure_moe_quant_config_init(self) -> None:
-        """Nothing: the configuration is read from the parameters."""
-
-    def maybe_init_modular_kernel(self) -> None:
-        """Nothing: a layer is whole when it is made."""
+    def _maybe_init_expert_routing_tables(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Tables of experts that are placed round robin, for transports that address experts by
+        position; None where none is asked for or experts lie in order. They are buffers of the
+        layer, made again by `update_expert_map`."""
+        if not self.moe_parallel_config.use_deepep_ll_kernels:
+            return None
+        tables: Any = self._experts.routing_tables()
+        if tables is None:
+            return None
+        names = ("global_to_physical", "physical_to_global", "local_to_global")
+        for name, table in zip(names, tables, strict=True):
+            placed = table.to(self._expert_map.device)
+            self.register_buffer(f"expert_{name}", placed, persistent=False)
+        found = tuple(getattr(self, f"expert_{name}") for name in names)
+        return found[0], found[1], found[2]
 
     def extra_repr(self) -> str:
         return (
@@ -260,6 +268,7 @@ class RankedExperts(ExpertParameters):
         for name in ("_expert_map", "expert_mask"):
             buffer = getattr(self, name)
             setattr(self, name, None if buffer is None else buffer.to(device))
+        self._maybe_init_expert_routing_tables()
 
     def set_eplb_state(
         self,

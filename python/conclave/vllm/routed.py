@@ -26,6 +26,7 @@ class RoutedLayer(RankedExperts):
 
     logical_num_experts: int
     _router: BaseRouter
+    _of_router: dict[str, torch.Tensor | None]
 
     def _take_router(self, router: Any) -> None:
         """A router of the caller's, which gets this layer's EPLB state, or brings its own."""
@@ -63,6 +64,20 @@ class RoutedLayer(RankedExperts):
         """The router: a `BaseRouter`, or the object that was given."""
         found = self._router
         return found.inner if isinstance(found, ObjectRouter) else found
+
+    @property
+    def e_score_correction_bias(self) -> torch.Tensor | None:
+        """As it was given; its owner is who gave it."""
+        return self._of_router["bias"]
+
+    @property
+    def hash_indices_table(self) -> torch.Tensor | None:
+        """As it was given."""
+        return self._of_router["table"]
+
+    @property
+    def _has_zero_experts(self) -> bool:
+        return isinstance(self._router, ZeroExpertRouter)
 
     @property
     def routing_method_type(self) -> RoutingMethodType:

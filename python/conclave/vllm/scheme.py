@@ -176,6 +176,14 @@ def read_scheme(
     return Scheme() if modules is None else reader(stated, modules)
 
 
+def is_read(quant_config: Any) -> bool:
+    """Whether the name of a configuration's method is one that is read here, or refused by name."""
+    if isinstance(quant_config, FusedMoEQuantConfig):
+        return True
+    name = str(stated_by(quant_config)["quant_method"]).replace("_", "-")
+    return name in _OTHER_NAMES or name in _READERS or name in WITHOUT_PARAMETERS
+
+
 def _refuse(name: str) -> NoReturn:
     """Raises ConclaveUnsupportedError for a method without parameters here."""
     if name in WITHOUT_PARAMETERS:
