@@ -13,6 +13,7 @@ from conclave.permute import moe_align_block_size, moe_permute, moe_unpermute
 from conclave.placement import determine_expert_map, get_compressed_expert_map
 from conclave.routing import RoutingMethodType, fused_topk, fused_topk_bias, grouped_topk
 from conclave.vllm._packed import forget_packed_layers, packed_layers
+from conclave.vllm._registry import static_forward_context
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.experts import fused_experts
 from conclave.vllm.mapping import (
@@ -150,4 +151,5 @@ __all__ = [
     "nvfp4_w4a16_moe_quant_config",
     "ocp_mx_moe_quant_config",
     "packed_layers",
+    "static_forward_context",
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,10 @@ import torch
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._modules import LayerNames, members_of
+from conclave.vllm._operator import routed_sum
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
+from conclave.vllm._registry import log_once, logger, static_forward_context
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.computing import ComputingLayer
 from conclave.vllm.eplb import EplbLayerState
@@ -23,8 +24,6 @@ from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
 from conclave.vllm.quant_method.call import takes_whole_size
 from conclave.vllm.quant_method.choose import choose_method
 from conclave.vllm.router.factory import create_fused_moe_router
-
-_named: weakref.WeakValueDictionary[str, FusedMoE] = weakref.WeakValueDictionary()
 
 
 class FusedMoE(ComputingLayer):
@@ -133,7 +132,7 @@ class FusedMoE(ComputingLayer):
             routed_experts_cls=routed_experts_cls,
             routed_experts_args=routed_experts_args,
         )
-        _check_name(prefix)
+        static_forward_context.check(prefix)
         kind = parse_activation(activation)
         self.activation = kind if is_act_and_mul or not kind.is_gated else kind.without_mul()
         groups = {"tp": tp_group, "pcp": pcp_group, "dp": dp_group, "ep": ep_group}
@@ -225,8 +224,29 @@ class FusedMoE(ComputingLayer):
         names = LayerNames(prefix, num_experts, members_of(expert_mapping))
         self._take_method(choose_method(self, quant_config, names, self.moe_config))
         self._make_parameters(intermediate_size)
-        if prefix:
-            _named[prefix] = self
+        static_forward_context.add(prefix, self)
+        self._take_number()
+        self._tell()
+
+    def _take_number(self) -> None:
+        self._number = static_forward_context.number(self)
+        self._handle = torch.tensor(self._number, device="cpu")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is a layer of its own."""
+        super().__setstate__(state)
+        self._take_number()
+
+    def _tell(self) -> None:
+        if self.use_ep:
+            log_once(
+                logging.INFO,
+                f"[EP Rank {self.ep_rank}/{self.ep_size}] Expert parallelism is enabled. Expert "
+                f"placement strategy: {self.expert_placement_strategy}. Local/global number of "
+                f"experts: {self.local_num_experts}/{self.global_num_experts}. Experts local to "
+                f"global index map: {self._experts.compressed()}.",
+            )
+        logger.debug("FusedMoEConfig = %s", self.moe_config)
 
     def _make_parameters(self, intermediate_size: int) -> None:
         sizes: dict[str, Any] = {
@@ -266,14 +286,15 @@ class FusedMoE(ComputingLayer):
         Raises:
             Error: naming the argument, also for one that requires gradients while torch records.
         """
-        _gradients.refuse(self._parameters)
+        if not torch.compiler.is_compiling():
+            _gradients.refuse(self._parameters)
         shared = self._run_shared(hidden_states)
         if router_logits is None or self._gate is not None:
             router_logits = self._run_gate(hidden_states)
         routed = hidden_states
         if self._input_transform is not None:
             routed = _first(self._input_transform(hidden_states))
-        out, share = self._routed_sum(
+        out, share = self._run_routed(
             hidden_states,
             routed,
             router_logits,
@@ -284,6 +305,11 @@ class FusedMoE(ComputingLayer):
         )
         own_rows = None if share is None else hidden_states * share
         return self._finish(out, routed.dtype, shared, own_rows)
+
+    def _run_routed(self, *of_call: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if torch.compiler.is_compiling():
+            return routed_sum(self, *of_call)
+        return self._routed_sum(*of_call)
 
     def _is_joined(self, shared: torch.Tensor | None) -> bool:
         """Whether something is to join the routed sum, which then stays float32."""
@@ -334,15 +360,6 @@ class FusedMoE(ComputingLayer):
         if self._shared_expert_gate is not None:
             shared = torch.sigmoid(_first(self._shared_expert_gate(hidden))) * shared
         return shared
-
-
-def _check_name(prefix: str) -> None:
-    if not prefix or prefix not in _named:
-        return
-    # Parameters refer to their layer, so that one that is gone waits for the collector.
-    gc.collect()
-    if prefix in _named:
-        raise ConclaveValueError(f"prefix: Duplicate layer name: {prefix}")
 
 
 def _refuse_classes(**given: Any) -> None:

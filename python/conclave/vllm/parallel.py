@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 from conclave import _conclave
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.routing import RoutingMethodType
+from conclave.vllm._registry import log_once
 from conclave.vllm.activation import MoEActivation, parse_activation
 
 _LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
@@ -172,6 +174,8 @@ class FusedMoEConfig:
             raise ConclaveValueError(
                 f"max_num_tokens: expected 1 or more, found {self.max_num_tokens}"
             )
+        if self.dp_size > 1:  # type: ignore[attr-defined]
+            log_once(logging.DEBUG, f"Using FusedMoEConfig::max_num_tokens={self.max_num_tokens}")
         if self.is_lora_enabled:
             raise ConclaveUnsupportedError("is_lora_enabled: adapters on experts do not run")
         if self.moe_backend != "auto":

@@ -9,6 +9,7 @@ import torch
 
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._operator import sum_over_ranks
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
@@ -182,10 +183,12 @@ class RankedExperts(ExpertParameters):
         once."""
         if not self.reduce_results or self.tp_size * self.ep_size == 1:
             return rows.to(dtype)
+        if torch.compiler.is_compiling():
+            return sum_over_ranks(self, rows).to(dtype)
         _gradients.refuse({"shared_experts": rows})
         if self._groups is not None:
             return self._groups.sum(rows).to(dtype)
-        return self.maybe_all_reduce_tensor_model_parallel(rows.to(dtype))
+        return self._sum_over_ranks(rows.to(dtype))
 
     def must_reduce_shared_expert_outputs(self) -> bool:
         """Whether routed rows are whole on every rank already, so that shared ones must be."""
@@ -196,19 +199,25 @@ class RankedExperts(ExpertParameters):
     ) -> torch.Tensor:
         """The sum over all ranks of the split, by the groups given, or the default group of
         torch.distributed."""
-        ranks = self.tp_size * self.ep_size
-        if ranks == 1:
+        if self.tp_size * self.ep_size == 1:
             return final_hidden_states
+        if torch.compiler.is_compiling():
+            return sum_over_ranks(self, final_hidden_states)
+        return self._sum_over_ranks(final_hidden_states)
+
+    def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
+        """The sum, of the rows' type. Rows may be written to."""
+        ranks = self.tp_size * self.ep_size
         if self._groups is not None:
-            return self._groups.sum(final_hidden_states).to(final_hidden_states.dtype)
+            return self._groups.sum(rows).to(rows.dtype)
         dist = torch.distributed
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
             raise ConclaveUnsupportedError(
                 f"reduce_results: a sum over {ranks} ranks needs a default process group of that "
                 "size; or sum what forward returns"
             )
-        dist.all_reduce(final_hidden_states)
-        return final_hidden_states
+        dist.all_reduce(rows)
+        return rows
 
     def _maybe_init_expert_routing_tables(
         self,
