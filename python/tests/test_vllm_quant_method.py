@@ -237,6 +237,9 @@ def test_none_of_a_method_means_plain_or_ours():
     ours = vllm.FusedMoE(4, 2, 128, 128, quant_config=Fp8(None, "fp8"))
     assert type(ours.quant_method) is vllm.SchemeFusedMoEMethod
     assert ours.w13_weight.dtype == torch.float8_e4m3fn
+    Fp8.__module__ = "vllm.model_executor.layers.quantization.fp8"
+    theirs = vllm.FusedMoE(4, 2, 128, 128, quant_config=Fp8(object(), "fp8"))
+    assert theirs.w13_weight.dtype == torch.float8_e4m3fn  # read, and not asked
     with pytest.raises(Error, match="mlx"):
         made(quant_config=Config(None, "mlx"))
 

@@ -36,12 +36,13 @@ def _packed(layer: Any, scheme: PackedScheme, top_k: int, device: torch.device) 
         top_k,
         kind,
         layer.apply_router_weight_on_input,
-        None,
-        None,
+        layer.gate_alpha,
+        layer.gate_beta,
         layer.swiglu_limit,
         QuantSpec(),
         "bfloat16",
         layer.has_bias,
+        layer.activation_situ_linear_beta,
     )
     sizes = Sizes(layer.local_num_experts, layer.hidden_size, layer.intermediate_size_per_partition)
 

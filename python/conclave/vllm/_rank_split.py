@@ -77,6 +77,13 @@ def place_of(given: Any, axis: str) -> tuple[int, int]:
 
 
 def _one_rank(sizes: dict[str, int | None], sequence: bool) -> FusedMoEParallelConfig:
+    if (ranks := sizes.get("tp_size") or 1) > 1 and ranks == _default_group_size():
+        if all(size in (None, 1) for name, size in sizes.items() if name != "tp_size"):
+            return FusedMoEParallelConfig.make(
+                tp_size_=ranks,
+                tp_rank=torch.distributed.get_rank(),
+                sp_size_=ranks if sequence else 1,
+            )
     for name, size in sizes.items():
         if size not in (None, 1):
             raise ConclaveValueError(
@@ -86,3 +93,9 @@ def _one_rank(sizes: dict[str, int | None], sequence: bool) -> FusedMoEParallelC
     if sequence:
         raise ConclaveValueError("is_sequence_parallel: give moe_parallel_config with sp_size")
     return FusedMoEParallelConfig()
+
+
+def _default_group_size() -> int:
+    """Ranks of torch.distributed's default group; 0 without one."""
+    dist = torch.distributed
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0

@@ -68,12 +68,15 @@ def activation_spec(
     alpha: float | None = None,
     beta: float | None = None,
     limit: float | None = None,
+    linear_beta: float | None = None,
 ) -> ActivationSpec:
     """The formula with its parameters; None is the published value.
 
     Raises ConclaveValueError for a parameter that the formula does not have: none is dropped.
     """
     kinds = MoEActivation
+    if activation is not kinds.SITU:
+        _refuse(activation, linear_beta=linear_beta)
     if activation is kinds.RELU2:
         raise ConclaveUnsupportedError(
             "activation: relu2 with a gate has no formula; relu2_no_mul has"
@@ -87,7 +90,11 @@ def activation_spec(
         )
     if activation is kinds.SITU:
         _refuse(activation, alpha=alpha, limit=limit)
-        return ActivationSpec(name="situ", beta=4.0 if beta is None else beta, linear_beta=25.0)
+        return ActivationSpec(
+            name="situ",
+            beta=4.0 if beta is None else beta,
+            linear_beta=25.0 if linear_beta is None else linear_beta,
+        )
     if activation is kinds.SWIGLUSTEP:
         _refuse(activation, alpha=alpha, beta=beta)
         return ActivationSpec(name="silu_clamp_after", limit=_OAI_LIMIT if not limit else limit)

@@ -37,6 +37,7 @@ def fused_experts(
     allow_cutlass_block_scaled_grouped_gemm: bool = False,
     *,
     swiglu_limit: float | None = None,
+    linear_beta: float | None = None,
     out: Array | None = None,
     stream: Any = None,
 ) -> Array:
@@ -64,6 +65,7 @@ def fused_experts(
         quant_config: scales, biases and parameters of the activation.
         allow_deep_gemm, allow_cutlass_block_scaled_grouped_gemm: name kernels of vLLM; no effect.
         swiglu_limit: of the activation, unless quant_config has gemm1_clamp_limit.
+        linear_beta: of "situ"; 0: the up rows are taken as they are.
         out: [T, H] to write to. stream: of CUDA; by default torch's current one.
 
     Returns:
@@ -101,6 +103,7 @@ def fused_experts(
         expert_map=expert_map,
         quant_config=quant_config,
         swiglu_limit=swiglu_limit,
+        linear_beta=linear_beta,
     )
     return experts.run(hidden_states, topk_ids, topk_weights, out, stream)
 
@@ -116,6 +119,7 @@ def experts_layer(
     expert_map: Array | Sequence[int] | None = None,
     quant_config: FusedMoEQuantConfig | None = None,
     swiglu_limit: float | None = None,
+    linear_beta: float | None = None,
 ) -> RankExperts:
     """The packed layer of weights, from the cache where they are in it."""
     config = _checked(quant_config)
@@ -133,6 +137,7 @@ def experts_layer(
         quant_spec(config, w1, w2),
         None if coded is None else coded.codes,
         config.w1_bias is not None or config.w2_bias is not None,
+        linear_beta,
     )
     if coded is not None and coded.method:
         packer: ArrayExperts | MethodExperts = six_bit_experts(
@@ -181,12 +186,15 @@ def experts_spec(
     quant: QuantSpec,
     codes: str | None,
     has_bias: bool,
+    linear_beta: float | None = None,
 ) -> MoeSpec:
     """What a layer of given choices computes; its sizes follow from the weights."""
     return MoeSpec(
         weight_dtype=codes,
         top_k=top_k,
-        activation=activation_spec(kind, alpha=alpha, beta=beta, limit=limit),
+        activation=activation_spec(
+            kind, alpha=alpha, beta=beta, limit=limit, linear_beta=linear_beta
+        ),
         has_gate=False,
         has_bias=has_bias,
         weight_on="input" if weight_on_input else "output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from conclave.vllm._operator import routed_sum
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
 from conclave.vllm._registry import log_once, logger, static_forward_context
-from conclave.vllm.activation import MoEActivation, parse_activation
+from conclave.vllm._uneven import check_padding
+from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 from conclave.vllm.computing import ComputingLayer
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
@@ -61,6 +63,11 @@ class FusedMoE(ComputingLayer):
         expert_placement_strategy: "linear" or "round_robin".
         return_shared_apart: forward returns (shared, routed), as older versions of vLLM, and not
             their sum.
+        swiglu_alpha, swiglu_beta: of "swigluoai"; activation_situ_beta,
+            activation_situ_linear_beta: of "situ"; by default the published ones. A
+            `FusedMoEQuantConfig` that has gemm1_alpha or gemm1_beta says it first.
+        shared_experts_stream_token_threshold: up to how many tokens vLLM runs shared experts on a
+            second stream; no effect, as modules run in the current one.
         tp_group, dp_group, pcp_group, ep_group: the engine's groups, each a ProcessGroup of
             torch.distributed, vLLM's GroupCoordinator, or a `conclave.Communicator`. All ranks make
             the layer at the same time and call it. forward then moves tokens between dp and pcp
@@ -119,6 +126,11 @@ class FusedMoE(ComputingLayer):
         moe_parallel_config: FusedMoEParallelConfig | None = None,
         expert_placement_strategy: str = "linear",
         return_shared_apart: bool = False,
+        swiglu_alpha: float | None = None,
+        swiglu_beta: float | None = None,
+        activation_situ_beta: float | None = None,
+        activation_situ_linear_beta: float | None = None,
+        shared_experts_stream_token_threshold: int | None = None,
         tp_group: Any = None,
         dp_group: Any = None,
         pcp_group: Any = None,
@@ -150,6 +162,16 @@ class FusedMoE(ComputingLayer):
         self.reduce_results = reduce_results
         self.apply_router_weight_on_input = apply_router_weight_on_input
         self.swiglu_limit = swiglu_limit
+        self.swiglu_alpha, self.swiglu_beta = swiglu_alpha, swiglu_beta
+        self.activation_situ_beta = activation_situ_beta
+        self.activation_situ_linear_beta = activation_situ_linear_beta
+        self._check_activation()
+        if (shared_experts_stream_token_threshold or 0) < 0:
+            raise ConclaveValueError(
+                "shared_experts_stream_token_threshold: expected 0 or more, found "
+                f"{shared_experts_stream_token_threshold}"
+            )
+        self.shared_experts_stream_token_threshold = shared_experts_stream_token_threshold
         self.has_bias = has_bias
         self.enable_eplb = enable_eplb
         self.expert_mapping = expert_mapping
@@ -218,15 +240,54 @@ class FusedMoE(ComputingLayer):
             routing_method=self.routing_method_type,
             router_logits_dtype=router_logits_dtype,
             swiglu_limit=swiglu_limit,
+            swiglu_alpha=swiglu_alpha,
+            swiglu_beta=swiglu_beta,
+            activation_situ_beta=activation_situ_beta,
+            activation_situ_linear_beta=activation_situ_linear_beta,
             disable_inplace=shared_experts is not None,
         )
         self.quant_config = quant_config
         names = LayerNames(prefix, num_experts, members_of(expert_mapping))
         self._take_method(choose_method(self, quant_config, names, self.moe_config))
+        check_padding(self, self.quant_method)
         self._make_parameters(intermediate_size)
         static_forward_context.add(prefix, self)
         self._take_number()
         self._tell()
+
+    def _check_activation(self) -> None:
+        """Parameters that are given must be the formula's, and the formula one that runs."""
+        is_situ = self.activation is MoEActivation.SITU
+        given = (self.swiglu_alpha, self.swiglu_beta, self.activation_situ_beta)
+        if (*given, self.activation_situ_linear_beta) == (None,) * 4:
+            return
+        other = self.swiglu_beta if is_situ else self.activation_situ_beta
+        if other is not None:
+            raise ConclaveValueError(
+                f"activation: {self.activation.value} has no parameter "
+                f"{'swiglu_beta' if is_situ else 'activation_situ_beta'}, found {other}"
+            )
+        for value in (*given, self.activation_situ_linear_beta):
+            if value is not None and not math.isfinite(value):
+                raise ConclaveValueError(f"activation: expected finite parameters, found {value}")
+        activation_spec(
+            self.activation,
+            alpha=self.gate_alpha,
+            beta=self.gate_beta,
+            limit=self.swiglu_limit,
+            linear_beta=self.activation_situ_linear_beta,
+        )
+
+    @property
+    def gate_alpha(self) -> float | None:
+        """alpha of the activation's formula; None: the published one."""
+        return self.swiglu_alpha
+
+    @property
+    def gate_beta(self) -> float | None:
+        """beta of the activation's formula; None: the published one."""
+        is_situ = self.activation is MoEActivation.SITU
+        return self.activation_situ_beta if is_situ else self.swiglu_beta
 
     def _take_number(self) -> None:
         self._number = static_forward_context.number(self)
@@ -234,7 +295,7 @@ class FusedMoE(ComputingLayer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy is a layer of its own."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._take_number()
 
     def _tell(self) -> None:

@@ -168,6 +168,10 @@ class FusedMoEConfig:
     max_capture_size: int = 0
     intermediate_size_per_partition: int | None = None
     is_act_and_mul: bool | None = None
+    swiglu_alpha: float | None = None
+    swiglu_beta: float | None = None
+    activation_situ_beta: float | None = None
+    activation_situ_linear_beta: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_tokens < 1:
@@ -183,6 +187,8 @@ class FusedMoEConfig:
                 f"moe_backend: {self.moe_backend!r} names a kernel of vLLM; "
                 "LayerOptions.kernel names ours"
             )
+        if self.router_logits_dtype is None:
+            self.router_logits_dtype = self.in_dtype
         self._join_sizes()
         self._join_activation()
 
@@ -191,8 +197,8 @@ class FusedMoEConfig:
         if self.intermediate_size is None:
             self.intermediate_size = None if part is None else part * ranks
         elif part is None:
-            self.intermediate_size_per_partition = self.intermediate_size // ranks
-        elif self.intermediate_size != part * ranks:
+            self.intermediate_size_per_partition = -(-self.intermediate_size // ranks)
+        elif part != -(-self.intermediate_size // ranks):
             raise ConclaveValueError(
                 f"intermediate_size_per_partition: expected {self.intermediate_size} over "
                 f"tp_size {ranks}, found {part}"

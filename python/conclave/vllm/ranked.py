@@ -11,14 +11,14 @@ from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._operator import sum_over_ranks
 from conclave.vllm._rank_groups import RankGroups
+from conclave.vllm._uneven import PaddedColumns
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
 from conclave.vllm.parallel import FusedMoEParallelConfig
-from conclave.vllm.parameters import ExpertParameters
 
 
-class RankedExperts(ExpertParameters):
+class RankedExperts(PaddedColumns):
     """Experts of one rank. The class that derives makes them and runs them."""
 
     moe_parallel_config: FusedMoEParallelConfig
@@ -34,13 +34,8 @@ class RankedExperts(ExpertParameters):
     _shared_experts: torch.nn.Module | None
 
     def _columns(self, intermediate_size: int) -> int:
-        ranks = self.moe_parallel_config.tp_size
-        if intermediate_size % ranks != 0:
-            raise ConclaveValueError(
-                f"intermediate_size: expected a multiple of tp_size {ranks}, "
-                f"found {intermediate_size}"
-            )
-        return intermediate_size // ranks
+        self.intermediate_size = intermediate_size
+        return -(-intermediate_size // self.moe_parallel_config.tp_size)
 
     def _check_replicas(self, redundant: int) -> None:
         split = self.moe_parallel_config

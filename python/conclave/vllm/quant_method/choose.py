@@ -29,7 +29,7 @@ def choose_method(
     found = _of_configuration(layer, quant_config, names.prefix)
     if found is not None:
         return found
-    if quant_config is None or (_is_theirs(quant_config) and not is_read(quant_config)):
+    if quant_config is None or (_asks(quant_config) and not is_read(quant_config)):
         return UnquantizedFusedMoEMethod(moe)
     return SchemeFusedMoEMethod(moe, read_scheme(quant_config, names, moe.has_bias))
 
@@ -61,12 +61,10 @@ def check_eplb(method: FusedMoEMethodBase, enable_eplb: bool) -> None:
 
 
 def _asks(quant_config: Any) -> bool:
-    return not isinstance(quant_config, (Mapping, FusedMoEQuantConfig)) and callable(
-        getattr(quant_config, "get_quant_method", None)
+    """Whether a configuration has methods of its own. Those of vLLM's own objects are not for
+    layers of this library: such objects are read."""
+    return (
+        not isinstance(quant_config, (Mapping, FusedMoEQuantConfig))
+        and callable(getattr(quant_config, "get_quant_method", None))
+        and not type(quant_config).__module__.startswith("vllm.")
     )
-
-
-def _is_theirs(quant_config: Any) -> bool:
-    """Whether it has methods of its own. Those of vLLM's objects are not for layers of this
-    library, so that None of them says nothing."""
-    return _asks(quant_config) and not type(quant_config).__module__.startswith("vllm.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -60,6 +61,13 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
     ) -> torch.Tensor:
         """The weighted sum [T, H] by the library's kernels, in `out` if one is given."""
         of_layer: Any = layer
+        config = self.get_fused_moe_quant_config(layer)
+        if config is not None and (of_layer.gate_alpha, of_layer.gate_beta) != (None, None):
+            config = dataclasses.replace(
+                config,
+                gemm1_alpha=_first(config.gemm1_alpha, of_layer.gate_alpha),
+                gemm1_beta=_first(config.gemm1_beta, of_layer.gate_beta),
+            )
         found: torch.Tensor = fused_experts(
             x,
             of_layer.w13_weight,
@@ -70,8 +78,9 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
             apply_router_weight_on_input=of_layer.apply_router_weight_on_input,
             global_num_experts=of_layer.global_num_experts,
             expert_map=of_layer.expert_map,
-            quant_config=self.get_fused_moe_quant_config(layer),
+            quant_config=config,
             swiglu_limit=of_layer.swiglu_limit,
+            linear_beta=of_layer.activation_situ_linear_beta,
             out=out,
         )
         return found
@@ -110,6 +119,10 @@ class SchemeFusedMoEMethod(UnquantizedFusedMoEMethod):
         if isinstance(self.scheme, PackedScheme):
             return run_method_experts(layer, self.scheme, x, topk_weights, topk_ids, out)
         return super().apply(layer, x, topk_weights, topk_ids, out)
+
+
+def _first(own: float | None, of_layer: float | None) -> float | None:
+    return of_layer if own is None else own
 
 
 def _of_first_rank(layer: Any, bias: Any) -> Any:
