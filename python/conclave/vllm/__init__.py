@@ -93,6 +93,9 @@ _TORCH_NAMES = {
     "TopKWeightAndReduceNaiveBatched": "reduce",
     "TopKWeightAndReduceNoOP": "reduce",
     "UnreducedConclaveExperts": "modular_experts",
+    "install": "engine",
+    "is_installed": "engine",
+    "uninstall": "engine",
     "count_expert_num_tokens": "modular",
     "moe_problem_size": "modular",
 }

@@ -1,0 +1,116 @@
+"""Calls of this package with the arguments in the order of newest vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conclave import permute, routing
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._activate import activate
+from conclave.vllm.activation import MoEActivation, parse_activation
+from conclave.vllm.experts import fused_experts as run_experts
+from conclave.vllm.mapping import Row, expert_params_mapping
+
+
+def fused_experts(
+    hidden_states: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    *options: Any,
+    **named: Any,
+) -> torch.Tensor:
+    """`conclave.vllm.fused_experts`; where an activation stands in the place of inplace, options
+    are in newest vLLM's order: activation, apply_router_weight_on_input, global_num_experts,
+    expert_map, quant_config."""
+    if options and not isinstance(options[0], bool):
+        options = (False, *options)
+    return run_experts(hidden_states, w1, w2, topk_weights, topk_ids, *options, **named)
+
+
+def fused_topk_bias(
+    hidden_states: torch.Tensor,
+    gating_output: torch.Tensor,
+    scoring_func: str,
+    e_score_correction_bias: torch.Tensor | None,
+    topk: int,
+    renormalize: bool,
+    indices_type: torch.dtype | None = None,
+    input_tokens: torch.Tensor | None = None,
+    hash_indices_table: torch.Tensor | None = None,
+    routed_scaling_factor: float = 1.0,
+    bias_vl: torch.Tensor | None = None,
+    image_sentinel_lo: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`conclave.fused_topk_bias`."""
+    if bias_vl is not None or image_sentinel_lo:
+        raise ConclaveUnsupportedError("bias_vl: biases of image tokens do not run")
+    return routing.fused_topk_bias(
+        hidden_states,
+        gating_output,
+        e_score_correction_bias,
+        topk,
+        renormalize,
+        scoring_func,
+        indices_type,
+        input_tokens,
+        hash_indices_table,
+        routed_scaling_factor,
+    )
+
+
+def moe_align_block_size(*args: Any, return_scatter_idx: bool = False, **named: Any) -> Any:
+    """`conclave.moe_align_block_size`."""
+    if return_scatter_idx:
+        raise ConclaveUnsupportedError("return_scatter_idx: kernels here need no such index")
+    return permute.moe_align_block_size(*args, **named)
+
+
+def moe_permute(*args: Any, scratch: Any = None, **named: Any) -> Any:
+    """`conclave.moe_permute`, which needs no scratch memory."""
+    del scratch
+    return permute.moe_permute(*args, **named)
+
+
+def moe_permute_unpermute_supported() -> bool:
+    """Always: permuting runs on every device."""
+    return True
+
+
+def apply_moe_activation(
+    activation: MoEActivation | str, output: torch.Tensor, input: torch.Tensor, **parameters: Any
+) -> torch.Tensor:
+    """Writes the activation of input to output, with the published parameters, and returns it."""
+    for name, value in parameters.items():
+        if value is not None:
+            raise ConclaveUnsupportedError(f"{name}: a call takes published parameters, found it")
+    activate(activation, output, input)
+    return output
+
+
+def activation_without_mul(activation: MoEActivation | str) -> Any:
+    """The form without a gate: a name of a name, a member of a member."""
+    kind = parse_activation(activation).without_mul()
+    return kind.value if isinstance(activation, str) else kind
+
+
+def fused_moe_make_expert_params_mapping(
+    model: Any,
+    ckpt_gate_proj_name: str,
+    ckpt_down_proj_name: str,
+    ckpt_up_proj_name: str | None,
+    num_experts: int,
+    num_redundant_experts: int = 0,
+    routed_experts_prefix: str = "routed_experts",
+) -> list[Row]:
+    """`conclave.vllm.fused_moe_make_expert_params_mapping`; without an up projection two rows an
+    expert."""
+    if not ckpt_gate_proj_name or not ckpt_down_proj_name:
+        raise ConclaveValueError("ckpt_gate_proj_name, ckpt_down_proj_name: expected names")
+    prefix = f"experts.{routed_experts_prefix}." if routed_experts_prefix else "experts."
+    names = (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name or "")
+    rows = expert_params_mapping(model, names, num_experts, num_redundant_experts, prefix)
+    return rows if ckpt_up_proj_name else [row for row in rows if row[3] != "w3"]

@@ -1,0 +1,60 @@
+"""What a forward of an engine knows, as `vllm.forward_context` hands it out."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from conclave.errors import ConclaveRuntimeError
+
+
+@dataclasses.dataclass
+class ForwardContext:
+    """Of one forward."""
+
+    no_compile_layers: dict[str, Any]
+    attn_metadata: Any = None
+    dp_metadata: Any = None
+    num_tokens: int | None = None
+    all_moe_layers: list[str] | None = None
+    additional_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_current: contextvars.ContextVar[ForwardContext | None] = contextvars.ContextVar(
+    "forward_context", default=None
+)
+
+
+@contextlib.contextmanager
+def set_forward_context(
+    attn_metadata: Any, vllm_config: Any, num_tokens: int | None = None, **more: Any
+) -> Iterator[ForwardContext]:
+    """Makes a context within a with statement, of this thread or task; more is kept by name."""
+    compiled = vllm_config.compilation_config
+    context = ForwardContext(
+        no_compile_layers=compiled.static_forward_context,
+        attn_metadata=attn_metadata,
+        num_tokens=num_tokens,
+        all_moe_layers=compiled.static_all_moe_layers,
+        additional_kwargs=more,
+    )
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)
+
+
+def is_forward_context_available() -> bool:
+    return _current.get() is not None
+
+
+def get_forward_context() -> ForwardContext:
+    """Raises ConclaveRuntimeError outside of `set_forward_context`."""
+    found = _current.get()
+    if found is None:
+        raise ConclaveRuntimeError("get_forward_context: no forward runs; set_forward_context")
+    return found
