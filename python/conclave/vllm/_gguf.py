@@ -19,6 +19,7 @@ from conclave.spec import MoeSpec
 from conclave.vllm._checks import Sizes
 from conclave.vllm._method_schemes import Declared, PackedScheme, biases
 from conclave.vllm._packers import BlockExperts, Packer
+from conclave.vllm._stacks import own_experts
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.weights import Shard
 
@@ -54,7 +55,7 @@ class _TypeLoader:
     def _settle(self, layer: Any, param: torch.Tensor, shard: Shard) -> bool:
         types = types_of(param, shard.which)
         taken = False
-        for expert, local in _own_experts(layer):
+        for expert, local in own_experts(layer):
             by_name = self._stacks.get(shard.which, expert)
             number = self._said.get((shard.which, by_name))
             if number is not None:
@@ -94,18 +95,10 @@ class _BlockLoader:
             )
         types = getattr(layer, f"{shard.name.rpartition('.')[2]}_type")
         types.blocks.take_stack(layer, types, shard, expert)
-        for index, local in _own_experts(layer):
+        for index, local in own_experts(layer):
             matrix = raw[index % raw.shape[0]]
             self.widths[shard.which, local] = _fill(param, local, matrix, shard)
         return True
-
-
-def _own_experts(layer: Any) -> Iterator[tuple[int, int]]:
-    """Experts of this rank by their number in the layer, and in its parameters."""
-    for expert in range(layer.global_num_experts):
-        local = layer._map_global_expert_id_to_local_expert_id(expert)
-        if local >= 0:
-            yield expert, local
 
 
 def _check_shard(param: Any, shard: Shard) -> None:

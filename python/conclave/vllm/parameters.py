@@ -10,6 +10,7 @@ import torch
 
 from conclave.errors import ConclaveValueError
 from conclave.vllm._method_schemes import Declared, PackedScheme
+from conclave.vllm._stacks import Part, experts_of_stack, fused_parts, is_stack, own_experts
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row, expert_params_mapping
@@ -37,10 +38,13 @@ class ExpertParameters(torch.nn.Module):
     intermediate_size_per_partition: int
     local_num_experts: int
     global_num_experts: int
+    logical_num_experts: int
     has_bias: bool
     expert_mapping: list[Row] | None
     _scheme: Scheme | PackedScheme
     _experts: ExpertMapManager
+    # Whether checkpoints store tensors of all experts, and of gate and up in one, as [in, out].
+    is_fused_checkpoint_transposed: bool = False
 
     @property
     def tp_rank(self) -> int:
@@ -89,34 +93,55 @@ class ExpertParameters(torch.nn.Module):
         Args:
             param: the parameter, or what `load_weights` found beside one.
             weight_name: the parameter's full name, which says what it is.
+            loaded_weight: of one expert, or of all experts in one, which has one axis more: those
+                of this rank are taken out of it, and expert_id does not count.
             shard_id: "w1" (gate), "w2" (down) or "w3" (up). None with expert_id: the tensor has all
-                experts of this rank and is cut to it already (mxfp4 of gpt-oss); it may be smaller
-                than the parameter.
+                experts, or this rank's, and is cut to its columns already (mxfp4 of gpt-oss); it
+                may be smaller than the parameter.
             expert_id: among all of the layer, copies included.
 
         Returns:
             With return_success whether it belongs to this rank and was taken; else None.
         """
         if shard_id is None or expert_id is None:
-            load_stack(param, loaded_weight, weight_name)
+            load_stack(
+                param,
+                loaded_weight,
+                weight_name,
+                lambda count: experts_of_stack(self, count, weight_name),
+            )
             return True if return_success else None
         gated = self.activation.is_gated
         shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
         if (blocks := getattr(param, "blocks", None)) is not None:
             taken = blocks.load(self, param, loaded_weight, shard, expert_id)
-            return taken if return_success else None
-        local = self._map_global_expert_id_to_local_expert_id(expert_id)
+        elif not isinstance(param, Aid) and is_stack(self, param, loaded_weight):
+            taken = self._load_all(param, loaded_weight, shard)
+        else:
+            taken = self._load_one(param, loaded_weight, shard, expert_id)
+        return taken if return_success else None
+
+    def _load_all(self, param: torch.nn.Parameter, source: torch.Tensor, shard: Shard) -> bool:
+        """A tensor [E, ...], of which this rank's experts are taken."""
+        row_of = {local: row for row, local in experts_of_stack(self, len(source), shard.name)}
+        taken = False
+        for expert, local in own_experts(self):
+            taken = self._load_one(param, source[row_of[local]], shard, expert)
+        return taken
+
+    def _load_one(self, param: Any, source: torch.Tensor, shard: Shard, expert: int) -> bool:
+        local = self._map_global_expert_id_to_local_expert_id(expert)
         if getattr(param, "of_all_ranks", False):
-            local = expert_id
-        loaded = local >= 0
-        if loaded:
-            if isinstance(param, Aid):
-                param.keep(local, shard_id, loaded_weight)
-            elif (scale := getattr(param, "encoded_with", None)) and is_of_values(loaded_weight):
-                encode_parameter(param, getattr(self, scale), loaded_weight, shard, local)
-            else:
-                loaded = load_parameter(param, loaded_weight, shard, local)
-        return loaded if return_success else None
+            local = expert
+        if local < 0:
+            return False
+        if isinstance(param, Aid):
+            param.keep(local, shard.which, source)
+        elif (scale := getattr(param, "encoded_with", None)) and is_of_values(source):
+            encode_parameter(param, getattr(self, scale), source, shard, local)
+        else:
+            return load_parameter(param, source, shard, local)
+        return True
 
     weight_loader.supports_moe_loading = True  # type: ignore[attr-defined]
 
@@ -136,6 +161,10 @@ class ExpertParameters(torch.nn.Module):
         known, taken = False, []
         unknown: list[str] = []
         for name, tensor in weights:
+            if parts := fused_parts(self, name, tensor):
+                taken.extend(self._load_parts(parts))
+                known = True
+                continue
             rows = self._rows_of(name)
             known = known or bool(rows)
             if not rows and len(unknown) < _SHOWN_NAMES:
@@ -151,6 +180,15 @@ class ExpertParameters(torch.nn.Module):
                 f"{', '.join(expected)}, found {', '.join(unknown)}"
             )
         return taken
+
+    def _load_parts(self, parts: list[Part]) -> list[str]:
+        """Loads tensors of all experts or of gate and up in one; returns what took one, once."""
+        taken: dict[str, None] = {}
+        for part in parts:
+            param, name = getattr(self, part.parameter), part.parameter
+            if self.weight_loader(param, part.tensor, name, part.shard, part.expert, True):
+                taken[name] = None
+        return list(taken)
 
     def _parameter_of(self, mapped: str, name: str) -> Any:
         found: Any = self
@@ -174,7 +212,8 @@ class ExpertParameters(torch.nn.Module):
             at = f".{full}".find(f".{weight_name}")
             if at >= 0:
                 mapped = full[:at] + param_name + full[at + len(weight_name) :]
-                found.append((mapped.removeprefix(f"{self.layer_name}."), shard_id, expert_id))
+                mapped = mapped.removeprefix(f"{self.layer_name}.").removeprefix("experts.")
+                found.append((mapped, shard_id, expert_id))
         return found
 
     def _expected_name(self, row: Row) -> str:

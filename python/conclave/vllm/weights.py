@@ -12,6 +12,7 @@ where ranks have a part of them).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ import torch
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.vllm.mapping import FusedMoeWeightScaleSupported
 
-_SHARDS = {"w1": 0, "w2": 1, "w3": 0}  # the axis of a matrix that tensor parallelism cuts
+# The axis of a matrix that tensor parallelism cuts. w13: rows of gate and up in turn.
+_SHARDS = {"w1": 0, "w2": 1, "w3": 0, "w13": 0}
 _KINDS = FusedMoeWeightScaleSupported
 
 
@@ -28,7 +30,7 @@ class Shard:
     """One tensor on its way into a parameter."""
 
     name: str
-    which: str  # w1, w2, w3
+    which: str  # w1, w2, w3, w13
     tp_rank: int
     tp_size: int
     gated: bool
@@ -66,9 +68,9 @@ def encode_parameter(
     with torch.no_grad():
         target, found = param[expert], scales[expert]
         part = torch.empty(target.shape, dtype=torch.float32, device=target.device)
-        _load_matrix(part, source.detach().float(), shard, _axis(param, shard, False))
+        _load_matrix(part, source.detach().float(), shard, _axis(param, shard))
         rows = slice(None)
-        if shard.which != "w2" and shard.gated:
+        if shard.which in ("w1", "w3") and shard.gated:
             half = target.shape[0] // 2
             rows = slice(0, half) if shard.which == "w1" else slice(half, None)
         values = part[rows]
@@ -79,48 +81,58 @@ def encode_parameter(
         target[rows] = (codes.round() if param.dtype == torch.int8 else codes).to(param.dtype)
         if by_row:
             found[rows] = step
-        elif found.ndim:
+        elif found.ndim and shard.which != "w13":
             found[0 if shard.which == "w1" else 1] = step
         else:
-            found.copy_(step)
+            found.fill_(step)
 
 
-def load_stack(param: torch.nn.Parameter, source: torch.Tensor, name: str) -> None:
+def load_stack(
+    param: torch.nn.Parameter,
+    source: torch.Tensor,
+    name: str,
+    experts_of: Callable[[int], list[tuple[int, int]]],
+) -> None:
     """A tensor of all experts, which may be smaller than the parameter: the rest, of padded rows
-    and columns, stays 0. Blocks of codes [..., blocks, bytes] count as columns."""
+    and columns, stays 0. Blocks of codes [..., blocks, bytes] count as columns.
+
+    Args:
+        experts_of: of the tensor's experts, (row, index of the parameter) of each of this rank.
+    """
     if not getattr(param, "is_stacked", False) and "bias" not in name:
         raise ConclaveValueError(f"shard_id, expert_id: {name} is loaded expert by expert")
     if source.ndim == param.ndim + 1:
         source = source.flatten(-2)
-    fits = source.ndim == param.ndim and source.shape[0] == param.shape[0]
-    if not fits or any(a > b for a, b in zip(source.shape, param.shape, strict=True)):
+    fits = source.ndim == param.ndim
+    if not fits or any(a > b for a, b in zip(source.shape[1:], param.shape[1:], strict=True)):
         raise ConclaveValueError(
             f"{name}: expected shape {list(param.shape)} or less of rows and columns, found "
             f"{list(source.shape)}"
         )
+    same = source.element_size() == param.element_size() == 1
+    place = tuple(slice(size) for size in source.shape[1:])
     with torch.no_grad():
         param.zero_()
-        param[tuple(slice(size) for size in source.shape)] = (
-            source.view(param.dtype)
-            if (source.element_size() == param.element_size() == 1)
-            else source.to(param.dtype)
-        )
+        for row, local in experts_of(len(source)):
+            part = source[row]
+            param[local][place] = part.view(param.dtype) if same else part.to(param.dtype)
 
 
 def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert: int) -> bool:
     """Copies what belongs to this rank. False: the name says no kind of parameter that is known.
 
     Args:
-        source: the tensor of one expert, or of all of them, which has one axis more.
+        source: the tensor of one expert.
         expert: the local index.
     """
     if shard.which not in _SHARDS:
         raise ConclaveValueError(f"shard_id: expected one of w1, w2, w3, found {shard.which!r}")
     source = _tensor_of(source, param, shard)
-    whole = source.ndim == 3
     with torch.no_grad():
-        target = param if whole else param[expert]
-        axis = _axis(param, shard, whole)
+        target = param[expert]
+        axis = _axis(param, shard)
+        if source.ndim == param.ndim == 3 and param.dtype == torch.uint8:
+            source = source.flatten(1)  # codes in blocks, [rows, blocks, bytes]
         if getattr(param, "turns", False) and source.ndim > 1:
             source = source.transpose(-2, -1)
         if "input_scale" in shard.name:
@@ -128,9 +140,10 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
         elif "weight_shape" in shard.name:
             target.copy_(_scalar_like(source, target, shard.name))
         elif "g_idx" in shard.name or getattr(param, "is_of_columns", False):
-            if target.ndim == 2 and shard.which != "w2":  # one of gate, one of up
+            if target.ndim == 2 and shard.which in ("w1", "w3"):  # one of gate, one of up
                 target = target[0 if shard.which == "w1" else 1]
-            _copy(target, _cut(source, 0, target, shard) if shard.which == "w2" else source, shard)
+            part = _cut(source, 0, target, shard) if shard.which == "w2" else source
+            _copy(target, part.expand(target.shape) if shard.which == "w13" else part, shard)
         elif "scale" in shard.name or "zero" in shard.name or "offset" in shard.name:
             _load_scale(param, target, source, shard, axis)
         elif getattr(param, "quant_method", None) is not None:
@@ -180,13 +193,12 @@ def _powers(source: torch.Tensor, shard: Shard) -> torch.Tensor:
     return torch.where(stored == 0, 1 << 22, stored << 23).view(torch.float32)
 
 
-def _axis(param: torch.nn.Parameter, shard: Shard, whole: bool) -> int:
+def _axis(param: torch.nn.Parameter, shard: Shard) -> int:
     axis = _SHARDS[shard.which]
     if getattr(param, "is_transposed", False):
         axis = 1 - axis
-    forced = getattr(param, "shard_dim", None)
-    axis = axis if forced is None else forced
-    return axis + 1 if whole else axis
+    forced: int | None = getattr(param, "shard_dim", None)
+    return axis if forced is None else forced
 
 
 def _scalar_like(source: torch.Tensor, target: torch.Tensor, name: str) -> torch.Tensor:
@@ -271,6 +283,9 @@ def _load_one_scale(target: torch.Tensor, source: torch.Tensor, shard: Shard) ->
         if source.numel() == 2:
             target.copy_(source.reshape(2))  # both of a fused tensor
             return
+        if shard.which == "w13":
+            target.copy_(source.reshape(()).expand(2))
+            return
         target = target[0 if shard.which == "w1" else 1]
     target.copy_(_scalar_like(source, target, shard.name))
 
@@ -284,7 +299,7 @@ def _load_bias(target: torch.Tensor, source: torch.Tensor, shard: Shard) -> None
 
 
 def _load_matrix(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis: int) -> None:
-    if shard.which != "w2" and shard.gated:
+    if shard.which in ("w1", "w3") and shard.gated:
         half = target.shape[axis] // 2
         target = target.narrow(axis, 0 if shard.which == "w1" else half, half)
     elif shard.which == "w3":
