@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import vllm  # noqa: E402
 from conclave.errors import (  # noqa: E402
-    ConclaveUnsupportedError,
     ConclaveValueError,
     Error,
 )
@@ -272,49 +271,20 @@ def test_slices_of_any_width_add_up(inner, ranks, activation):
     total = torch.zeros(hidden.shape, dtype=torch.float64)
     for rank in range(ranks):
         layer = loaded(tensors, inner, rank, ranks, **more)
-        assert layer.intermediate_size_per_partition == -(-inner // ranks)
+        columns = inner * (rank + 1) // ranks - inner * rank // ranks
+        assert layer.intermediate_size_per_partition == max(columns, 1)
         assert layer.moe_config.intermediate_size == inner
         total += layer(hidden, logits).double()
     assert worst_error(total, whole.double()) <= 1e-5
 
 
-def test_widths_of_stacks_codes_and_channels():
-    stack = torch.randn(8, 41, 48, generator=seeded(8))
-    parts = []
-    for rank in range(2):
-        split = vllm.FusedMoEParallelConfig(tp_size=2, tp_rank=rank)
-        sizes = {**SIZES, "intermediate_size": 41}
-        layer = vllm.FusedMoE(**sizes, moe_parallel_config=split)
-        layer.weight_loader(layer.w13_weight, stack, "w13_weight", "w3", 0)
-        parts.append(layer.w13_weight[:, 21:])
-        channels = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
-            "weights": {"type": "float", "num_bits": 8, "strategy": "channel"},
-            "input_activations": {"dynamic": True, "strategy": "token"}}}}  # fmt: skip
-        coded = vllm.FusedMoE(**sizes, moe_parallel_config=split, quant_config=channels)
-        codes = stack[0].to(torch.float8_e4m3fn)
-        coded.weight_loader(coded.w13_weight, codes, "w13_weight", "w1", 0)
-        scales = torch.linspace(1, 2, 41).unsqueeze(1)
-        coded.weight_loader(coded.w13_weight_scale, scales, "w13_weight_scale", "w1", 0)
-        held = 21 - rank
-        assert torch.equal(coded.w13_weight_scale[0, :held], scales[21 * rank : 21 * rank + held])
-        assert not coded.w13_weight[0, held:21].float().any()
-    assert torch.equal(torch.cat(parts, 1)[:, :41], stack) and not parts[1][:, 20].any()
-    with pytest.raises(ConclaveValueError, match="w13_weight"):
-        layer.weight_loader(layer.w13_weight, stack[:, :40], "w13_weight", "w3", 0)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"quant_config": {"quant_method": "gptq", "bits": 4, "group_size": -1}},
-        {"activation": "swigluoai"},
-        {"quant_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}},
-    ],
-)
-def test_widths_that_cannot_be_padded_are_refused(arguments):
+def test_packed_codes_are_cut_evenly():
     split = vllm.FusedMoEParallelConfig(tp_size=2)
-    with pytest.raises(ConclaveUnsupportedError, match="intermediate_size"):
-        vllm.FusedMoE(**{**SIZES, "intermediate_size": 41}, moe_parallel_config=split, **arguments)
+    method = {"quant_method": "gptq", "bits": 4, "group_size": -1}
+    with pytest.raises(ConclaveValueError, match="intermediate_size"):
+        vllm.FusedMoE(
+            **{**SIZES, "intermediate_size": 41}, moe_parallel_config=split, quant_config=method
+        )
 
 
 def test_ranks_of_the_default_group(monkeypatch):

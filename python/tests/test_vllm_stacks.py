@@ -127,7 +127,9 @@ def test_gate_and_up_of_one_expert_in_one(split, fused):
             ]
             for kind in found["gate"]
         }
-        pairs |= {f"experts.{expert}.w2.{kind}": found["down"][kind][expert] for kind in found["down"]}
+        pairs |= {
+            f"experts.{expert}.w2.{kind}": found["down"][kind][expert] for kind in found["down"]
+        }
         taken = layer.load_weights(pairs.items())
         assert bool(taken) == layer._experts.is_local_expert(expert)
     same(layer, wanted)

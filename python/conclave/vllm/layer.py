@@ -16,7 +16,6 @@ from conclave.vllm._operator import routed_sum
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
 from conclave.vllm._registry import log_once, logger, static_forward_context
-from conclave.vllm._uneven import check_padding
 from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
 from conclave.vllm.computing import ComputingLayer
 from conclave.vllm.eplb import EplbLayerState
@@ -249,8 +248,8 @@ class FusedMoE(ComputingLayer):
         self.quant_config = quant_config
         names = LayerNames(prefix, num_experts, members_of(expert_mapping))
         self._take_method(choose_method(self, quant_config, names, self.moe_config))
-        check_padding(self, self.quant_method)
         self._make_parameters(intermediate_size)
+        self.moe_config.intermediate_size_per_partition = self.intermediate_size_per_partition
         static_forward_context.add(prefix, self)
         self._take_number()
         self._tell()

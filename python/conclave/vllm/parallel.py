@@ -198,7 +198,7 @@ class FusedMoEConfig:
             self.intermediate_size = None if part is None else part * ranks
         elif part is None:
             self.intermediate_size_per_partition = -(-self.intermediate_size // ranks)
-        elif part != -(-self.intermediate_size // ranks):
+        elif part not in (self.intermediate_size // ranks, -(-self.intermediate_size // ranks)):
             raise ConclaveValueError(
                 f"intermediate_size_per_partition: expected {self.intermediate_size} over "
                 f"tp_size {ranks}, found {part}"

@@ -17,6 +17,7 @@ from conclave.vllm.mapping import Row, expert_params_mapping
 from conclave.vllm.scheme import Scheme
 from conclave.vllm.weights import (
     Aid,
+    Columns,
     Shard,
     encode_parameter,
     is_of_values,
@@ -36,6 +37,8 @@ class ExpertParameters(torch.nn.Module):
     params_dtype: torch.dtype
     hidden_size: int
     intermediate_size_per_partition: int
+    _all_columns: int  # of all tensor-parallel ranks
+    _own_columns: Columns | None = None
     local_num_experts: int
     global_num_experts: int
     logical_num_experts: int
@@ -56,7 +59,21 @@ class ExpertParameters(torch.nn.Module):
         """Ranks that a tensor is cut for."""
         raise NotImplementedError
 
+    def _cut_columns(self) -> None:
+        """Whole units of columns for this rank; methods with codes of their own are cut evenly."""
+        whole, ranks = self._all_columns, self.tp_size
+        unit = self._scheme.column_unit if isinstance(self._scheme, Scheme) else None
+        if unit is not None:
+            self._own_columns = Columns.of(whole, unit, self.tp_rank, ranks)
+            self.intermediate_size_per_partition = self._own_columns.held
+        elif whole % ranks != 0:
+            raise ConclaveValueError(
+                f"intermediate_size: expected a multiple of tp_size {ranks} for packed codes, "
+                f"found {whole}"
+            )
+
     def _create_weights(self) -> None:
+        self._cut_columns()
         experts, inner = self.local_num_experts, self.intermediate_size_per_partition
         rows = 2 * inner if self.activation.is_gated else inner
         self._scheme.check(inner, self.tp_size, self.activation)
@@ -112,7 +129,7 @@ class ExpertParameters(torch.nn.Module):
             )
             return True if return_success else None
         gated = self.activation.is_gated
-        shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated)
+        shard = Shard(weight_name, shard_id, self.tp_rank, self.tp_size, gated, self._own_columns)
         if (blocks := getattr(param, "blocks", None)) is not None:
             taken = blocks.load(self, param, loaded_weight, shard, expert_id)
         elif not isinstance(param, Aid) and is_stack(self, param, loaded_weight):

@@ -11,17 +11,19 @@ from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._operator import sum_over_ranks
 from conclave.vllm._rank_groups import RankGroups
-from conclave.vllm._uneven import PaddedColumns
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
 from conclave.vllm.parallel import FusedMoEParallelConfig
+from conclave.vllm.parameters import ExpertParameters
+from conclave.vllm.weights import Columns
 
 
-class RankedExperts(PaddedColumns):
+class RankedExperts(ExpertParameters):
     """Experts of one rank. The class that derives makes them and runs them."""
 
     moe_parallel_config: FusedMoEParallelConfig
+    intermediate_size: int
     global_num_experts: int
     top_k: int
     enable_eplb: bool
@@ -34,8 +36,10 @@ class RankedExperts(PaddedColumns):
     _shared_experts: torch.nn.Module | None
 
     def _columns(self, intermediate_size: int) -> int:
-        self.intermediate_size = intermediate_size
-        return -(-intermediate_size // self.moe_parallel_config.tp_size)
+        """This rank's columns, before it is known in what units they are cut."""
+        self.intermediate_size = self._all_columns = intermediate_size
+        self._own_columns = Columns.of(intermediate_size, 1, self.tp_rank, self.tp_size)
+        return self._own_columns.held
 
     def _check_replicas(self, redundant: int) -> None:
         split = self.moe_parallel_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -43,18 +44,15 @@ class Scheme:
     def is_coded(self) -> bool:
         return self.weights != "none"
 
+    @property
+    def column_unit(self) -> int | None:
+        """Columns that stay on one rank together; None: ranks have equal parts."""
+        if self.fixed is not None and format_of(self.fixed) is not None:
+            return None
+        return 1 if self.block is None else math.lcm(*self.block)
+
     def check(self, inner: int, tp_size: int, activation: MoEActivation) -> None:
-        """Raises ConclaveUnsupportedError for columns of a rank that are no whole blocks."""
-        del activation
-        if (
-            self.block is not None
-            and tp_size > 1
-            and (inner % self.block[0] or inner % self.block[1])
-        ):
-            raise ConclaveUnsupportedError(
-                f"intermediate_size: a rank's {inner} columns are no whole blocks of "
-                f"{list(self.block)}"
-            )
+        """Nothing: columns are cut between blocks."""
 
     def parameters(
         self, experts: int, rows: int, inner: int, hidden: int, dtype: torch.dtype, ranks: int = 1
@@ -80,6 +78,8 @@ class Scheme:
             }
             if "input_scale" in name:
                 of_scales["of_all_ranks"] = True
+            if self.block is not None:
+                of_scales["column_step"] = self.block[1 if name.startswith("w2") else 0]
             yield Declared(name, shape, torch.float32, of_scales)
 
     def shapes(self, experts: int, rows: int, inner: int, hidden: int) -> dict[str, Any]:

@@ -26,6 +26,34 @@ _KINDS = FusedMoeWeightScaleSupported
 
 
 @dataclasses.dataclass(frozen=True)
+class Columns:
+    """Columns [begin, end) of an expert's `whole` that a tensor-parallel rank has."""
+
+    begin: int
+    end: int
+    whole: int
+
+    @classmethod
+    def of(cls, whole: int, unit: int, rank: int, ranks: int) -> Columns:
+        """A rank's part in whole units but for the last one's rest. Parts differ by one unit at
+        most, and may be empty."""
+        units = -(-whole // unit)
+        begin, end = (min(whole, unit * (units * r // ranks)) for r in (rank, rank + 1))
+        return cls(begin, end, whole)
+
+    @property
+    def held(self) -> int:
+        """Columns of the parameters: a rank without any has one, of zeros."""
+        return max(self.end - self.begin, 1)
+
+    def in_steps(self, step: int, times: int) -> tuple[int, int, int]:
+        """Begin, length and whole on an axis with one element for so many columns, and as often."""
+        begin, whole = self.begin // step, -(-self.whole // step)
+        length = -(-self.end // step) - begin if self.end > self.begin else 0
+        return times * begin, times * length, times * whole
+
+
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """One tensor on its way into a parameter."""
 
@@ -34,6 +62,8 @@ class Shard:
     tp_rank: int
     tp_size: int
     gated: bool
+    columns: Columns | None = None  # None: equal parts
+    step: int = 1  # columns for which the parameter has one element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +97,7 @@ def encode_parameter(
     its rows, which is the largest magnitude over that of the codes."""
     with torch.no_grad():
         target, found = param[expert], scales[expert]
-        part = torch.empty(target.shape, dtype=torch.float32, device=target.device)
+        part = torch.zeros(target.shape, dtype=torch.float32, device=target.device)
         _load_matrix(part, source.detach().float(), shard, _axis(param, shard))
         rows = slice(None)
         if shard.which in ("w1", "w3") and shard.gated:
@@ -128,6 +158,7 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
     if shard.which not in _SHARDS:
         raise ConclaveValueError(f"shard_id: expected one of w1, w2, w3, found {shard.which!r}")
     source = _tensor_of(source, param, shard)
+    shard = dataclasses.replace(shard, step=getattr(param, "column_step", 1))
     with torch.no_grad():
         target = param[expert]
         axis = _axis(param, shard)
@@ -306,8 +337,11 @@ def _load_matrix(target: torch.Tensor, source: torch.Tensor, shard: Shard, axis:
         raise ConclaveValueError(
             f"shard_id: the activation has no gate, so that {shard.name} has w1 and w2 only"
         )
-    part = source.expand(target.shape) if source.ndim == 0 else _cut(source, axis, target, shard)
-    _copy(target, part, shard)
+    if source.ndim == 0:
+        target.copy_(source.expand(target.shape))
+        return
+    part = _cut(source, axis, target, shard)
+    _copy(target.narrow(axis, 0, part.shape[axis]), part, shard)
 
 
 def _cut(source: torch.Tensor, axis: int, target: torch.Tensor, shard: Shard) -> torch.Tensor:
@@ -315,6 +349,10 @@ def _cut(source: torch.Tensor, axis: int, target: torch.Tensor, shard: Shard) ->
     cutting it would load a part of something else."""
     size = target.shape[axis]
     start, whole = size * shard.tp_rank, size * shard.tp_size
+    times = 2 if shard.which == "w13" else 1
+    # A parameter that is not the layer's own has steps that nothing tells: its parts are equal.
+    if shard.columns is not None and (shard.step > 1 or size == times * shard.columns.held):
+        start, size, whole = shard.columns.in_steps(shard.step, times)
     if axis >= source.ndim or source.shape[axis] != whole:
         raise ConclaveValueError(
             f"{shard.name}: {shard.which} of tensor-parallel rank {shard.tp_rank} reads {start} to "
