@@ -224,6 +224,7 @@ class Layer:
         captured_ids: Array | None = None,
         captured_weights: Array | None = None,
         stream: Any = None,
+        workspace: Array | None = None,
     ) -> Array:
         """Runs the layer on T tokens. Give one source of routing: logits, or ids with weights, or
         nothing where the layer has a gate. Ids without weights, with logits or a gate, replay
@@ -243,6 +244,8 @@ class Layer:
             captured_logits [T, E] float32, captured_ids [T, k] int32, captured_weights [T, k]
                 float32: to be filled with what was routed.
             stream: of CUDA, where the work is enqueued; by default torch's current one.
+            workspace: uint8 [N], at least `workspace_bytes(T)`, on the layer's device and 64-byte
+                aligned: scratch memory that no other call uses meanwhile. By default the layer's.
 
         Returns:
             out.
@@ -274,16 +277,24 @@ class Layer:
         _gradients.refuse_among(_ARGUMENTS, arguments)
         if self._on_cpu:
             _runtime.follow_threads()
-            self._core.forward(*arguments)
+            if workspace is None:
+                self._core.forward(*arguments)
+            else:
+                self._core.forward(*arguments, workspace, 0)
             return out
         handle = _frameworks.stream_of(hidden, stream)
         shape = _frameworks.shape_of(hidden, "hidden")
-        num_bytes = self._core.workspace_bytes(shape[0] if shape else 0)
-        workspace = _frameworks.scratch(hidden, num_bytes, handle)
+        if workspace is None:
+            num_bytes = self._core.workspace_bytes(shape[0] if shape else 0)
+            workspace = _frameworks.scratch(hidden, num_bytes, handle)
         self._core.forward(*arguments, workspace, handle)
         return out
 
     __call__ = forward
+
+    def workspace_bytes(self, tokens: int) -> int:
+        """Bytes of scratch memory that a call of so many tokens needs."""
+        return int(self._core.workspace_bytes(tokens))
 
     def reload(
         self,

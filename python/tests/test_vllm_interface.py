@@ -189,6 +189,19 @@ _OURS = "no name of vLLM's"
 OUTSIDE = {
     **dict.fromkeys(
         (
+            "FusedMoEExperts",
+            "FusedMoEExpertsModular",
+            "FusedMoEExpertsMonolithic",
+            "FusedMoEKernel",
+            "FusedMoEPrepareAndFinalizeModular",
+            "FusedMoEPrepareAndFinalizeMonolithic",
+            "UnfinalizedMoEOutput",
+        ),
+        "newer than the table: test_vllm_turns.py",
+    ),
+    **dict.fromkeys(("install", "is_installed", "uninstall"), "not vLLM's"),
+    **dict.fromkeys(
+        (
             "BaseRouter",
             "BatchedPrepareAndFinalize",
             "CustomRoutingRouter",

@@ -10,7 +10,7 @@ import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
 from conclave.errors import (  # noqa: E402
     ConclaveRuntimeError,
-    ConclaveUnsupportedError,
+    ConclaveTypeError,
     ConclaveValueError,
 )
 from support.devices import seeded  # noqa: E402
@@ -189,14 +189,14 @@ def test_pieces_must_fit():
         kernel("whole", chunk_size=0)
 
 
-def test_rows_that_are_quantised_already_are_refused():
+def test_scales_beside_rows_of_values_are_refused():
     class Quantised(vllm.MoEPrepareAndFinalizeNoEP):
         def prepare(self, a1, *rest):
             return a1, torch.ones(1), None, None, None
 
     case = random_case(3, 9, 40, 48, 8, 3, torch.float32)
     made = vllm.FusedMoEModularKernel(Quantised(), vllm.ConclaveExperts(PLAIN))
-    with pytest.raises(ConclaveUnsupportedError, match="a1q_scale"):
+    with pytest.raises(ConclaveTypeError, match="a1q_scale"):
         made(*case)
 
 

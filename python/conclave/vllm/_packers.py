@@ -62,12 +62,23 @@ class RankExperts:
         return _frameworks.looked_up(topk_ids, self.local_of)
 
     def run(
-        self, hidden: Array, ids: Array, weights: Array, out: Array | None, stream: Any = None
+        self,
+        hidden: Array,
+        ids: Array,
+        weights: Array,
+        out: Array | None,
+        stream: Any = None,
+        workspace: Array | None = None,
     ) -> Any:
         """The weighted sum [T, H] of the experts of this rank."""
         with _without_options():
             return self.layer.forward(
-                hidden, topk_ids=self.ids_of(ids), topk_weights=weights, out=out, stream=stream
+                hidden,
+                topk_ids=self.ids_of(ids),
+                topk_weights=weights,
+                out=out,
+                stream=stream,
+                workspace=workspace,
             )
 
 

@@ -182,6 +182,22 @@ class FusedMoEPrepareAndFinalize(abc.ABC):
     def num_dispatchers(self) -> int:
         """Ranks that send rows."""
 
+    def output_is_reduced(self) -> bool:
+        """Whether `finalize` gives the sums of all ranks; else of this one."""
+        return False
+
+    def supports_dbo(self) -> bool:
+        """Whether the halves of a batch may take turns around it."""
+        return self.supports_async()
+
+    def supports_deferred_moe_finalize(self) -> bool:
+        """Whether `finalize` may be left to the caller."""
+        return False
+
+    def post_init_setup(self, fused_experts: Any) -> None:
+        """Called once with the experts that rows are prepared for."""
+        del fused_experts
+
 
 def _of_config(name: str) -> Any:
     return property(lambda self: getattr(self.quant_config, name))
@@ -250,6 +266,11 @@ class FusedMoEPermuteExpertsUnpermute(abc.ABC):
         expert_tokens_meta: ExpertTokensMetadata | None,
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]:
         """Shapes of workspace13, of workspace2 and of the output, and their type; () is none."""
+
+    def _shapes(self, a: torch.Tensor, aq: torch.Tensor, activation: Any, **sizes: Any) -> Any:
+        """`workspace_shapes` as a kernel asks for them, whatever the version of the interface."""
+        del activation
+        return self.workspace_shapes(a, aq, **sizes)
 
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
         """What is left to be done to the output. Raises NotImplementedError unless overridden."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError
+from conclave.vllm import ubatching
 from conclave.vllm.modular import (
     ExpertTokensMetadata,
     FusedMoEPermuteExpertsUnpermute,
@@ -82,7 +86,12 @@ class FusedMoEModularKernel(torch.nn.Module):
         self.fused_experts = fused_experts
         self.shared_experts = shared_experts
         self.chunk_size = chunk_size
-        self._buffers_of = _Buffers()
+        # One set for each half of a batch that takes turns, for their rows are there at once.
+        self._buffers_of: dict[int, _Buffers] = {}
+
+    @property
+    def _buffers_now(self) -> _Buffers:
+        return self._buffers_of.setdefault(ubatching.dbo_current_ubatch_id(), _Buffers())
 
     def forward(
         self,
@@ -101,8 +110,39 @@ class FusedMoEModularKernel(torch.nn.Module):
 
         With shared experts inplace has no effect, since they read hidden_states afterwards.
         """
-        keep = not inplace or self.shared_experts is not None
-        output = torch.empty_like(hidden_states) if keep else hidden_states
+        module = self.shared_experts
+        return self.run(
+            hidden_states,
+            w1,
+            w2,
+            topk_weights,
+            topk_ids,
+            inplace=inplace and module is None,
+            activation=activation,
+            global_num_experts=global_num_experts,
+            expert_map=expert_map,
+            apply_router_weight_on_input=apply_router_weight_on_input,
+            shared=None if module is None else lambda: module(hidden_states),
+        )
+
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        w1: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        *,
+        inplace: bool = False,
+        activation: Any = "silu",
+        global_num_experts: int = -1,
+        expert_map: torch.Tensor | None = None,
+        apply_router_weight_on_input: bool = False,
+        shared: Callable[[], Any] | None = None,
+    ) -> Any:
+        """As `forward`; shared is called while results travel, and then (its value, sums) is
+        returned. What experts leave to the caller is returned as it is."""
+        output = hidden_states if inplace else torch.empty_like(hidden_states)
         if global_num_experts == -1:
             global_num_experts = int(w1.shape[0])
         if expert_map is not None and not self.fused_experts.supports_expert_map():
@@ -133,8 +173,15 @@ class FusedMoEModularKernel(torch.nn.Module):
                 expert_map=expert_map,
                 apply_router_weight_on_input=apply_router_weight_on_input,
             )
-        shared = self._finalize(
-            hidden_states,
+        if not isinstance(fused, torch.Tensor):
+            if not self.prepare_finalize.supports_deferred_moe_finalize():
+                raise ConclaveRuntimeError(
+                    f"prepare_finalize: {type(self.prepare_finalize).__name__} does not leave sums "
+                    f"to the caller, but {type(self.fused_experts).__name__} did"
+                )
+            return fused if shared is None else (shared(), fused)
+        value = self._finalize(
+            shared,
             output,
             fused,
             weights,
@@ -142,7 +189,7 @@ class FusedMoEModularKernel(torch.nn.Module):
             apply_router_weight_on_input,
             self.fused_experts.finalize_weight_and_reduce_impl(),
         )
-        return output if self.shared_experts is None else (shared, output)
+        return output if shared is None else (value, output)
 
     def _check_tokens(self, hidden: torch.Tensor, ids: torch.Tensor) -> None:
         most = self.prepare_finalize.max_num_tokens_per_rank()
@@ -155,20 +202,37 @@ class FusedMoEModularKernel(torch.nn.Module):
             raise ConclaveValueError(f"topk_ids: expected {dtype}, found {ids.dtype}")
 
     def _prepare(self, *given: Any) -> Any:
-        arguments = (*given, self.fused_experts.quant_config)
-        if not self.prepare_finalize.supports_async():
-            return self.prepare_finalize.prepare(*arguments)
-        return _complete(self.prepare_finalize.prepare_async(*arguments))
+        prepare: Any = self.prepare_finalize
+        experts = self.fused_experts
+        arguments = (*given, experts.quant_config)
+        asynchronous = prepare.supports_async()
+        call = prepare.prepare_async if asynchronous else prepare.prepare
+        more = {}
+        if _takes_defer(getattr(call, "__func__", call)):
+            more["defer_input_quant"] = getattr(experts, "expects_unquantized_inputs", False)
+        if not asynchronous:
+            self._check_turns()
+            return call(*arguments, **more)
+        ubatching.dbo_maybe_run_recv_hook()
+        return _complete(call(*arguments, **more))
 
-    def _finalize(self, hidden: torch.Tensor, *given: Any) -> torch.Tensor | None:
+    def _check_turns(self) -> None:
+        if ubatching.dbo_enabled() and not self.prepare_finalize.supports_dbo():
+            raise ConclaveRuntimeError(
+                f"prepare_finalize: {type(self.prepare_finalize).__name__} is not asynchronous, so "
+                "that halves of a batch cannot take turns around it"
+            )
+
+    def _finalize(self, shared: Callable[[], Any] | None, *given: Any) -> Any:
         """Combines, and runs the shared experts meanwhile where that can be."""
         if not self.prepare_finalize.supports_async():
+            self._check_turns()
             self.prepare_finalize.finalize(*given)
-            return None if self.shared_experts is None else self.shared_experts(hidden)
+            return None if shared is None else shared()
         pending = self.prepare_finalize.finalize_async(*given)
-        shared = None if self.shared_experts is None else self.shared_experts(hidden)
+        value = None if shared is None else shared()
         _complete(pending)
-        return shared
+        return value
 
     def _run(
         self,
@@ -179,7 +243,7 @@ class FusedMoEModularKernel(torch.nn.Module):
         matrices: tuple[torch.Tensor, torch.Tensor],
         routing: tuple[torch.Tensor, torch.Tensor],
         **rest: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         experts, (weights, ids) = self.fused_experts, routing
         local, tokens, n, k, top_k = moe_problem_size(rows, *matrices, ids)
         sizes = {
@@ -189,10 +253,10 @@ class FusedMoEModularKernel(torch.nn.Module):
             "global_num_experts": rest["global_num_experts"],
             "local_num_experts": local,
         }
-        *_, shape, dtype = experts.workspace_shapes(
-            hidden, rows, tokens, expert_tokens_meta=counts, **sizes
+        *_, shape, dtype = experts._shapes(
+            hidden, rows, rest["activation"], M=tokens, expert_tokens_meta=counts, **sizes
         )
-        fused: Any = self._buffers_of.fused_out.get(shape, rows.device, dtype)
+        fused: Any = self._buffers_now.fused_out.get(shape, rows.device, dtype)
         step = self.chunk_size if experts.supports_chunking() else max(tokens, 1)
         if step < tokens and shape[0] % tokens != 0:
             raise ConclaveRuntimeError(
@@ -203,7 +267,7 @@ class FusedMoEModularKernel(torch.nn.Module):
             whole = end - start == tokens
             factor = shape[0] // tokens
             part = slice(start, end)
-            self._run_part(
+            left = self._run_part(
                 fused if whole else fused[start * factor : end * factor],
                 hidden,
                 rows if whole else rows[part],
@@ -217,7 +281,17 @@ class FusedMoEModularKernel(torch.nn.Module):
                 else _counted_again(counts, ids[part], local, rest["expert_map"]),
                 **rest,
             )
+            if left is not None and not isinstance(left, torch.Tensor):
+                return self._left_whole(left, whole)
         return fused
+
+    def _left_whole(self, left: Any, whole: bool) -> Any:
+        if not whole:
+            raise ConclaveRuntimeError(
+                f"chunk_size: {type(self.fused_experts).__name__} leaves sums to the caller, which "
+                "parts of the tokens cannot"
+            )
+        return left
 
     def _run_part(
         self,
@@ -228,18 +302,18 @@ class FusedMoEModularKernel(torch.nn.Module):
         routing: tuple[torch.Tensor, torch.Tensor],
         sizes: dict[str, int],
         **rest: Any,
-    ) -> None:
+    ) -> Any:
         tokens = rows.shape[0] if rows.ndim == 2 else rows.shape[1]
         counts = rest["expert_tokens_meta"]
-        shape13, shape2, shape, dtype = self.fused_experts.workspace_shapes(
-            hidden, rows, tokens, expert_tokens_meta=counts, **sizes
+        shape13, shape2, shape, dtype = self.fused_experts._shapes(
+            hidden, rows, rest["activation"], M=tokens, expert_tokens_meta=counts, **sizes
         )
         if tuple(fused.shape) != tuple(shape):
             raise ConclaveRuntimeError(
                 f"fused_out: expected shape {list(shape)}, found {list(fused.shape)}"
             )
-        buffers = self._buffers_of
-        self.fused_experts.apply(
+        buffers = self._buffers_now
+        return self.fused_experts.apply(
             fused,
             rows,
             *matrices,
@@ -251,11 +325,21 @@ class FusedMoEModularKernel(torch.nn.Module):
 
 
 def _complete(pending: Any) -> Any:
-    """The second half of an asynchronous call, after its hook."""
+    """The second half of an asynchronous call, after its hook: which the other half of a batch runs
+    where there is one, before it waits for rows of its own."""
     hook, receive = pending if isinstance(pending, tuple) else (None, pending)
-    if hook is not None:
+    if hook is not None and ubatching.dbo_enabled():
+        ubatching.dbo_register_recv_hook(hook)
+        ubatching.dbo_yield()
+    elif hook is not None:
         hook()
     return receive()
+
+
+@functools.cache
+def _takes_defer(function: Callable[..., Any]) -> bool:
+    """Whether a class's `prepare` has newest vLLM's last argument."""
+    return "defer_input_quant" in inspect.signature(function).parameters
 
 
 def _counted_again(

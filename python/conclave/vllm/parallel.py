@@ -133,6 +133,23 @@ class FusedMoEParallelConfig:
         )
 
     @staticmethod
+    def flatten_tp_across_dp_and_pcp(
+        tp_size: int,
+        dp_size: int,
+        dp_rank: int,
+        pcp_size: int,
+        pcp_rank: int,
+        tp_rank: int | None = None,
+    ) -> tuple[int, int]:
+        """Number of ranks that columns are cut for without expert parallelism, and this one's.
+        tp_rank: by default that of the groups of `conclave.vllm.install`."""
+        if tp_rank is None:
+            from conclave.vllm.engine.groups import get_tensor_model_parallel_rank
+
+            tp_rank = get_tensor_model_parallel_rank() if tp_size > 1 else 0
+        return dp_size * pcp_size * tp_size, (dp_rank * pcp_size + pcp_rank) * tp_size + tp_rank
+
+    @staticmethod
     def make_no_parallel() -> FusedMoEParallelConfig:
         """One rank."""
         return FusedMoEParallelConfig()

@@ -44,6 +44,7 @@ class MoEPrepareAndFinalizeNoEP(FusedMoEPrepareAndFinalize):
         expert_map: torch.Tensor | None,
         apply_router_weight_on_input: bool,
         quant_config: FusedMoEQuantConfig,
+        defer_input_quant: bool = False,
     ) -> PrepareResultType:
         return _weighed(a1, topk_weights, apply_router_weight_on_input), None, None, None, None
 
@@ -105,6 +106,7 @@ class BatchedPrepareAndFinalize(FusedMoEPrepareAndFinalize):
         expert_map: torch.Tensor | None,
         apply_router_weight_on_input: bool,
         quant_config: FusedMoEQuantConfig,
+        defer_input_quant: bool = False,
     ) -> PrepareResultType:
         if a1.shape[0] > self.max_num_tokens:
             raise ConclaveValueError(

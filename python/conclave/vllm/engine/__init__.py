@@ -43,7 +43,7 @@ class Installed:
         uninstall()
 
 
-_finder: EngineFinder | None = None
+_in_force: EngineFinder | None = None
 _installed: list[Installed] = []
 
 
@@ -71,9 +71,9 @@ def install(
         ConclaveRuntimeError: if vLLM is imported already and overlay is False, or the reverse; if
             a nested call asks for something else.
     """
-    global _finder
+    global _in_force
     given = {"tp": tp_group, "dp": dp_group, "pcp": pcp_group, "ep": ep_group}
-    if _finder is not None:
+    if _in_force is not None:
         if overlay != _installed[-1].overlay or any(group is not None for group in given.values()):
             raise ConclaveRuntimeError(
                 "install: it is installed already, in another way or with other groups; uninstall "
@@ -86,8 +86,8 @@ def install(
         groups.use(given)
     handle = Installed(overlay)
     names = OVERLAID if overlay else tuple(TREE)
-    _finder = EngineFinder(names)
-    sys.meta_path.insert(0, _finder)
+    _in_force = EngineFinder(names)
+    sys.meta_path.insert(0, _in_force)
     _installed.append(handle)
     if overlay:
         _replace_modules(handle, names)
@@ -96,14 +96,14 @@ def install(
 
 def uninstall() -> None:
     """Takes back what one `install` did. Does nothing where nothing is installed."""
-    global _finder
+    global _in_force
     if not _installed:
         return
     handle = _installed.pop()
-    if _installed or _finder is None:
+    if _installed or _in_force is None:
         return
-    sys.meta_path.remove(_finder)
-    _finder = None
+    sys.meta_path.remove(_in_force)
+    _in_force = None
     for name in [name for name, module in sys.modules.items() if is_ours(module)]:
         _forget(name)
     for name, module in handle._replaced.items():
@@ -116,7 +116,7 @@ def uninstall() -> None:
 
 def is_installed() -> bool:
     """Whether `import vllm` finds this package's modules."""
-    return _finder is not None
+    return _in_force is not None
 
 
 def _check_real(overlay: bool, given: dict[str, Any]) -> None:

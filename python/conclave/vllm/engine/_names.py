@@ -55,7 +55,8 @@ _KERNEL: Rows = (
         _V,
         "ExpertTokensMetadata FusedMoEActivationFormat FusedMoEModularKernel "
         "FusedMoEPermuteExpertsUnpermute FusedMoEPrepareAndFinalize SharedResizableBuffer "
-        "TopKWeightAndReduce",
+        "TopKWeightAndReduce FusedMoEExperts FusedMoEExpertsModular FusedMoEExpertsMonolithic "
+        "FusedMoEKernel FusedMoEPrepareAndFinalizeModular FusedMoEPrepareAndFinalizeMonolithic",
     ),
     ("conclave.vllm.modular", "PrepareResultType ReceiverType _moe_problem_size=moe_problem_size"),
 )
@@ -158,6 +159,7 @@ _FUSED_MOE: dict[str, Rows] = {
     f"{_MOE}.layer": (*_LAYER, *_OWNER, *_MAPS, (_V, "maybe_roundup_hidden_size")),
     f"{_MOE}.routed_experts": _OWNER,
     f"{_MOE}.modular_kernel": _KERNEL,
+    f"{_MOE}.moe_output": ((_V, "UnfinalizedMoEOutput"),),
     f"{_MOE}.topk_weight_and_reduce": _REDUCE,
     f"{_MOE}.prepare_finalize": (*_PREPARE, *_BATCHED),
     f"{_MOE}.prepare_finalize.no_dp_ep": _PREPARE,
@@ -166,7 +168,15 @@ _FUSED_MOE: dict[str, Rows] = {
     f"{_MOE}.fused_moe": (*_EXPERTS_CALL, *_TOPK, *_GROUPED, *_ALIGN, *_KERNELS),
     f"{_MOE}.moe_align_block_size": _ALIGN,
     f"{_MOE}.moe_permute_unpermute": _PERMUTE,
-    f"{_MOE}.utils": ((_V, "count_expert_num_tokens"), ("!kernel", "moe_kernel_quantize_input")),
+    f"{_MOE}.utils": (
+        (_V, "count_expert_num_tokens"),
+        (
+            f"{_E}.calls",
+            "is_model_fused_shared_expert_compatible=fuses_no_shared_experts "
+            "resolve_layer_fused_shared_expert=fuses_no_shared_experts",
+        ),
+        ("!kernel", "moe_kernel_quantize_input"),
+    ),
     f"{_MOE}.fused_moe_method_base": _METHODS,
     f"{_MOE}.unquantized_fused_moe_method": _METHODS,
     f"{_MOE}.runner": (),

@@ -114,3 +114,8 @@ def fused_moe_make_expert_params_mapping(
     names = (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name or "")
     rows = expert_params_mapping(model, names, num_experts, num_redundant_experts, prefix)
     return rows if ckpt_up_proj_name else [row for row in rows if row[3] != "w3"]
+
+
+def fuses_no_shared_experts(*_: Any, **__: Any) -> bool:
+    """False: shared experts are modules beside the routed ones, as vLLM has them by default."""
+    return False
