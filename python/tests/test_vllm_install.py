@@ -18,7 +18,7 @@ from conclave.vllm.engine._absent import Absent  # noqa: E402
 from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, worst_error  # noqa: E402
 from support.process_ranks import run_ranks  # noqa: E402
-from support.vllm_reference import experts_reference  # noqa: E402
+from support.vllm_reference import experts_reference, random_case  # noqa: E402
 
 MOE = "vllm.model_executor.layers.fused_moe"
 ROWS = [
@@ -71,21 +71,21 @@ def test_every_name_is_real_or_says_why_not(installed):
 
 
 def test_a_name_without_a_meaning_can_be_named_alone(installed):
-    from vllm.model_executor.layers.fused_moe import TritonExperts
+    from vllm.model_executor.layers.fused_moe import MarlinExperts
 
-    def annotated(experts: TritonExperts | None) -> TritonExperts | None:
+    def annotated(experts: MarlinExperts | None) -> MarlinExperts | None:
         return experts
 
-    assert not isinstance(annotated(None), TritonExperts)
-    assert not hasattr(TritonExperts, "workspace_shapes")
+    assert not isinstance(annotated(None), MarlinExperts)
+    assert not hasattr(MarlinExperts, "workspace_shapes")
     for use in (
-        lambda: TritonExperts(1),
-        lambda: TritonExperts.apply,
-        lambda: TritonExperts[int],
-        lambda: types.new_class("Mine", (TritonExperts,)),
+        lambda: MarlinExperts(1),
+        lambda: MarlinExperts.apply,
+        lambda: MarlinExperts[int],
+        lambda: types.new_class("Mine", (MarlinExperts,)),
     ):
         with pytest.raises(
-            conclave.errors.ConclaveUnsupportedError, match="TritonExperts: a kernel"
+            conclave.errors.ConclaveUnsupportedError, match="MarlinExperts: a kernel"
         ):
             use()
 
@@ -298,3 +298,40 @@ def test_layers_take_the_groups_of_the_process(tmp_path):
         assert worst_error(found["sum"], wanted.double()) <= FLOAT32_BAR
         assert found["gathered"].tolist() == [[0.0, 0.0], [1.0, 1.0]]
         assert found["part"].tolist() == [[0.0, 2.0], [4.0, 6.0]][rank]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_experts_in_the_place_of_vllms_kernels(installed, dtype):
+    from vllm.model_executor.layers.fused_moe import FusedMoEConfig, FusedMoEParallelConfig
+    from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
+    from vllm.model_executor.layers.fused_moe.experts.fused_batched_moe import BatchedTritonExperts
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+    from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEKernel
+    from vllm.model_executor.layers.fused_moe.prepare_finalize.batched import (
+        BatchedPrepareAndFinalize,
+    )
+    from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
+
+    case = random_case(3, 9, 40, 48, 8, 3, torch.float32)
+    config = FusedMoEConfig(8, 3, 48, 8, FusedMoEParallelConfig(), torch.float32)
+    plain = ours.FUSED_MOE_UNQUANTIZED_CONFIG
+    prepare = maybe_make_prepare_finalize(config, plain, allow_new_interface=True)
+    assert maybe_make_prepare_finalize(config, plain) is None
+    made = [
+        FusedMoEKernel(prepare, TritonExperts(config, plain)),
+        FusedMoEKernel(
+            BatchedPrepareAndFinalize(64, 8), BatchedTritonExperts(config, plain, 64, 1)
+        ),
+    ]
+    for kernel in made:
+        assert worst_error(kernel.apply(*case), experts_reference(*case)) <= FLOAT32_BAR
+    for block in (None, [16, 20]):
+        codes, scale = moe_kernel_quantize_input(case[0], None, dtype, block is None, block)
+        wide = 48 if block is None else 20
+        values = codes.float() * scale.repeat_interleave(wide, -1)[:, :48]
+        step = scale.repeat_interleave(wide, -1)[:, :48] * (16 if dtype != torch.int8 else 0.5)
+        assert codes.dtype == dtype and ((values - case[0]).abs() <= 1.01 * step).all()
+    codes, scale = moe_kernel_quantize_input(case[0], None, dtype, False)
+    assert scale.shape == (1,) and codes.float().abs().max() in (448, 127)
+    with pytest.raises(NotImplementedError, match="quant_dtype"):
+        moe_kernel_quantize_input(case[0], None, "mxfp4", False)

@@ -72,6 +72,7 @@ _PREPARE: Rows = (
         _V,
         "MoEPrepareAndFinalizeNoEP MoEPrepareAndFinalizeNoDPEPModular=MoEPrepareAndFinalizeNoEP",
     ),
+    (f"{_E}.experts", "make_moe_prepare_and_finalize_no_dp_ep"),
 )
 _BATCHED: Rows = ((_V, "BatchedPrepareAndFinalize"),)
 _ALIGN: Rows = ((f"{_E}.calls", "moe_align_block_size"),)
@@ -94,8 +95,13 @@ _GATE: Rows = ((f"{_E}.gate", "GateLinear"),)
 _METHODS: Rows = (("!method", "FusedMoEMethodBase UnquantizedFusedMoEMethod"),)
 _KERNELS: Rows = (
     (
+        f"{_E}.experts",
+        "TritonExperts=ConclaveExpertsModular BatchedTritonExperts=BatchedConclaveExpertsModular "
+        "NaiveBatchedExperts=BatchedConclaveExpertsModular",
+    ),
+    (
         "!kernel",
-        "TritonExperts TritonWNA16Experts BatchedTritonExperts NaiveBatchedExperts DeepGemmExperts "
+        "TritonWNA16Experts DeepGemmExperts "
         "BatchedDeepGemmExperts TritonOrDeepGemmExperts CutlassExpertsFp8 CutlassBatchedExpertsFp8 "
         "CutlassExpertsW4A8Fp8 MarlinExperts BatchedMarlinExperts "
         "fused_marlin_moe get_config_file_name",
@@ -175,8 +181,9 @@ _FUSED_MOE: dict[str, Rows] = {
             "is_model_fused_shared_expert_compatible=fuses_no_shared_experts "
             "resolve_layer_fused_shared_expert=fuses_no_shared_experts",
         ),
-        ("!kernel", "moe_kernel_quantize_input"),
+        (f"{_E}.experts", "moe_kernel_quantize_input"),
     ),
+    f"{_MOE}.all2all_utils": ((f"{_E}.experts", "maybe_make_prepare_finalize"),),
     f"{_MOE}.fused_moe_method_base": _METHODS,
     f"{_MOE}.unquantized_fused_moe_method": _METHODS,
     f"{_MOE}.runner": (),
@@ -190,7 +197,8 @@ _FUSED_MOE: dict[str, Rows] = {
     f"{_MOE}.router.fused_topk_bias_router": (*_TOPK_BIAS, ("!router", "FusedTopKBiasRouter")),
     f"{_MOE}.router.grouped_topk_router": (
         *_GROUPED,
-        ("!router", "GroupedTopk GroupedTopKRouter fused_grouped_topk"),
+        (f"{_E}.calls", "fused_grouped_topk"),
+        ("!router", "GroupedTopk GroupedTopKRouter"),
     ),
     f"{_MOE}.experts": (),
     f"{_MOE}.experts.triton_moe": _KERNELS,

@@ -62,11 +62,57 @@ def fused_topk_bias(
     )
 
 
-def moe_align_block_size(*args: Any, return_scatter_idx: bool = False, **named: Any) -> Any:
-    """`conclave.moe_align_block_size`."""
-    if return_scatter_idx:
-        raise ConclaveUnsupportedError("return_scatter_idx: kernels here need no such index")
-    return permute.moe_align_block_size(*args, **named)
+def fused_grouped_topk(
+    hidden_states: torch.Tensor,
+    gating_output: torch.Tensor,
+    topk: int,
+    renormalize: bool,
+    e_score_correction_bias: torch.Tensor,
+    num_expert_group: int = 0,
+    topk_group: int = 0,
+    scoring_func: str = "softmax",
+    routed_scaling_factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`conclave.grouped_topk`, with the bias before the groups."""
+    return routing.grouped_topk(
+        hidden_states,
+        gating_output,
+        topk,
+        renormalize,
+        num_expert_group,
+        topk_group,
+        scoring_func,
+        routed_scaling_factor,
+        e_score_correction_bias,
+    )
+
+
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None = None,
+    pad_sorted_ids: bool = False,
+    ignore_invalid_experts: bool = False,
+    return_scatter_idx: bool = False,
+) -> Any:
+    """`conclave.moe_align_block_size`; with return_scatter_idx also [T k, 1] int32, each slot's own
+    number where its expert is here, else -1."""
+    if return_scatter_idx and expert_map is not None and not ignore_invalid_experts:
+        raise ConclaveValueError(
+            "return_scatter_idx: expected ignore_invalid_experts=True beside an expert_map"
+        )
+    found = permute.moe_align_block_size(
+        topk_ids, block_size, num_experts, expert_map, pad_sorted_ids, ignore_invalid_experts
+    )
+    if not return_scatter_idx:
+        return found
+    ids = topk_ids.flatten().long()
+    held = (ids >= 0) & (ids < num_experts)
+    if expert_map is not None:
+        held = held & (expert_map.to(ids.device)[torch.where(held, ids, 0)] >= 0)
+    slots = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+    return (*found, torch.where(held, slots, -1).unsqueeze(1))
 
 
 def moe_permute(*args: Any, scratch: Any = None, **named: Any) -> Any:
