@@ -278,15 +278,6 @@ def test_slices_of_any_width_add_up(inner, ranks, activation):
     assert worst_error(total, whole.double()) <= 1e-5
 
 
-def test_packed_codes_are_cut_evenly():
-    split = vllm.FusedMoEParallelConfig(tp_size=2)
-    method = {"quant_method": "gptq", "bits": 4, "group_size": -1}
-    with pytest.raises(ConclaveValueError, match="intermediate_size"):
-        vllm.FusedMoE(
-            **{**SIZES, "intermediate_size": 41}, moe_parallel_config=split, quant_config=method
-        )
-
-
 def test_ranks_of_the_default_group(monkeypatch):
     dist = torch.distributed
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
