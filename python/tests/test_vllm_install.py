@@ -335,3 +335,24 @@ def test_experts_in_the_place_of_vllms_kernels(installed, dtype):
     assert scale.shape == (1,) and codes.float().abs().max() in (448, 127)
     with pytest.raises(NotImplementedError, match="quant_dtype"):
         moe_kernel_quantize_input(case[0], None, "mxfp4", False)
+
+
+def test_replicas_are_chosen_and_counted(installed):
+    from vllm.distributed.eplb.eplb_state import EplbState
+    from vllm.distributed.eplb.policy.default import DefaultEplbPolicy
+    from vllm.model_executor.layers.fused_moe.router.base_router import (
+        eplb_map_to_physical_and_record,
+    )
+
+    ids = torch.tensor([[0, 1], [0, 2], [1, 2], [0, 3]], dtype=torch.int32)
+    table = torch.tensor([[0, 4], [1, 5], [2, -1], [3, -1]])
+    count = torch.tensor([2, 2, 1, 1])
+    for unpadded, tokens in ((None, 4), (torch.tensor(0), 4), (torch.tensor(2), 2)):
+        load = torch.zeros(6, dtype=torch.int32)
+        out = eplb_map_to_physical_and_record(ids, load, table, count, torch.tensor(True), unpadded)
+        assert out.dtype == torch.int32 and torch.equal(out % 4, ids % 4)
+        assert out[1, 0] != out[0, 0] and load.sum() == 2 * tokens
+    of = EplbState.build_initial_global_physical_to_logical_map(3, 2)
+    assert of == [0, 1, 2, 0, 1]
+    slots = DefaultEplbPolicy.rebalance_experts(torch.tensor([[9.0, 1.0, 1.0]]), 4, 1, 1, 2)
+    assert slots.shape == (1, 4) and sorted(slots[0].tolist()) == [0, 0, 1, 2]

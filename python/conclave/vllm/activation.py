@@ -8,6 +8,11 @@ from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.spec import ActivationSpec
 
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
+_OPERATORS = {
+    "swigluoai_uninterleave": "silu_and_mul_with_clamp",
+    "relu2": "relu2",
+    "relu2_no_mul": "relu2",
+}
 
 
 class MoEActivation(enum.Enum):
@@ -45,6 +50,11 @@ class MoEActivation(enum.Enum):
     def is_interleaved(self) -> bool:
         """Whether rows of w1 are gate 0, up 0, gate 1, ...; else all gate rows, then all up."""
         return self is MoEActivation.SWIGLUOAI
+
+    @property
+    def custom_op_name(self) -> str:
+        """The operator of vLLM's registry that computes it."""
+        return _OPERATORS.get(self.value) or f"{self.value.removesuffix('_no_mul')}_and_mul"
 
     def without_mul(self) -> MoEActivation:
         """The form without a gate. Raises ConclaveValueError where there is none."""

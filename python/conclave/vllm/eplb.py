@@ -11,6 +11,7 @@ from conclave.balancer import Balancer
 from conclave.errors import ConclaveValueError
 from conclave.layer import Layer
 from conclave.ranks import Communicator
+from conclave.vllm.ubatching import dbo_current_ubatch_id
 
 Tensor = Any
 
@@ -67,6 +68,28 @@ class EplbLayerState:
     logical_to_physical_map: Any = None  # [logical, most replicas], -1 padded
     logical_replica_count: Any = None  # [logical]
     should_record_tensor: Any = None  # one bool; None: always
+    # Tokens that are no padding, for each half of a batch that takes turns; 0: all of them.
+    num_unpadded_tokens_tensors: Any = None
+
+    def set_layer_state(
+        self,
+        moe_layer_idx: int,
+        expert_load_view: Any,
+        logical_to_physical_map: Any,
+        logical_replica_count: Any,
+    ) -> None:
+        """Takes row moe_layer_idx of a balancer's tensors, as views."""
+        self.expert_load_view = expert_load_view[moe_layer_idx]
+        self.logical_to_physical_map = logical_to_physical_map[moe_layer_idx]
+        self.logical_replica_count = logical_replica_count[moe_layer_idx]
+
+    def unpadded_tokens(self, tokens: int) -> Any:
+        """How many of so many tokens are no padding; None: nothing says so."""
+        if not self.num_unpadded_tokens_tensors:
+            return None
+        counts = self.num_unpadded_tokens_tensors
+        count = counts[min(dbo_current_ubatch_id(), len(counts) - 1)]
+        return count.where(count > 0, tokens)
 
     def check(self) -> None:
         """Raises ConclaveValueError naming what is not set."""
@@ -82,11 +105,13 @@ def map_to_physical(
 ) -> Tensor:
     """Slots of experts [T, k], of the type of topk_ids: token t takes replica
     (t * 0x9E3779B9 mod 2^32) mod count. An id without a replica is -1. Counts of the first
-    num_tokens tokens (all by default) are added to expert_load_view; a tensor of one number is not
-    waited for."""
+    num_tokens tokens (by default what the state says, else all) are added to expert_load_view; a
+    tensor of one number is not waited for."""
     import torch
 
     state.check()
+    if num_tokens is None:
+        num_tokens = state.unpadded_tokens(int(topk_ids.shape[0]))
     table, counts = state.logical_to_physical_map, state.logical_replica_count
     tokens = torch.arange(topk_ids.shape[0], dtype=torch.int64, device=topk_ids.device)
     spread = ((tokens * _GOLDEN) & 0xFFFFFFFF).unsqueeze(1)

@@ -191,7 +191,10 @@ _FUSED_MOE: dict[str, Rows] = {
     f"{_MOE}.router": (),
     f"{_MOE}.router.gate_linear": _GATE,
     f"{_MOE}.router.fused_moe_router": (("!router", "FusedMoERouter"),),
-    f"{_MOE}.router.base_router": (("!router", "BaseRouter eplb_map_to_physical_and_record"),),
+    f"{_MOE}.router.base_router": (
+        (f"{_E}.eplb", "eplb_map_to_physical_and_record"),
+        ("!router", "BaseRouter"),
+    ),
     f"{_MOE}.router.router_factory": (("!router", "create_fused_moe_router"),),
     f"{_MOE}.router.fused_topk_router": (*_TOPK, ("!router", "FusedTopKRouter")),
     f"{_MOE}.router.fused_topk_bias_router": (*_TOPK_BIAS, ("!router", "FusedTopKBiasRouter")),

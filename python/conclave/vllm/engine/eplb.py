@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conclave.vllm.eplb import rebalance_experts
+from conclave.vllm.eplb import EplbLayerState, map_to_physical, rebalance_experts
 from conclave.vllm.mapping import build_initial_global_physical_to_logical_map
 
 
@@ -34,3 +34,19 @@ class DefaultEplbPolicy:
         return rebalance_experts(
             weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices
         )[0]
+
+
+def eplb_map_to_physical_and_record(
+    topk_ids: Any,
+    expert_load_view: Any,
+    logical_to_physical_map: Any,
+    logical_replica_count: Any,
+    record_enabled: Any,
+    num_unpadded_tokens: Any = None,
+) -> Any:
+    """`conclave.vllm.map_to_physical`; num_unpadded_tokens of 0 says that no token is padding."""
+    unpadded = None if num_unpadded_tokens is None else [num_unpadded_tokens]
+    state = EplbLayerState(
+        expert_load_view, logical_to_physical_map, logical_replica_count, record_enabled, unpadded
+    )
+    return map_to_physical(topk_ids, state)
