@@ -40,7 +40,7 @@ FILES = (
     "tests/distributed/test_eplb_algo.py",
     "tests/distributed/test_eplb_utils.py",
 )
-SECONDS = 100  # for one file
+SECONDS = 45  # for one file
 
 
 def run(tree: pathlib.Path, file: str, most: int) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def run(tree: pathlib.Path, file: str, most: int) -> list[dict[str, Any]]:
 
 
 def sort(lines: list[dict[str, Any]]) -> dict[str, collections.Counter[str]]:
-    """Reasons and how often, by passed, failed and not applicable."""
+    """Reasons and how often, by passed, failed, not applicable and late."""
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for line in lines:
         if "test" not in line:
@@ -74,6 +74,8 @@ def sort(lines: list[dict[str, Any]]) -> dict[str, collections.Counter[str]]:
         reason = line["reason"].split(" object at 0x")[0]
         if line["outcome"] == "passed":
             found["passed"][""] += 1
+        elif line["kind"] == "Late":
+            found["late"][reason] += 1
         elif line["outcome"] == "skipped" or line["kind"] == "absent":
             found["not applicable"][reason] += 1
         else:
@@ -83,17 +85,19 @@ def sort(lines: list[dict[str, Any]]) -> dict[str, collections.Counter[str]]:
 
 def report(tree: pathlib.Path, most: int) -> None:
     """Prints a table of files, and reasons below it."""
-    print("| file | collected | run | passed | failed | not applicable |\n|---|---|---|---|---|---|")
+    print("| file | collected | chosen | passed | failed | not applicable | late |")
+    print("|---|---|---|---|---|---|---|")
     total: collections.Counter[str] = collections.Counter()
     notes = []
     for file in FILES:
         if not (tree / file).exists():
-            print(f"| {file} | not in this tree | | | | |")
+            print(f"| {file} | not in this tree | | | | | |")
             continue
         lines = run(tree, file, most)
         found = sort(lines)
         numbers = {name: sum(found[name].values()) for name in ("passed", "failed")}
         numbers["not applicable"] = sum(found["not applicable"].values())
+        numbers["late"] = sum(found["late"].values())
         collected = sum(line.get("collected", 0) for line in lines)
         chosen = sum(line.get("run", 0) for line in lines)
         cells = " | ".join(map(str, numbers.values()))
@@ -105,5 +109,5 @@ def report(tree: pathlib.Path, most: int) -> None:
     ran = total["passed"] + total["failed"]
     share = 100 * total["passed"] / ran if ran else 0
     print(f"\n{total['passed']} passed, {total['failed']} failed ({share:.1f} % of {ran} passed), ")
-    print(f"{total['not applicable']} not applicable.\n")
+    print(f"{total['not applicable']} not applicable, {total['late']} too long.\n")
     print("\n".join(notes))

@@ -96,10 +96,37 @@ class RMSNorm(nn.Module):
         return out if residual is None else (out, residual)
 
 
-class SiluAndMul(nn.Module):
+def _activation(function: Any, gated: bool = True) -> type[nn.Module]:
+    class Activation(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not gated:
+                return function(x)
+            gate, up = x.chunk(2, dim=-1)
+            return function(gate) * up
+
+        forward_native = forward_cuda = forward
+
+    return Activation
+
+
+SiluAndMul = _activation(nn.functional.silu)
+
+
+class _Oai(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = x.chunk(2, dim=-1)
-        return nn.functional.silu(gate) * up
+        gate, up = x[..., ::2].clamp(max=7.0), x[..., 1::2].clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+    forward_native = forward_cuda = forward
+
+
+ACTIVATIONS = {
+    "silu_and_mul": SiluAndMul,
+    "gelu_and_mul": _activation(nn.functional.gelu),
+    "gelu_tanh_and_mul": _activation(lambda x: nn.functional.gelu(x, approximate="tanh")),
+    "relu2": _activation(lambda x: nn.functional.relu(x).square(), gated=False),
+    "swigluoai_and_mul": _Oai,
+}
 
 
 class VocabParallelEmbedding(nn.Module):

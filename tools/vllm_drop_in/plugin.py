@@ -15,10 +15,12 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import sys
 import types
 from typing import Any
 
+import parts
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -29,6 +31,7 @@ from conclave.vllm.engine._absent import Absent, ConclaveAbsentError
 
 TREE = pathlib.Path(os.environ["DROP_IN_TREE"])
 MOST = int(os.environ.get("DROP_IN_MOST", "24"))
+SECONDS = 6  # for one test
 # Files of the tree that only say constants or compute references in torch.
 PURE = (
     "vllm.scalar_type",
@@ -133,8 +136,20 @@ _set_default = torch.set_default_device
 torch.set_default_device = lambda device: _set_default(_place(device))
 for _name in ("synchronize", "empty_cache", "manual_seed_all", "set_device"):
     setattr(torch.cuda, _name, lambda *_, **__: None)
+for _name in ("synchronize", "empty_cache", "set_device_index", "current_device_index"):
+    setattr(torch.accelerator, _name, lambda *_, **__: 0)
+torch.accelerator.get_memory_info = lambda *_: (1 << 40, 1 << 40)
 
+import vllm.model_executor.custom_op as custom_op  # noqa: E402
+import vllm.model_executor.layers.activation as activation  # noqa: E402
+import vllm.v1.worker.workspace as workspace  # noqa: E402
 from vllm.platforms import Platform, current_platform  # noqa: E402
+
+# The references of the tests ask for these by name; they are eager torch.
+activation.SiluAndMul = parts.SiluAndMul
+custom_op.op_registry = parts.ACTIVATIONS
+# Layers here have workspaces of their own.
+workspace.init_workspace_manager = workspace.reset_workspace_manager = lambda *_, **__: None
 
 Platform.is_cuda = Platform.is_cuda_alike = lambda self: True
 Platform.is_cpu = lambda self: False
@@ -181,6 +196,21 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 def _log(**line: Any) -> None:
     with open(os.environ["DROP_IN_LOG"], "a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+class Late(Exception):
+    """A test took too long on this machine."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call() -> Any:
+    def stop(*_: Any) -> None:
+        raise Late(f"ended after {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
 
 
 @pytest.hookimpl(hookwrapper=True)
