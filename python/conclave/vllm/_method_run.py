@@ -12,7 +12,7 @@ from conclave.vllm._checks import Sizes, check_tokens
 from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm._packed import packed_layer
 from conclave.vllm._packers import RankExperts
-from conclave.vllm.activation import MoEActivation
+from conclave.vllm.activation import ActivationParameters, MoEActivation
 from conclave.vllm.experts import experts_spec, local_indices
 
 
@@ -32,17 +32,18 @@ def run_method_experts(
 
 def _packed(layer: Any, scheme: PackedScheme, top_k: int, device: torch.device) -> RankExperts:
     kind: MoEActivation = layer.activation
+    given: ActivationParameters = layer.activation_parameters
     spec = experts_spec(
         top_k,
         kind,
         layer.apply_router_weight_on_input,
-        layer.gate_alpha,
-        layer.gate_beta,
-        layer.swiglu_limit,
+        given.alpha,
+        given.beta,
+        given.limit,
         QuantSpec(),
         "bfloat16",
         layer.has_bias,
-        layer.activation_situ_linear_beta,
+        given.linear_beta,
     )
     sizes = Sizes(layer.local_num_experts, layer.hidden_size, layer.intermediate_size_per_partition)
 

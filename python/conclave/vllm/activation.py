@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import math
 
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.spec import ActivationSpec
@@ -115,6 +117,49 @@ def activation_spec(
         return ActivationSpec(name="silu")
     _refuse(activation, alpha=alpha, beta=beta, limit=limit or None)
     return ActivationSpec(name=activation.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationParameters:
+    """Those of a layer's formula. None is the published value."""
+
+    alpha: float | None = None
+    beta: float | None = None
+    limit: float | None = None
+    linear_beta: float | None = None
+
+    @staticmethod
+    def of(
+        activation: MoEActivation,
+        *,
+        swiglu_alpha: float | None,
+        swiglu_beta: float | None,
+        swiglu_limit: float | None,
+        activation_situ_beta: float | None,
+        activation_situ_linear_beta: float | None,
+    ) -> ActivationParameters:
+        """From a layer's arguments. Raises ConclaveValueError for one that the formula does not
+        have, or that is no finite number."""
+        named = {
+            "swiglu_alpha": swiglu_alpha,
+            "swiglu_beta": swiglu_beta,
+            "activation_situ_beta": activation_situ_beta,
+            "activation_situ_linear_beta": activation_situ_linear_beta,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        is_situ = activation is MoEActivation.SITU
+        for name, value in given.items():
+            if ("situ" in name) != is_situ:
+                raise ConclaveValueError(
+                    f"{name}: activation {activation.value} has no such parameter, found {value}"
+                )
+            if not math.isfinite(value):
+                raise ConclaveValueError(f"{name}: expected a finite number, found {value}")
+        beta = activation_situ_beta if is_situ else swiglu_beta
+        found = ActivationParameters(swiglu_alpha, beta, swiglu_limit, activation_situ_linear_beta)
+        if given:
+            activation_spec(activation, **dataclasses.asdict(found))
+        return found
 
 
 def _refuse(activation: MoEActivation, **parameters: float | None) -> None:

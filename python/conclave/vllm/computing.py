@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError
 from conclave.vllm.parallel import FusedMoEConfig
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_method.base import FusedMoEMethodBase
-from conclave.vllm.quant_method.call import MethodCall
+from conclave.vllm.quant_method.call import MethodCall, takes_whole_size
 from conclave.vllm.quant_method.choose import check_eplb, checked_method
 from conclave.vllm.quant_method.modular import FusedMoEModularMethod
 from conclave.vllm.quant_method.own import UnquantizedFusedMoEMethod
@@ -33,6 +35,19 @@ class ComputingLayer(RoutedLayer):
             self._check_routing_method(type(method).__name__)
         self.quant_method, self._call = method, call
         self.runner = self._init_runner()
+
+    def _make_parameters(self, intermediate_size: int) -> None:
+        sizes: dict[str, Any] = {
+            "num_experts": self.local_num_experts,
+            "hidden_size": self.hidden_size,
+            "intermediate_size_per_partition": self.intermediate_size_per_partition,
+            "params_dtype": self.params_dtype,
+            "weight_loader": self.weight_loader,
+            "global_num_experts": self.global_num_experts,
+        }
+        if takes_whole_size(self.quant_method):
+            sizes["intermediate_size_full"] = intermediate_size
+        self.quant_method.create_weights(layer=self, **sizes)
 
     def _check_routing_method(self, name: str) -> None:
         """A method that chooses experts itself sees neither what moves nor what returns tokens."""

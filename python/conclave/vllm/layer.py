@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,19 +13,18 @@ from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm._operator import routed_sum
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm._rank_split import split_of
-from conclave.vllm._registry import log_once, logger, static_forward_context
-from conclave.vllm.activation import MoEActivation, activation_spec, parse_activation
-from conclave.vllm.computing import ComputingLayer
+from conclave.vllm._registry import static_forward_context
+from conclave.vllm.activation import ActivationParameters, MoEActivation, parse_activation
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import Row
+from conclave.vllm.named import NamedLayer
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
-from conclave.vllm.quant_method.call import takes_whole_size
 from conclave.vllm.quant_method.choose import choose_method
 from conclave.vllm.router.factory import create_fused_moe_router
 
 
-class FusedMoE(ComputingLayer):
+class FusedMoE(NamedLayer):
     """Experts of one layer: w13_weight [E, 2N, H], gate rows first, and w2_weight [E, H, N], where
     E are this rank's experts and N this rank's columns.
 
@@ -164,12 +161,15 @@ class FusedMoE(ComputingLayer):
         self.swiglu_alpha, self.swiglu_beta = swiglu_alpha, swiglu_beta
         self.activation_situ_beta = activation_situ_beta
         self.activation_situ_linear_beta = activation_situ_linear_beta
-        self._check_activation()
-        if (shared_experts_stream_token_threshold or 0) < 0:
-            raise ConclaveValueError(
-                "shared_experts_stream_token_threshold: expected 0 or more, found "
-                f"{shared_experts_stream_token_threshold}"
-            )
+        self.activation_parameters = ActivationParameters.of(
+            self.activation,
+            swiglu_alpha=swiglu_alpha,
+            swiglu_beta=swiglu_beta,
+            swiglu_limit=swiglu_limit,
+            activation_situ_beta=activation_situ_beta,
+            activation_situ_linear_beta=activation_situ_linear_beta,
+        )
+        _check_threshold(shared_experts_stream_token_threshold)
         self.shared_experts_stream_token_threshold = shared_experts_stream_token_threshold
         self.has_bias = has_bias
         self.enable_eplb = enable_eplb
@@ -250,76 +250,7 @@ class FusedMoE(ComputingLayer):
         self._take_method(choose_method(self, quant_config, names, self.moe_config))
         self._make_parameters(intermediate_size)
         self.moe_config.intermediate_size_per_partition = self.intermediate_size_per_partition
-        static_forward_context.add(prefix, self)
-        self._take_number()
-        self._tell()
-
-    def _check_activation(self) -> None:
-        """Parameters that are given must be the formula's, and the formula one that runs."""
-        is_situ = self.activation is MoEActivation.SITU
-        given = (self.swiglu_alpha, self.swiglu_beta, self.activation_situ_beta)
-        if (*given, self.activation_situ_linear_beta) == (None,) * 4:
-            return
-        other = self.swiglu_beta if is_situ else self.activation_situ_beta
-        if other is not None:
-            raise ConclaveValueError(
-                f"activation: {self.activation.value} has no parameter "
-                f"{'swiglu_beta' if is_situ else 'activation_situ_beta'}, found {other}"
-            )
-        for value in (*given, self.activation_situ_linear_beta):
-            if value is not None and not math.isfinite(value):
-                raise ConclaveValueError(f"activation: expected finite parameters, found {value}")
-        activation_spec(
-            self.activation,
-            alpha=self.gate_alpha,
-            beta=self.gate_beta,
-            limit=self.swiglu_limit,
-            linear_beta=self.activation_situ_linear_beta,
-        )
-
-    @property
-    def gate_alpha(self) -> float | None:
-        """alpha of the activation's formula; None: the published one."""
-        return self.swiglu_alpha
-
-    @property
-    def gate_beta(self) -> float | None:
-        """beta of the activation's formula; None: the published one."""
-        is_situ = self.activation is MoEActivation.SITU
-        return self.activation_situ_beta if is_situ else self.swiglu_beta
-
-    def _take_number(self) -> None:
-        self._number = static_forward_context.number(self)
-        self._handle = torch.tensor(self._number, device="cpu")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is a layer of its own."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._take_number()
-
-    def _tell(self) -> None:
-        if self.use_ep:
-            log_once(
-                logging.INFO,
-                f"[EP Rank {self.ep_rank}/{self.ep_size}] Expert parallelism is enabled. Expert "
-                f"placement strategy: {self.expert_placement_strategy}. Local/global number of "
-                f"experts: {self.local_num_experts}/{self.global_num_experts}. Experts local to "
-                f"global index map: {self._experts.compressed()}.",
-            )
-        logger.debug("FusedMoEConfig = %s", self.moe_config)
-
-    def _make_parameters(self, intermediate_size: int) -> None:
-        sizes: dict[str, Any] = {
-            "num_experts": self.local_num_experts,
-            "hidden_size": self.hidden_size,
-            "intermediate_size_per_partition": self.intermediate_size_per_partition,
-            "params_dtype": self.params_dtype,
-            "weight_loader": self.weight_loader,
-            "global_num_experts": self.global_num_experts,
-        }
-        if takes_whole_size(self.quant_method):
-            sizes["intermediate_size_full"] = intermediate_size
-        self.quant_method.create_weights(layer=self, **sizes)
+        self._enter()
 
     def forward(
         self,
@@ -420,6 +351,13 @@ class FusedMoE(ComputingLayer):
         if self._shared_expert_gate is not None:
             shared = torch.sigmoid(_first(self._shared_expert_gate(hidden))) * shared
         return shared
+
+
+def _check_threshold(tokens: int | None) -> None:
+    if tokens is not None and tokens < 0:
+        raise ConclaveValueError(
+            f"shared_experts_stream_token_threshold: expected 0 or more, found {tokens}"
+        )
 
 
 def _refuse_classes(**given: Any) -> None:

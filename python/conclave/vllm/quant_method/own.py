@@ -61,12 +61,12 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
     ) -> torch.Tensor:
         """The weighted sum [T, H] by the library's kernels, in `out` if one is given."""
         of_layer: Any = layer
-        config = self.get_fused_moe_quant_config(layer)
-        if config is not None and (of_layer.gate_alpha, of_layer.gate_beta) != (None, None):
+        config, given = self.get_fused_moe_quant_config(layer), of_layer.activation_parameters
+        if config is not None and (given.alpha, given.beta) != (None, None):
             config = dataclasses.replace(
                 config,
-                gemm1_alpha=_first(config.gemm1_alpha, of_layer.gate_alpha),
-                gemm1_beta=_first(config.gemm1_beta, of_layer.gate_beta),
+                gemm1_alpha=_first(config.gemm1_alpha, given.alpha),
+                gemm1_beta=_first(config.gemm1_beta, given.beta),
             )
         found: torch.Tensor = fused_experts(
             x,
@@ -79,8 +79,8 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
             global_num_experts=of_layer.global_num_experts,
             expert_map=of_layer.expert_map,
             quant_config=config,
-            swiglu_limit=of_layer.swiglu_limit,
-            linear_beta=of_layer.activation_situ_linear_beta,
+            swiglu_limit=given.limit,
+            linear_beta=given.linear_beta,
             out=out,
         )
         return found
