@@ -5,6 +5,11 @@
 #include "capi/structs.h"
 #include "capi/values.h"
 
+#include "conclave/error.h"
+
+#include <algorithm>
+#include <string>
+
 namespace conclave::inline v0::capi {
 namespace {
 
@@ -13,34 +18,66 @@ static_assert(CONCLAVE_RELOAD_MODE_STAGED == static_cast<int32_t>(ReloadMode::kS
 
 using SharedSource = std::shared_ptr<const WeightSource>;
 
-// Whether weights of the layer lie in the memory of the source that they came from.
-bool reads_source(const MoeLayer& layer, const WeightSource& source) {
-  return layer.plan().in_place_bytes > 0 || source.memory() == MemoryKind::kDevice;
+// Whether weights of the layer lie in the memory of the sources that they came from.
+bool reads_sources(const MoeLayer& layer, const std::vector<SharedSource>& sources) {
+  return layer.plan().in_place_bytes > 0 ||
+         std::ranges::any_of(sources, [](const SharedSource& source) {
+           return source->memory() == MemoryKind::kDevice;
+         });
 }
 
 std::unique_ptr<conclave_layer> make_layer(const std::shared_ptr<ContextState>& context,
                                            const MoeSpec& spec, const SharedSource& source,
                                            const conclave_layer_options* options,
                                            const conclave_parallel* parallel) {
-  auto kept = std::make_shared<KeptSources>();
-  kept->sources.reserve(1);
+  auto kept = std::make_shared<KeptSources>(KeptSources{{source}});
   auto handle = std::unique_ptr<conclave_layer>(
       new conclave_layer{context, std::move(kept),
                          MoeLayer::create(*context->context, spec, *source, options_of(options),
                                           parallel_of(parallel))});
-  if (reads_source(handle->layer, *source)) handle->kept->sources.push_back(source);
+  if (!reads_sources(handle->layer, handle->kept->sources)) handle->kept->sources.clear();
   return handle;
 }
 
-// The new source is kept before the weights may lie in it, and those before until none of them
-// does.
+// After a failure in place weights may lie in either source, otherwise in those from before.
 void reload(conclave_layer& handle, const SharedSource& source, conclave_reload_mode mode) {
   const auto how = choice_of("mode", mode, ReloadMode::kInPlace);
   std::vector<SharedSource>& kept = handle.kept->sources;
-  kept.push_back(source);
-  handle.layer.reload(*source, how);
-  kept.erase(kept.begin(), kept.end() - 1);
-  if (!reads_source(handle.layer, *source)) kept.clear();
+  std::vector<SharedSource> next = {source};
+  kept.reserve(kept.size() + 1);
+  try {
+    handle.layer.reload(*source, how);
+  } catch (...) {
+    if (how == ReloadMode::kInPlace && !kept.empty()) kept.push_back(source);
+    throw;
+  }
+  if (!reads_sources(handle.layer, next)) next.clear();
+  kept = std::move(next);
+}
+
+std::unique_ptr<conclave_layer> on_ranks(const conclave_layer& from,
+                                         const std::shared_ptr<ContextState>& context,
+                                         const conclave_parallel* parallel,
+                                         const conclave_source* source) {
+  auto kept = std::make_shared<KeptSources>(*from.kept);
+  if (source != nullptr) kept->sources.push_back(source->source);
+  auto handle = std::unique_ptr<conclave_layer>(
+      new conclave_layer{context, std::move(kept),
+                         from.layer.on_ranks(*context->context, parallel_of(parallel),
+                                             source == nullptr ? nullptr : source->source.get())});
+  if (!reads_sources(handle->layer, handle->kept->sources)) handle->kept->sources.clear();
+  return handle;
+}
+
+// Throws Error(kInvalidArgument).
+size_t workspace_bytes_of(const MoeLayer& layer, int64_t tokens) {
+  constexpr int64_t kAny = -1;
+  if (tokens == kAny) return layer.workspace_bytes();
+  if (tokens >= 0) return layer.workspace_bytes(tokens);
+  throw Error(ErrorCode::kInvalidArgument, {.what = "there are no calls of so many tokens",
+                                            .tensor = "tokens",
+                                            .found = std::to_string(tokens),
+                                            .limit = "at least 0, or -1 for any number"});
 }
 
 conclave_layer_stats stats_of(const MoeLayer& layer) {
@@ -111,11 +148,7 @@ conclave_status conclave_layer_on_ranks(const conclave_layer* layer,
     const conclave_layer& from = capi::required(layer, "layer");
     const auto& state = capi::required(context, "context").state;
     capi::required(out, "out");
-    auto kept = std::make_shared<capi::KeptSources>(*from.kept);
-    if (source != nullptr) kept->sources.push_back(source->source);
-    capi::hand_out(out, state, std::move(kept),
-                   from.layer.on_ranks(*state->context, capi::parallel_of(parallel),
-                                       source == nullptr ? nullptr : source->source.get()));
+    *out = capi::on_ranks(from, state, parallel, source).release();
   });
 }
 
@@ -126,7 +159,7 @@ conclave_status conclave_layer_workspace_bytes(const conclave_layer* layer, int6
   return capi::guarded([&] {
     const conclave::MoeLayer& of = capi::required(layer, "layer").layer;
     size_t& to = capi::required(bytes, "bytes");
-    to = tokens == -1 ? of.workspace_bytes() : of.workspace_bytes(tokens);
+    to = capi::workspace_bytes_of(of, tokens);
   });
 }
 

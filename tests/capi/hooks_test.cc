@@ -79,6 +79,17 @@ TEST(Executors, RunTheLayer_AndBadHabitsAreErrors) {
   }
 }
 
+TEST(Executors, ServeOneForwardAtATime) {
+  Threads threads;
+  const conclave_executor executor = threads.executor();
+  auto options = sized<conclave_context_options>();
+  options.executor = &executor;
+  const auto context = make<conclave_context>(&conclave_context_create, &options);
+  std::thread other([&] { EXPECT_EQ(forward_once(context.get()), CONCLAVE_OK); });
+  EXPECT_EQ(forward_once(context.get()), CONCLAVE_OK) << conclave_last_error_message();
+  other.join();
+}
+
 struct Memory {
   size_t bytes = 0;
   int blocks = 0;

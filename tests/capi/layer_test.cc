@@ -174,6 +174,8 @@ TEST_F(Layers, CountersTimingsAndWorkspace) {
   ASSERT_EQ(conclave_layer_workspace_bytes(layer_.get(), 1, &few), CONCLAVE_OK);
   EXPECT_EQ(bytes, cpp_layer_.workspace_bytes());
   EXPECT_EQ(few, cpp_layer_.workspace_bytes(1));
+  expect_error(conclave_layer_workspace_bytes(layer_.get(), -2, &few),
+               CONCLAVE_ERROR_INVALID_ARGUMENT, "tokens");
   const auto workspace = make<conclave_workspace>(&conclave_workspace_create, context_.get(), bytes,
                                                   static_cast<void*>(nullptr));
   Call call(spec_, 9);

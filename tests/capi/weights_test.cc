@@ -281,6 +281,11 @@ TEST_P(Feeds, PushedTensors_HaveTheBitsOfTheFile) {
 
   expect_error(conclave_feed_release(feed.get(), layer_number), CONCLAVE_ERROR_STATE, "source");
   source.reset();
+  // The layer is packed: it holds no source, not even of a reload that failed.
+  const auto other = testing::open_model();
+  EXPECT_NE(conclave_layer_reload_from_checkpoint(layer.get(), other.get(), 0,
+                                                  CONCLAVE_RELOAD_MODE_STAGED),
+            CONCLAVE_OK);
   EXPECT_EQ(conclave_feed_release(feed.get(), layer_number), CONCLAVE_OK);
 }
 
