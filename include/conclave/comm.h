@@ -224,9 +224,9 @@ struct SurvivorOptions {
 // kCommAborted first, so that they come as well. `failed` stays unusable; destroy it when it suits.
 //
 // Throws CommError: kCommExcluded on a rank that came after the others had gone on without it;
-// kCommPeerLost or kCommTimeout where ranks are lost faster than the rest can agree. A call takes
-// at most twice the deadline, and twice more for every rank that is lost meanwhile. Throws Error:
-// kUnsupported with the reason of supports(kShrink); kState where this rank has called before.
+// kCommPeerLost, kCommTimeout where ranks are lost faster than the rest can agree, or a host falls
+// silent. Takes at most twice the deadline and 2 s, and as much for every rank lost meanwhile.
+// Throws Error: kUnsupported with the reason of supports(kShrink); kState after an earlier call.
 CONCLAVE_API Survivors survivors(Communicator& failed, const SurvivorOptions& options = {});
 
 // Says how a rank in a process of its own joins its group.

@@ -291,10 +291,10 @@ class CONCLAVE_API MoeLayer {
   uint64_t placement_epoch() const;
   // The same layer on other ranks: on those that are left after a failure, or on more. `context`
   // has their communicators, `parallel` says how they split it (without_ranks: as before, without
-  // some). What this rank has packed is copied; experts that it lacks are read from `source`.
-  // Either all ranks give one or none does; a rank that joins with nothing calls create, with the
-  // same spec, options and split, while the others give a source. This layer stays as it is and may
-  // be destroyed at any time; counters of status() begin anew. Collective over the new ranks.
+  // some). What this rank has packed serves where it lies; experts that it lacks are read from
+  // `source`, which all ranks give or none does; a rank that joins with nothing calls create, with
+  // the same spec, options and split. This layer stays as it is, shares that memory and may be
+  // destroyed at any time; counters of status() begin anew. Collective over the new ranks.
   // `context` has the same device and must outlive the result. Throws as create does, and without a
   // source Error(kTensorMissing) on every rank, with an expert that one of them lacks. All experts
   // are read anew where this rank's columns of them change, and on CUDA, which therefore needs a

@@ -56,10 +56,19 @@ struct PackGranule {
   size_t down_bytes = 0;
 };
 
-// All local experts: expert e at base + e * stride.
+// The slabs of all local experts: one right behind the other, or each where a table says.
+struct Slabs {
+  Slabs() = default;
+  Slabs(const std::byte* first_slab) : first(first_slab) {}
+  explicit Slabs(const std::byte* const* table) : each(table) {}
+
+  const std::byte* first = nullptr;
+  const std::byte* const* each = nullptr;  // [experts], in place of `first`
+};
+
 struct PackedExperts {
-  const std::byte* gate_up = nullptr;
-  const std::byte* down = nullptr;
+  Slabs gate_up = {};
+  Slabs down = {};
   // In place of slabs, where the kernel's problem says so: each local expert where others have it.
   std::span<const ExpertMatrices> in_place = {};
   // The quantisation steps of input and activated rows, where a checkpoint states them.

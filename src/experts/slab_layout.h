@@ -28,8 +28,10 @@ struct SlabPlaces {
   size_t upper_order = kNone;
   size_t factors = kNone;
 
-  const std::byte* slab(const std::byte* slabs, int64_t expert) const {
-    return slabs == nullptr ? nullptr : slabs + static_cast<size_t>(expert) * slab_bytes;
+  const std::byte* slab(const Slabs& slabs, int64_t expert) const {
+    if (slabs.each != nullptr) return slabs.each[expert];
+    return slabs.first == nullptr ? nullptr
+                                  : slabs.first + static_cast<size_t>(expert) * slab_bytes;
   }
   const std::byte* panel(const std::byte* slab, int64_t index) const {
     return slab == nullptr ? nullptr : slab + static_cast<size_t>(index) * stride;

@@ -86,6 +86,10 @@ class Engine {
   virtual Support moves_experts() const {
     return Support::no("on this device they stay where they were loaded");
   }
+  // True if other layers read the same memory, as one does that was taken to other ranks.
+  virtual bool shares_memory(const LayerWeights& /*weights*/) const { return false; }
+  // Ends that, by a copy: the weights may be changed then. Not beside forwards on them.
+  virtual void make_own(LayerWeights& /*weights*/) const {}
   // For those whose experts move. What it returns lives as long as this and the weights.
   virtual MovableExperts movable(LayerWeights& /*weights*/) const { return {}; }
   // The same for other ranks. Collective. Without a source, weights lie as they do now. Throws
@@ -95,8 +99,8 @@ class Engine {
   // For weights of `from`, an engine that on_ranks was called of: an expert that they lack for this
   // plan, the number of experts if they do not serve at all, or -1.
   virtual int64_t first_missing(const Engine& from, const LayerWeights& held) const;
-  // Copies what they have, and reads the rest from the source, which may be null if nothing is
-  // missing.
+  // Shares or copies what they have, and reads the rest from the source, which may be null if
+  // nothing is missing.
   virtual std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                                   const WeightSource* source) const;
 

@@ -101,9 +101,12 @@ class HostEngine final : public Engine {
     check_lent(plan_, source, static_cast<const HostWeights&>(weights).packed);
   }
   void fill(const WeightSource& source, LayerWeights& weights) const override {
+    make_own(weights);
     fill_weights(context_, plan_, source, experts_of(&weights),
                  static_cast<HostWeights&>(weights).packed);
   }
+  bool shares_memory(const LayerWeights& weights) const override;
+  void make_own(LayerWeights& weights) const override;
   Support moves_experts() const override;
   MovableExperts movable(LayerWeights& weights) const override;
   KernelCounts counts(const LayerWeights& weights) const override;
@@ -193,6 +196,19 @@ std::unique_ptr<LayerWeights> HostEngine::load(const WeightSource& source,
   return weights;
 }
 
+bool HostEngine::shares_memory(const LayerWeights& weights) const {
+  const PackedWeights& packed = static_cast<const HostWeights&>(weights).packed;
+  return std::ranges::any_of(kSlabsOfWeights,
+                             [&](auto slabs) { return (packed.*slabs).is_shared(); });
+}
+
+void HostEngine::make_own(LayerWeights& weights) const {
+  PackedWeights& packed = static_cast<HostWeights&>(weights).packed;
+  for (const auto slabs : kSlabsOfWeights) {
+    (packed.*slabs).make_own(context_.host_allocator(), context_.executor());
+  }
+}
+
 Support HostEngine::moves_experts() const {
   if (!InPlaceParts::is(plan_.in_place.routed)) return Support::yes();
   return Support::no("they are read in their source's memory, which no other rank shares");
@@ -206,13 +222,12 @@ PlaceMemory HostEngine::place_memory(HostWeights& weights, bool with_temporary) 
     temporary.gate_up = cpu::Buffer(context_.host_allocator(), bytes.gate_up);
     temporary.down = cpu::Buffer(context_.host_allocator(), bytes.down);
   }
-  return PlaceMemory({PlaceMemory::Kind{.first = weights.packed.gate_up.data(),
+  return PlaceMemory({PlaceMemory::Kind{.each = weights.packed.gate_up.each(),
                                         .bytes = bytes.gate_up,
                                         .temporary = temporary.gate_up.data()},
-                      PlaceMemory::Kind{.first = weights.packed.down.data(),
+                      PlaceMemory::Kind{.each = weights.packed.down.each(),
                                         .bytes = bytes.down,
-                                        .temporary = temporary.down.data()}},
-                     static_cast<int32_t>(plan_.part.num_places()));
+                                        .temporary = temporary.down.data()}});
 }
 
 MovableExperts HostEngine::movable(LayerWeights& weights) const {

@@ -217,6 +217,14 @@ void Layer::reload(const WeightSource& source, ReloadMode mode) {
   shared_->weights_complete.store(true, std::memory_order_release);
 }
 
+// In the background nothing may take the weights from under a forward.
+Support Layer::moves_in_background() const {
+  if (!engine_->shares_memory(*shared_->weights)) return engine_->moves_experts();
+  return Support::no(
+      "another layer still reads the same memory, the one that this was taken to other ranks from "
+      "or one that was taken from this: destroy that one first, or use update_placement");
+}
+
 MigratingLayer Layer::lend() const {
   struct Owners {
     std::shared_ptr<Engine> engine;
@@ -226,7 +234,7 @@ MigratingLayer Layer::lend() const {
           .plan = basis(),
           .epochs = shared_->epochs,
           .experts = engine_->movable(*shared_->weights),
-          .movable = engine_->moves_experts(),
+          .movable = moves_in_background(),
           .communicator = context_.communicator()};
 }
 
@@ -234,6 +242,7 @@ void Layer::update_placement(const ExpertSlots& slots, const MigrationOptions& o
                              std::exception_ptr refusal) {
   try {
     check_complete();
+    engine_->make_own(*shared_->weights);
   } catch (const Error&) {
     refusal = std::current_exception();
   }

@@ -67,6 +67,7 @@ class Layer {
   std::unique_ptr<Engine> engine_on(const Context& context, const ParallelSpec& parallel,
                                     const WeightSource* source) const;
   void bind(const LayerRunner* like);
+  Support moves_in_background() const;
   void check_complete() const;
   // Throws Error(kState) while experts are on their way.
   void check_at_rest() const;

@@ -146,14 +146,13 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
                                  .factor = meanings[i].factor};
   };
 
-  const experts::SlabBytes slab = mlp.kernel.slab_bytes();
   const experts::PackGranule granule = mlp.kernel.pack_granule();
   const auto gate_up_panel = static_cast<size_t>(part.inner_begin / granule.inner_rows);
   const auto down_panel = static_cast<size_t>(part.hidden_begin / granule.hidden_rows);
   try {
     mlp.kernel.pack({.gate = matrix(0), .up = matrix(1), .down = matrix(2)},
-                    mlp.gate_up + local * slab.gate_up + gate_up_panel * granule.gate_up_bytes,
-                    mlp.down + local * slab.down + down_panel * granule.down_bytes);
+                    mlp.gate_up[local] + gate_up_panel * granule.gate_up_bytes,
+                    mlp.down[local] + down_panel * granule.down_bytes);
   } catch (const Error& error) {
     // Parts have rows of gate and up, or of down.
     const WeightId id = requests[has_inner ? 1 : 2].id;

@@ -23,9 +23,9 @@ struct MlpWeights {
   bool gated = true;
   bool has_bias = false;
   bool adds_down_bias = true;
-  const QuantSpec* quant = nullptr;  // for matrices of codes; null: plain ones
-  std::byte* gate_up = nullptr;      // slabs of the first place
-  std::byte* down = nullptr;
+  const QuantSpec* quant = nullptr;          // for matrices of codes; null: plain ones
+  std::span<std::byte* const> gate_up = {};  // [places] slabs
+  std::span<std::byte* const> down = {};
   std::string_view progress_phase = {};  // empty: no progress is reported
 };
 

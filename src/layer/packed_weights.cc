@@ -1,6 +1,5 @@
 #include "layer/packed_weights.h"
 
-#include "core/checked.h"
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/shared_facts.h"
@@ -29,8 +28,8 @@ MlpWeights routed_experts(const LayerPlan& plan, PackedWeights& weights) {
           .has_bias = plan.spec.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
           .quant = quant_of(plan, plan.spec.weight_dtype),
-          .gate_up = weights.gate_up.data(),
-          .down = weights.down.data(),
+          .gate_up = weights.gate_up.each(),
+          .down = weights.down.each(),
           .progress_phase = "packing experts"};
 }
 
@@ -42,8 +41,8 @@ MlpWeights shared_experts(const LayerPlan& plan, PackedWeights& weights) {
           .has_bias = plan.spec.shared.has_bias,
           .adds_down_bias = plan.part.adds_down_bias,
           .quant = quant_of(plan, shared_weight_dtype(plan.spec)),
-          .gate_up = weights.shared_gate_up.data(),
-          .down = weights.shared_down.data()};
+          .gate_up = weights.shared_gate_up.each(),
+          .down = weights.shared_down.each()};
 }
 
 MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
@@ -51,8 +50,8 @@ MlpWeights residual_mlp(const LayerPlan& plan, PackedWeights& weights) {
           .mlp = WeightMlp::kResidual,
           .inner = plan.part.residual_inner,
           .gated = is_gated(activation_or_routed(plan.spec.residual.activation, plan.spec)),
-          .gate_up = weights.residual_gate_up.data(),
-          .down = weights.residual_down.data()};
+          .gate_up = weights.residual_gate_up.each(),
+          .down = weights.residual_down.each()};
 }
 
 LentMlp lent(const MlpWeights& mlp) {
@@ -99,12 +98,6 @@ LentParts lend_parts(const LayerPlan& plan, const WeightSource& source, PackedWe
   return parts;
 }
 
-cpu::Buffer allocate_slabs(const Context& context, size_t slab_bytes, int64_t count) {
-  const auto bytes = checked_mul(slab_bytes, static_cast<size_t>(count));
-  if (!bytes) throw Error(ErrorCode::kSizeOverflow, "packed weights do not fit 64 bits");
-  return cpu::Buffer(context.host_allocator(), *bytes);
-}
-
 // The dense products and vectors. All are built before any replaces an old one, so that a failed
 // read leaves the old ones in place.
 struct DenseWeights {
@@ -148,12 +141,13 @@ size_t scratch_bytes_of(const LayerPlan& plan) {
 
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan) {
   const auto allocate = [&](const experts::ExpertsKernel* kernel, int64_t count,
-                            const std::optional<Support>& in_place, cpu::Buffer& gate_up,
-                            cpu::Buffer& down) {
+                            const std::optional<Support>& in_place, ExpertSlabs& gate_up,
+                            ExpertSlabs& down) {
     if (kernel == nullptr || InPlaceParts::is(in_place)) return;
     const experts::SlabBytes slab = kernel->slab_bytes();
-    gate_up = allocate_slabs(context, slab.gate_up, count);
-    down = allocate_slabs(context, slab.down, count);
+    HostAllocator& allocator = context.host_allocator();
+    gate_up = ExpertSlabs(allocator, slab.gate_up, static_cast<size_t>(count));
+    down = ExpertSlabs(allocator, slab.down, static_cast<size_t>(count));
   };
   PackedWeights weights;
   const InPlaceParts& in_place = plan.in_place;
@@ -227,8 +221,8 @@ void pack_expert(const Context& context, const LayerPlan& plan, const WeightSour
                  int32_t expert, const PlaceSlabs& slabs) {
   PackedWeights none;
   MlpWeights mlp = routed_experts(plan, none);
-  mlp.gate_up = slabs.gate_up;
-  mlp.down = slabs.down;
+  mlp.gate_up = {&slabs.gate_up, 1};
+  mlp.down = {&slabs.down, 1};
   mlp.progress_phase = {};
   CallingThread executor;
   const experts::SlabBytes bytes = plan.experts->slab_bytes();

@@ -2,8 +2,8 @@
 // in parallel.
 #pragma once
 
-#include "cpu/memory.h"
 #include "gemm/gate_product.h"
+#include "layer/expert_slabs.h"
 #include "layer/lent_experts.h"
 #include "layer/plan.h"
 #include "layer/router_vectors.h"
@@ -12,6 +12,7 @@
 #include "conclave/context.h"
 #include "conclave/weights.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,15 +21,16 @@
 
 namespace conclave::inline v0 {
 
-// Packed weights of one layer. Expert e's slabs lie at fixed strides; the buffers never move.
+// Packed weights of one layer. Slabs never move, unless a layer must have a copy of its own before
+// it changes what another one reads as well.
 struct PackedWeights {
-  cpu::Buffer gate_up;
-  cpu::Buffer down;
-  cpu::Buffer shared_gate_up;
-  cpu::Buffer shared_down;
-  cpu::Buffer residual_gate_up;
-  cpu::Buffer residual_down;
-  // In place of the buffers above, of the parts that the plan reads in place.
+  ExpertSlabs gate_up;
+  ExpertSlabs down;
+  ExpertSlabs shared_gate_up;
+  ExpertSlabs shared_down;
+  ExpertSlabs residual_gate_up;
+  ExpertSlabs residual_down;
+  // In place of the slabs above, of the parts that the plan reads in place.
   LentExperts lent_experts;
   LentExperts lent_shared;
   LentExperts lent_residual;
@@ -57,6 +59,12 @@ void check_lent(const LayerPlan& plan, const WeightSource& source, const PackedW
 
 // Room for the plan's weights, unfilled. Throws Error(kOutOfMemory).
 PackedWeights allocate_weights(const Context& context, const LayerPlan& plan);
+
+// All slabs of the weights, for what is to be done with each kind.
+inline constexpr std::array kSlabsOfWeights = {
+    &PackedWeights::gate_up,          &PackedWeights::down,
+    &PackedWeights::shared_gate_up,   &PackedWeights::shared_down,
+    &PackedWeights::residual_gate_up, &PackedWeights::residual_down};
 
 // Packs source expert experts[i] as local expert i, and nothing where that is -1.
 void pack_routed_experts(const Context& context, const LayerPlan& plan, const WeightSource& source,

@@ -1,10 +1,8 @@
 #include "layer/take_over.h"
 
-#include "cpu/parallel.h"
-
 #include <algorithm>
-#include <cstring>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -27,32 +25,15 @@ bool reads_in_place(const LayerPlan& plan) {
          InPlaceParts::is(plan.in_place.residual);
 }
 
-// Large blocks are copied by all threads, a piece at a time.
-void copy_block(Executor& executor, const std::byte* from, std::byte* to, size_t bytes) {
-  constexpr int64_t kPiece = int64_t{4} << 20;
-  const auto pieces = (static_cast<int64_t>(bytes) + kPiece - 1) / kPiece;
-  cpu::parallel_for(executor, pieces, 1, [&](int64_t begin, int64_t, int32_t) {
-    const auto at = static_cast<size_t>(begin * kPiece);
-    std::memcpy(to + at, from + at, std::min(bytes - at, static_cast<size_t>(kPiece)));
-  });
-}
-
-void copy_buffer(Executor& executor, const cpu::Buffer& from, const cpu::Buffer& to) {
-  copy_block(executor, from.data(), to.data(), to.size());
-}
-
-void copy_experts(Executor& executor, const std::vector<int32_t>& places, size_t slab_bytes,
-                  const cpu::Buffer& from, const cpu::Buffer& to) {
-  for (size_t local = 0; local < places.size(); ++local) {
-    if (places[local] < 0) continue;
-    copy_block(executor, from.data() + static_cast<size_t>(places[local]) * slab_bytes,
-               to.data() + local * slab_bytes, slab_bytes);
-  }
-}
-
 std::unique_ptr<gemm::DenseProduct> copy_of(const std::unique_ptr<gemm::DenseProduct>& product,
                                             HostAllocator& allocator) {
   return product == nullptr ? nullptr : product->copy(allocator);
+}
+
+std::vector<int32_t> all_places(const ExpertSlabs& slabs) {
+  std::vector<int32_t> places(slabs.each().size());
+  std::iota(places.begin(), places.end(), 0);
+  return places;
 }
 
 // What every rank has whole.
@@ -97,29 +78,30 @@ std::vector<int32_t> places_held(const LayerPlan& plan, const HeldWeights& held)
 
 PackedWeights take_over_weights(const Context& context, const LayerPlan& plan,
                                 const HeldWeights& held, const WeightSource* source) {
-  PackedWeights weights = allocate_weights(context, plan);
   if (!has_same_form(plan, held.plan)) {
+    PackedWeights weights = allocate_weights(context, plan);
     fill_weights(context, plan, *source, plan.part.local_experts, weights);
     return weights;
   }
-  const std::vector<int32_t> places = places_held(plan, held);
+  std::vector<int32_t> places = places_held(plan, held);
   std::vector<int32_t> to_read = plan.part.local_experts;
-  for (size_t local = 0; local < places.size(); ++local) {
+  for (size_t local = 0; local < to_read.size(); ++local) {
     if (places[local] >= 0) to_read[local] = -1;
   }
-  // What may fail comes first.
+  places.resize(static_cast<size_t>(plan.dispatcher->num_local_experts()), -1);
+  HostAllocator& allocator = context.host_allocator();
+  Executor& executor = context.executor();
+  PackedWeights weights;
+  for (const auto slabs : kSlabsOfWeights) {
+    const ExpertSlabs& from = held.packed.*slabs;
+    const bool is_routed = slabs == &PackedWeights::gate_up || slabs == &PackedWeights::down;
+    const std::vector<int32_t> all = all_places(from);
+    weights.*slabs = from.at_places(is_routed ? places : all, allocator, executor);
+  }
   if (std::ranges::any_of(to_read, [](int32_t expert) { return expert >= 0; })) {
     pack_routed_experts(context, plan, *source, to_read, weights);
   }
-  Executor& executor = context.executor();
-  const experts::SlabBytes slab = plan.experts->slab_bytes();
-  copy_experts(executor, places, slab.gate_up, held.packed.gate_up, weights.gate_up);
-  copy_experts(executor, places, slab.down, held.packed.down, weights.down);
-  copy_buffer(executor, held.packed.shared_gate_up, weights.shared_gate_up);
-  copy_buffer(executor, held.packed.shared_down, weights.shared_down);
-  copy_buffer(executor, held.packed.residual_gate_up, weights.residual_gate_up);
-  copy_buffer(executor, held.packed.residual_down, weights.residual_down);
-  copy_rest(held.packed, context.host_allocator(), weights);
+  copy_rest(held.packed, allocator, weights);
   return weights;
 }
 

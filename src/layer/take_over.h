@@ -1,4 +1,4 @@
-// A layer on other ranks: what this rank has packed is copied, what it lacks is read.
+// A layer on other ranks: what this rank has packed is used where it lies, what it lacks is read.
 #pragma once
 
 #include "layer/packed_weights.h"
@@ -28,7 +28,8 @@ bool has_same_form(const LayerPlan& plan, const LayerPlan& held);
 // same form, -1 throughout.
 std::vector<int32_t> places_held(const LayerPlan& plan, const HeldWeights& held);
 
-// The plan's weights. `source` may be null if no expert is missing and the form is the same.
+// The plan's weights, which share the memory of those that are held. `source` may be null if no
+// expert is missing and the form is the same.
 PackedWeights take_over_weights(const Context& context, const LayerPlan& plan,
                                 const HeldWeights& held, const WeightSource* source);
 

@@ -6,6 +6,7 @@
 #include "support/thread_ranks.h"
 
 #include "conclave/balance.h"
+#include "conclave/migration.h"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -178,7 +180,6 @@ TEST_F(OnRanks, SomeWithASourceAndSomeWithout_Disagree) {
                    });
 }
 
-// The old layer, its context and its communicator may go first.
 // What lies in a place after a move is another expert than the one that was packed there.
 TEST_F(OnRanks, ExpertsThatHaveMoved_AreTakenFromWhereTheyLie) {
   constexpr int32_t kRanks = 3;
@@ -207,6 +208,92 @@ TEST_F(OnRanks, ExpertsThatHaveMoved_AreTakenFromWhereTheyLie) {
   EXPECT_EQ(testing::first_failure(outcomes), "");
 }
 
+// Counts the bytes of blocks.
+class CountingAllocator final : public HostAllocator {
+ public:
+  void* allocate(size_t bytes, size_t alignment) override {
+    bytes_ += bytes;
+    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  }
+  void deallocate(void* data, size_t bytes) noexcept override {
+    bytes_ -= bytes;
+    std::free(data);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::atomic<size_t> bytes_{0};
+};
+
+TEST_F(OnRanks, ExpertsThatARankKeeps_AreNotCopied) {
+  CountingAllocator allocator;
+  const Context context({.num_threads = 1, .host_allocator = &allocator});
+  MoeLayer layer = MoeLayer::create(context, spec_, *source_, {.max_tokens = 32});
+  const size_t before = allocator.bytes();
+  MoeLayer next = layer.on_ranks(context, {});
+  // The router's matrix is; experts, shared ones too, are most of the rest.
+  EXPECT_LT(allocator.bytes() - before, layer.plan().packed_bytes / 8);
+  expect_right(next);
+  {
+    const MoeLayer once_more = next.on_ranks(context, {});
+    expect_right(once_more);
+  }
+  next = MoeLayer::create(context, spec_, *source_, {.max_tokens = 32});
+  expect_right(layer);
+  // From another allocator, which may end earlier, everything is copied.
+  CountingAllocator other;
+  const Context elsewhere({.num_threads = 1, .host_allocator = &other});
+  const MoeLayer moved = layer.on_ranks(elsewhere, {});
+  EXPECT_GE(other.bytes(), layer.plan().packed_bytes);
+  expect_right(moved);
+}
+
+TEST_F(OnRanks, LayerThatOverwrites_LeavesTheOtherItsOwn) {
+  constexpr uint64_t kSeed = 99;
+  const auto other = make_synthetic_source(spec_, kSeed);
+  const Tensor of_other = run_layer(make_layer(spec_, {.max_tokens = 32}, {}, kSeed).layer,
+                                    hidden_.view(), DType::kBF16)
+                              .out;
+  const Context context({.num_threads = 1});
+  for (const bool overwrites_old : {true, false}) {
+    MoeLayer old = MoeLayer::create(context, spec_, *source_, {.max_tokens = 32});
+    MoeLayer next = old.on_ranks(context, {});
+    MoeLayer& overwritten = overwrites_old ? old : next;
+    overwritten.reload(*other, ReloadMode::kInPlace);
+    expect_right(overwrites_old ? next : old);
+    EXPECT_TRUE(same_bits(run_layer(overwritten, hidden_.view(), DType::kBF16).out, of_other));
+  }
+}
+
+TEST_F(OnRanks, LayersThatShareExperts_MoveThemApart) {
+  auto second = make_local_group({.num_ranks = 2, .timeout = 30s});
+  with_a_rank_less(
+      spec_, *source_, 3, 2, true,
+      [&](const MoeLayer& layer, const Context& fewer, const ParallelSpec& split) {
+        MoeLayer next = layer.on_ranks(fewer, split);
+        const MoeLayer same = next.on_ranks(fewer, split);
+        std::vector<double> load(static_cast<size_t>(spec_.num_experts), 1.0);
+        load[0] = 50;
+        const ExpertSlots slots =
+            balance_experts(load, {.rule = "global",
+                                   .num_ranks = 2,
+                                   .num_redundant_experts = split.num_redundant_experts});
+        try {
+          const Migration beside(
+              next, slots, {.communicator = second[static_cast<size_t>(split.ep_rank)].get()});
+          ADD_FAILURE() << "no error";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+          EXPECT_NE(std::string(error.what()).find("same memory"), std::string::npos);
+        }
+        next.update_placement(slots);
+        EXPECT_GT(next.placement_epoch(), 0U);
+        expect_right(next);
+        expect_right(same);
+      });
+}
+
+// The old layer, its context and its communicator may go first.
 TEST_F(OnRanks, NewLayer_OutlivesTheOldOne) {
   auto context = std::make_unique<Context>(ContextOptions{.num_threads = 1});
   auto old =

@@ -113,7 +113,7 @@ const float* floats(const std::byte* row) {
 
 // A stage's panels in memory; null where experts do not lie in slabs.
 struct Stage {
-  const std::byte* slabs = nullptr;
+  Slabs slabs;
   const SlabPlaces& places;
   int64_t num_panels = 0;
 

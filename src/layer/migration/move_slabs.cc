@@ -111,10 +111,8 @@ std::array<std::span<std::byte>, 2> PlaceMemory::slabs(int32_t place) const {
   std::array<std::span<std::byte>, 2> slabs;
   for (size_t i = 0; i < kinds_.size(); ++i) {
     const Kind& kind = kinds_[i];
-    std::byte* const data = place < addressable_
-                                ? kind.first + static_cast<size_t>(place) * kind.bytes
-                                : kind.temporary;
-    slabs[i] = {data, kind.bytes};
+    const auto at = static_cast<size_t>(place);
+    slabs[i] = {at < kind.each.size() ? kind.each[at] : kind.temporary, kind.bytes};
   }
   return slabs;
 }

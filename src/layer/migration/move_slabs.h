@@ -21,18 +21,16 @@ namespace conclave::inline v0 {
 class PlaceMemory {
  public:
   struct Kind {
-    std::byte* first = nullptr;  // slab of place 0
-    size_t bytes = 0;            // a slab has them, one right after the other
+    std::span<std::byte* const> each = {};  // [places] slabs
+    size_t bytes = 0;                       // each slab has them
     std::byte* temporary = nullptr;
   };
-  PlaceMemory(std::array<Kind, 2> kinds, int32_t addressable)
-      : kinds_(kinds), addressable_(addressable) {}
+  explicit PlaceMemory(std::array<Kind, 2> kinds) : kinds_(kinds) {}
 
   std::array<std::span<std::byte>, 2> slabs(int32_t place) const;
 
  private:
   std::array<Kind, 2> kinds_;
-  int32_t addressable_;
 };
 
 // Writes an expert's slabs from a WeightSource.

@@ -182,8 +182,8 @@ ExpertOutput HostChunk::run_experts(const HostScratch& own) const {
                             .rows = own.at<float>(kExpertRows),
                             .row_stride = expert_width(plan_.spec)};
   plan_.experts->run(own.made(plan_.facts.expert_input, batch),
-                     {.gate_up = weights_.gate_up.data(),
-                      .down = weights_.down.data(),
+                     {.gate_up = weights_.gate_up.view(),
+                      .down = weights_.down.view(),
                       .in_place = weights_.lent_experts.matrices,
                       .input_scale = weights_.static_scales.input,
                       .intermediate_scale = weights_.static_scales.intermediate},
@@ -236,8 +236,8 @@ const float* HostChunk::sum_ranks(const HostScratch& own, const float* rows, Hos
 const float* HostChunk::run_shared(const HostScratch& own) const {
   float* const rows = run_on_every_row(
       {.kernel = *plan_.shared,
-       .weights = {.gate_up = weights_.shared_gate_up.data(),
-                   .down = weights_.shared_down.data(),
+       .weights = {.gate_up = weights_.shared_gate_up.view(),
+                   .down = weights_.shared_down.view(),
                    .in_place = weights_.lent_shared.matrices,
                    .input_scale = weights_.shared_static_scales.input,
                    .intermediate_scale = weights_.shared_static_scales.intermediate},
@@ -264,8 +264,8 @@ const float* HostChunk::run_residual(const HostScratch& own) const {
                                    own.at<std::byte>(kResidualInput), executor_);
   const float* const rows =
       run_on_every_row({.kernel = *plan_.residual,
-                        .weights = {.gate_up = weights_.residual_gate_up.data(),
-                                    .down = weights_.residual_down.data(),
+                        .weights = {.gate_up = weights_.residual_gate_up.view(),
+                                    .down = weights_.residual_down.view(),
                                     .in_place = weights_.lent_residual.matrices},
                         .hidden_size = plan_.spec.hidden_size},
                        input,
