@@ -1,4 +1,6 @@
-// Ranks of threads that go on without those that died, stopped or came too late.
+// Ranks of threads, over every transport that can have them, that go on without those that died,
+// stopped or came too late.
+#include "support/thread_groups.h"
 #include "support/thread_ranks.h"
 
 #include "conclave/comm.h"
@@ -52,13 +54,15 @@ Survivors go_on(Communicator& comm, std::chrono::nanoseconds deadline = {}) {
   throw Error(ErrorCode::kInternal, "the barrier came through without a rank");
 }
 
-TEST(Survivors, RankThatThrows_LeavesTheOthersInTheirOrder) {
+class ThreadSurvivors : public ::testing::TestWithParam<testing::ThreadGroups> {};
+
+TEST_P(ThreadSurvivors, RankThatThrows_LeavesTheOthersInTheirOrder) {
   for (int32_t ranks = 2; ranks <= 5; ++ranks) {
     for (int32_t victim = 0; victim < ranks; ++victim) {
       SCOPED_TRACE(std::to_string(victim) + " of " + std::to_string(ranks));
       const auto begin = Clock::now();
       const auto outcomes = testing::run_ranks(
-          make_local_group({.num_ranks = ranks, .timeout = 20s}), [&](int32_t rank, auto& comm) {
+          GetParam().make({.num_ranks = ranks, .timeout = 20s}), [&](int32_t rank, auto& comm) {
             if (rank == victim) throw Error(ErrorCode::kOutOfMemory, "planted");
             const Survivors left = go_on(comm);
             EXPECT_EQ(left.old_ranks, all_but(ranks, victim));
@@ -75,11 +79,11 @@ TEST(Survivors, RankThatThrows_LeavesTheOthersInTheirOrder) {
   }
 }
 
-TEST(Survivors, RankThatNeverComes_IsLeftOutAtTheDeadlineAndToldSo) {
+TEST_P(ThreadSurvivors, RankThatNeverComes_IsLeftOutAtTheDeadlineAndToldSo) {
   constexpr int32_t kVictim = 1;
   std::atomic<int> gone_on{0};
   const auto outcomes = testing::run_ranks(
-      make_local_group({.num_ranks = 3, .timeout = 300ms}), [&](int32_t rank, auto& comm) {
+      GetParam().make({.num_ranks = 3, .timeout = 300ms}), [&](int32_t rank, auto& comm) {
         if (rank == kVictim) {
           while (gone_on < 2) std::this_thread::sleep_for(1ms);
         } else {
@@ -102,10 +106,10 @@ TEST(Survivors, RankThatNeverComes_IsLeftOutAtTheDeadlineAndToldSo) {
   EXPECT_EQ(outcomes[kVictim].phase, "survivors");
 }
 
-TEST(Survivors, RanksThatDieOneAfterTheOther_LeaveOneThatGoesOnAlone) {
+TEST_P(ThreadSurvivors, RanksThatDieOneAfterTheOther_LeaveOneThatGoesOnAlone) {
   constexpr int32_t kRanks = 5;
   const auto outcomes = testing::run_ranks(
-      make_local_group({.num_ranks = kRanks, .timeout = 20s}), [&](int32_t rank, auto& comm) {
+      GetParam().make({.num_ranks = kRanks, .timeout = 20s}), [&](int32_t rank, auto& comm) {
         Communicator* current = &comm;
         Survivors left;
         for (int32_t next = 0; next < kRanks; ++next) {
@@ -123,9 +127,9 @@ TEST(Survivors, RanksThatDieOneAfterTheOther_LeaveOneThatGoesOnAlone) {
 }
 
 // Nothing has failed: a rank that wants fewer ranks ends what the others are waiting for.
-TEST(Survivors, CallOnAGroupThatWorks_BringsTheOthersOutOfTheirWaits) {
+TEST_P(ThreadSurvivors, CallOnAGroupThatWorks_BringsTheOthersOutOfTheirWaits) {
   const auto outcomes = testing::run_ranks(
-      make_local_group({.num_ranks = 3, .timeout = 60s}), [&](int32_t rank, auto& comm) {
+      GetParam().make({.num_ranks = 3, .timeout = 60s}), [&](int32_t rank, auto& comm) {
         if (rank != 0) {
           try {
             comm.barrier("long wait");
@@ -144,8 +148,8 @@ TEST(Survivors, CallOnAGroupThatWorks_BringsTheOthersOutOfTheirWaits) {
   EXPECT_EQ(testing::first_failure(outcomes), "");
 }
 
-TEST(Survivors, SecondCall_IsRefused) {
-  auto group = make_local_group({.num_ranks = 1});
+TEST_P(ThreadSurvivors, SecondCall_IsRefused) {
+  auto group = GetParam().make({.num_ranks = 1});
   const Survivors left = survivors(*group[0]);
   EXPECT_EQ(left.old_ranks, std::vector<int32_t>{0});
   try {
@@ -166,19 +170,19 @@ TEST(Survivors, SecondCall_IsRefused) {
 
 // A group whose ranks come, leave, stay away or come late at random moments has one answer, and
 // every rank is in it or knows that it is not.
-TEST(Survivors, RandomComings_HaveOneAnswer) {
+TEST_P(ThreadSurvivors, RandomComings_HaveOneAnswer) {
   constexpr int kRounds = 60;
   for (int round = 0; round < kRounds; ++round) {
     SCOPED_TRACE("seed " + std::to_string(round));
     constexpr int32_t kRanks = 4;
     std::array<std::vector<int32_t>, kRanks> answers;
     const auto outcomes = testing::run_ranks(
-        make_local_group({.num_ranks = kRanks, .timeout = 20ms}), [&](int32_t rank, auto& comm) {
+        GetParam().make({.num_ranks = kRanks, .timeout = 20s}), [&](int32_t rank, auto& comm) {
           std::mt19937 random(static_cast<uint32_t>(round * kRanks + rank));
           const auto choice = random() % 6;
           std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
           if (choice == 0) return;
-          const Survivors left = survivors(comm);
+          const Survivors left = survivors(comm, {.deadline = 20ms});
           answers[static_cast<size_t>(rank)] = left.old_ranks;
         });
     // A later roll call of the same ranks may have lost some: answers lie within each other.
@@ -198,6 +202,36 @@ TEST(Survivors, RandomComings_HaveOneAnswer) {
     }
   }
 }
+
+// What lies unread between two ranks is not in the way of a roll call.
+TEST(TcpSurvivors, BytesThatNobodyReads_AreNotInTheWay) {
+  const auto outcomes = testing::run_ranks(
+      testing::make_tcp_group({.num_ranks = 3, .timeout = 500ms}), [&](int32_t rank, auto& comm) {
+        const std::vector<std::byte> mine(24 << 20, std::byte{static_cast<unsigned char>(rank)});
+        std::vector<std::byte> all(3 * mine.size());
+        if (rank == 1) {
+          // Its messages are begun, and it neither reads nor answers for long.
+          comm.begin_all_gather(mine, all);
+          std::this_thread::sleep_for(3s);
+          return;
+        }
+        try {
+          comm.all_gather(mine, all, "step");
+          ADD_FAILURE() << "no error";
+        } catch (const CommError&) {
+          const Survivors left = survivors(comm);
+          EXPECT_EQ(left.old_ranks, (std::vector<int32_t>{0, 2}));
+          std::vector<std::byte> both(2 * mine.size());
+          left.communicator->all_gather(mine, both, "after");
+          EXPECT_EQ(both[both.size() - 1], std::byte{2});
+          EXPECT_EQ(both[0], std::byte{0});
+        }
+      });
+  EXPECT_EQ(testing::first_failure(outcomes), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ThreadSurvivors, ::testing::ValuesIn(testing::kThreadGroups),
+                         [](const auto& c) { return std::string(c.param.name); });
 
 }  // namespace
 }  // namespace conclave

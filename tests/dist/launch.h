@@ -1,4 +1,4 @@
-// Ranks under a launcher that write into a directory, seen from the test that has started them.
+// Ranks that a test has started, seen from the test: they write into a directory.
 #pragma once
 
 #include "conclave/comm.h"
@@ -17,38 +17,43 @@
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace conclave::testing {
 
-// One group of ranks under the launcher, which is ended with them.
+// One group of ranks, which is ended with this: under the launcher of its transport, or each as a
+// child that finds its number and theirs in the environment (group_rank.h).
 class Launch {
  public:
   // Words of the program, which gets the directory for its reports as its last one.
-  Launch(int32_t ranks, std::vector<std::string> program) {
-    std::string name = (std::filesystem::temp_directory_path() / "conclave-mpi-XXXXXX").string();
+  Launch(int32_t ranks, std::vector<std::string> program)
+      : Launch("mpi", ranks, std::move(program)) {}
+  Launch(const std::string& transport, int32_t ranks, std::vector<std::string> program) {
+    std::string name = (std::filesystem::temp_directory_path() / "conclave-ranks-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     directory_ = name;
-    std::vector<std::string> words = launch_command("mpi", ranks);
     program.push_back(directory_.string());
-    words.insert(words.end(), program.begin(), program.end());
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    child_ = ::fork();
-    if (child_ != 0) return;
-    const int log = ::open((directory_ / "log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    ::dup2(log, STDOUT_FILENO);
-    ::dup2(log, STDERR_FILENO);
-    ::execv(arguments[0], arguments.data());
-    ::_exit(126);
+    if (transport == "mpi") {
+      std::vector<std::string> words = launch_command("mpi", ranks);
+      words.insert(words.end(), program.begin(), program.end());
+      start(words);
+      return;
+    }
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      std::vector<std::string> words = {"/usr/bin/env",
+                                        "CONCLAVE_TEST_RANK=" + std::to_string(rank),
+                                        "CONCLAVE_TEST_RANKS=" + std::to_string(ranks)};
+      words.insert(words.end(), program.begin(), program.end());
+      start(words);
+    }
   }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch() {
-    if (!ended_) {
-      ::kill(child_, SIGKILL);
-      ::waitpid(child_, nullptr, 0);
+    for (const pid_t child : children_) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
     }
     std::filesystem::remove_all(directory_);
   }
@@ -79,11 +84,12 @@ class Launch {
 
   bool ends_within(std::chrono::steady_clock::duration patience) {
     const auto until = std::chrono::steady_clock::now() + patience;
-    while (!ended_ && std::chrono::steady_clock::now() < until) {
-      ended_ = ::waitpid(child_, nullptr, WNOHANG) == child_;
+    while (!children_.empty() && std::chrono::steady_clock::now() < until) {
+      std::erase_if(children_,
+                    [](pid_t child) { return ::waitpid(child, nullptr, WNOHANG) == child; });
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    return ended_;
+    return children_.empty();
   }
 
   std::string log() const {
@@ -92,9 +98,22 @@ class Launch {
   }
 
  private:
+  void start(std::vector<std::string> words) {
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    const pid_t child = ::fork();
+    if (child != 0) return children_.push_back(child);
+    const int log =
+        ::open((directory_ / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    ::dup2(log, STDOUT_FILENO);
+    ::dup2(log, STDERR_FILENO);
+    ::execv(arguments[0], arguments.data());
+    ::_exit(126);
+  }
+
   std::filesystem::path directory_;
-  pid_t child_ = -1;
-  bool ended_ = false;
+  std::vector<pid_t> children_;
 };
 
 }  // namespace conclave::testing

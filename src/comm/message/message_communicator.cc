@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace conclave::inline v0::comm {
@@ -64,23 +65,30 @@ bool means_a_missing_rank(ErrorCode code) {
 }  // namespace
 
 MessageCommunicator::MessageCommunicator(std::unique_ptr<MessagePort> port,
-                                         std::chrono::nanoseconds timeout)
+                                         std::chrono::nanoseconds timeout,
+                                         std::shared_ptr<VerdictPlace> place)
     : port_(std::move(port)),
       timeout_(timeout),
       self_(this_process()),
-      peers_(static_cast<size_t>(port_->size())) {}
+      peers_(static_cast<size_t>(port_->size())),
+      members_(peers_.size()),
+      place_(std::move(place)) {
+  std::iota(members_.begin(), members_.end(), 0);
+  prepare_verdict();
+}
 
 MessageCommunicator::MessageCommunicator(MessageSurvivor survivor, std::chrono::nanoseconds timeout)
     : port_(std::move(survivor.port)),
       timeout_(timeout),
       self_(survivor.identities[static_cast<size_t>(port_->rank())]),
       peers_(static_cast<size_t>(port_->size())),
-      file_(std::move(survivor.file)) {
+      members_(std::move(survivor.members)),
+      place_(std::move(survivor.place)) {
   for (size_t number = 0; number < peers_.size(); ++number) {
     peers_[number].met = true;
     peers_[number].identity = survivor.identities[number];
   }
-  map_verdict();
+  prepare_verdict();
 }
 
 MessageCommunicator::~MessageCommunicator() {
@@ -99,6 +107,8 @@ MessageCommunicator::~MessageCommunicator() {
   say_farewell(NoticeKind::kGone, ErrorCode::kCommPeerLost, rank(), {});
   port.flush(usable() ? kFlushTime : kFlushTimeAfterFailure);
   const Leaving state = leaving();
+  verdict_.reset();
+  place_.reset();
   lock.unlock();
   port.retire(std::move(port_), state);
 }
@@ -121,8 +131,10 @@ void MessageCommunicator::meet() {
   const Clock::time_point until = time_after(timeout_);
   MessageLock lock(port_->mutex());
   try {
-    if (rank() == 0 && port_->supports_survivors()) file_ = SharedFile::make(size());
-    self_.shared_file = file_ ? file_->descriptor() : -1;
+    const bool looks_for_place = place_ == nullptr && port_->supports_survivors();
+    std::shared_ptr<SharedFile> file;
+    if (rank() == 0 && looks_for_place) file = SharedFile::make(size());
+    self_.shared_file = file ? file->descriptor() : -1;
     greet(NoticeKind::kHello);
     await_all(lock, until, &Peer::met);
     for (int32_t from = 0; from < size(); ++from) {
@@ -130,10 +142,11 @@ void MessageCommunicator::meet() {
       fail(ErrorCode::kCommMismatch, from, kConnectPhase,
            fmt::format("rank {} has another version of this library", from));
     }
-    if (!port_->supports_survivors()) return;
-    share_file();
+    if (!looks_for_place) return;
+    share_file(std::move(file));
     greet(NoticeKind::kReady);
     await_all(lock, until, &Peer::ready);
+    check_file_is_shared();
   } catch (const PortFailure& failure) {
     fail(ErrorCode::kCommPeerLost, failure.peer(), kConnectPhase, failure.what());
   }
@@ -528,15 +541,24 @@ void MessageCommunicator::watch_processes(const MessageOperation& mine, std::str
   const Clock::time_point now = Clock::now();
   if (now - last_look_ < kBetweenLooks) return;
   last_look_ = now;
+  if (verdict_) verdict_->read();
   for (int32_t number = 0; number < size(); ++number) {
     Peer& other = peer(number);
-    if (part_of(mine, number).complete() || may_live(other.identity, self_)) continue;
+    if (part_of(mine, number).complete() || !has_vanished(number)) continue;
     if (other.seen_dead == Clock::time_point{}) other.seen_dead = now;
     if (now - other.seen_dead < kLastBytes) continue;
     fail(ErrorCode::kCommPeerLost, number, phase,
          fmt::format("the process of rank {}, {}, ended during {}", number, other.identity.pid,
                      to_string(mine.kind)));
   }
+}
+
+// Its process is gone, or has closed what joins it to this one without a word.
+bool MessageCommunicator::has_vanished(int32_t number) {
+  const Peer& other = peer(number);
+  if (!may_live(other.identity, self_)) return true;
+  if (port_->shows_ends() || other.standing != Standing::kActive) return false;
+  return verdict_ && verdict_->has_ended(number);
 }
 
 void MessageCommunicator::time_out(const MessageOperation& mine, std::chrono::nanoseconds deadline,

@@ -6,6 +6,7 @@
 #include "comm/message/message_operation.h"
 #include "comm/message/message_port.h"
 #include "comm/message/shared_verdict.h"
+#include "comm/message/verdict.h"
 #include "comm/message/wire.h"
 
 #include "conclave/comm.h"
@@ -27,13 +28,15 @@ using MessageLock = std::unique_lock<std::mutex>;
 struct MessageSurvivor {
   std::unique_ptr<MessagePort> port;
   std::vector<Identity> identities = {};  // [ranks]
-  std::shared_ptr<SharedFile> file;
+  std::vector<int32_t> members = {};      // [ranks] numbers in the first group
+  std::shared_ptr<VerdictPlace> place;
 };
 
 class MessageCommunicator final : public Communicator {
  public:
-  // Comes before meet().
-  MessageCommunicator(std::unique_ptr<MessagePort> port, std::chrono::nanoseconds timeout);
+  // Comes before meet(). Without a place for verdicts ranks look for one when they meet.
+  MessageCommunicator(std::unique_ptr<MessagePort> port, std::chrono::nanoseconds timeout,
+                      std::shared_ptr<VerdictPlace> place = nullptr);
   // Needs no meeting: its peers are known.
   MessageCommunicator(MessageSurvivor survivor, std::chrono::nanoseconds timeout);
   MessageCommunicator(const MessageCommunicator&) = delete;
@@ -42,6 +45,9 @@ class MessageCommunicator final : public Communicator {
 
   // Collective: every rank is there, and of this version. Throws CommError.
   void meet();
+  // For ranks that have met and found no place for verdicts: this one, on each of them; null and
+  // the reason where there is none.
+  void settle_at(std::shared_ptr<VerdictPlace> place, std::string reason);
 
   std::string_view name() const noexcept override { return port_->name(); }
   int32_t rank() const noexcept override { return port_->rank(); }
@@ -111,17 +117,20 @@ class MessageCommunicator final : public Communicator {
   // Throws if a peer cannot bring any more what `mine` needs.
   void check_peers(const MessageOperation& mine, std::string_view phase);
   void watch_processes(const MessageOperation& mine, std::string_view phase);
+  bool has_vanished(int32_t number);
   [[noreturn]] void time_out(const MessageOperation& mine, std::chrono::nanoseconds deadline,
                              std::string_view phase);
   // Ends everything that this rank has under way, tells its peers, then throws.
   [[noreturn]] void fail(ErrorCode code, int32_t culprit, std::string_view phase, std::string what);
   // The roll call, in shrink.cc.
-  void share_file();
-  void map_verdict();
+  void share_file(std::shared_ptr<SharedFile> file);
+  void check_file_is_shared();
+  void prepare_verdict();
   Support shrink_support() const;
   void call_for_survivors();
   void look_for_ended_processes();
-  RollCall roll_call() const;
+  RollCall roll_call();
+  Present settle(MessageLock& lock, Clock::time_point until, std::string_view phase);
   MessageSurvivor survivor_of(const std::vector<int32_t>& ranks);
 
   // Cannot be sent to a peer: it then learns by its deadline.
@@ -146,8 +155,10 @@ class MessageCommunicator final : public Communicator {
   bool abort_to_send_ = false;  // by a thread that may not use the port
   std::array<char, 256> abort_reason_{};
 
-  std::shared_ptr<SharedFile> file_;
-  std::unique_ptr<SharedVerdict> verdict_;  // the next roll call's
+  std::vector<int32_t> members_;  // [ranks] numbers in the first group
+  std::shared_ptr<VerdictPlace> place_;
+  std::unique_ptr<Verdict> verdict_;  // the next roll call's
+  std::string no_verdict_;            // why there is none
   bool has_gone_on_ = false;
   bool some_are_missing_ = false;  // among those that were to go on
 };

@@ -78,11 +78,15 @@ class MessagePort {
   virtual void expect_chunks(int32_t peer, uint64_t count) = 0;
   virtual std::optional<ReceivedChunk> take_chunk(int32_t peer) = 0;
   virtual uint64_t chunks_taken(int32_t peer) const noexcept = 0;
+  // Nobody takes chunks any more: those that come before a notice may be forgotten.
+  virtual void give_chunks_up() noexcept {}
 
   // True if what was sent to the peer gets there without further calls.
   virtual bool has_handed_over(int32_t) const noexcept { return true; }
   // True if the peer is known to be gone, and all that it sent has been taken.
   virtual bool is_cut_off(int32_t) const noexcept { return false; }
+  // False if peers may be gone without showing it here.
+  virtual bool shows_ends() const noexcept { return false; }
   // Waits a moment, for messages or for the `round`-th time in a row. Without the lock.
   virtual void rest(int64_t round) noexcept;
 

@@ -55,21 +55,21 @@ std::shared_ptr<SharedFile> SharedFile::open(int64_t pid, int32_t descriptor, in
 
 SharedFile::~SharedFile() { ::close(descriptor_); }
 
-std::unique_ptr<SharedVerdict> SharedVerdict::map(const SharedFile& file, uint64_t epoch,
-                                                  int32_t ranks) {
-  const size_t bytes = file.region_bytes();
-  const auto offset = static_cast<off_t>(epoch * bytes);
+std::unique_ptr<Verdict> SharedFile::verdict(uint64_t epoch, const std::vector<int32_t>& members,
+                                             int32_t me) {
+  const auto length = static_cast<off_t>(region_bytes_);
+  const auto offset = static_cast<off_t>(epoch) * length;
   // This makes the file longer and never shorter, whichever rank comes last.
-  if (::posix_fallocate(file.descriptor(), offset, static_cast<off_t>(bytes)) != 0) return nullptr;
+  if (::posix_fallocate(descriptor_, offset, length) != 0) return nullptr;
   void* const memory =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(), offset);
+      ::mmap(nullptr, region_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, offset);
   if (memory == MAP_FAILED) return nullptr;
-  return std::unique_ptr<SharedVerdict>(
-      new SharedVerdict(static_cast<std::byte*>(memory), bytes, ranks));
+  return std::make_unique<SharedVerdict>(static_cast<std::byte*>(memory), region_bytes_,
+                                         static_cast<int32_t>(members.size()), me);
 }
 
-SharedVerdict::SharedVerdict(std::byte* memory, size_t bytes, int32_t ranks)
-    : memory_(memory), bytes_(bytes), ranks_(ranks) {}
+SharedVerdict::SharedVerdict(std::byte* memory, size_t bytes, int32_t ranks, int32_t me)
+    : memory_(memory), bytes_(bytes), ranks_(ranks), me_(me) {}
 
 SharedVerdict::~SharedVerdict() { ::munmap(memory_, bytes_); }
 
@@ -81,7 +81,7 @@ std::byte* SharedVerdict::proposal(int32_t rank) const {
   return memory_ + kHeaderBytes + static_cast<size_t>(rank) * static_cast<size_t>(ranks_);
 }
 
-std::optional<Present> SharedVerdict::read() const {
+std::optional<Present> SharedVerdict::read() {
   const int32_t first = page().first.load(std::memory_order_acquire);
   if (first <= 0 || first > ranks_) return std::nullopt;
   Present present(static_cast<size_t>(ranks_));
@@ -89,12 +89,11 @@ std::optional<Present> SharedVerdict::read() const {
   return present;
 }
 
-Present SharedVerdict::settle(int32_t rank, std::span<const uint8_t> mine) {
-  std::memcpy(proposal(rank), mine.data(), mine.size());
+std::optional<Present> SharedVerdict::settle(const Present& mine) {
+  std::memcpy(proposal(me_), mine.data(), mine.size());
   int32_t open = 0;
-  page().first.compare_exchange_strong(open, rank + 1, std::memory_order_acq_rel);
-  const auto settled = read();
-  return settled ? *settled : Present(mine.begin(), mine.end());
+  page().first.compare_exchange_strong(open, me_ + 1, std::memory_order_acq_rel);
+  return read();
 }
 
 }  // namespace conclave::inline v0::comm

@@ -3,19 +3,19 @@
 // One word of memory that is written once has one value for all.
 #pragma once
 
-#include "comm/survivors.h"
+#include "comm/message/verdict.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
+#include <vector>
 
 namespace conclave::inline v0::comm {
 
 // A file without a name, in memory, which each of `ranks` ranks and later fewer of them have open.
 // It ends with the last of them.
-class SharedFile {
+class SharedFile final : public VerdictPlace {
  public:
   // Null where the system does not give one.
   static std::shared_ptr<SharedFile> make(int32_t ranks);
@@ -25,7 +25,9 @@ class SharedFile {
   SharedFile(int descriptor, int32_t ranks);
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
-  ~SharedFile();
+  ~SharedFile() override;
+  std::unique_ptr<Verdict> verdict(uint64_t epoch, const std::vector<int32_t>& members,
+                                   int32_t me) override;
   int32_t descriptor() const { return descriptor_; }
   // The bytes of each roll call: whole pages, in which a byte for each pair of ranks has room.
   size_t region_bytes() const { return region_bytes_; }
@@ -37,29 +39,26 @@ class SharedFile {
 
 // The verdict of one roll call, at a place of its own in the file. Any process may
 // die or stop between any two instructions of these functions: the others have their answer.
-class SharedVerdict {
+class SharedVerdict final : public Verdict {
  public:
-  // Null if there is no memory.
-  static std::unique_ptr<SharedVerdict> map(const SharedFile& file, uint64_t epoch, int32_t ranks);
-
+  // Takes over the mapped memory of a region.
+  SharedVerdict(std::byte* memory, size_t bytes, int32_t ranks, int32_t me);
   SharedVerdict(const SharedVerdict&) = delete;
   SharedVerdict& operator=(const SharedVerdict&) = delete;
-  ~SharedVerdict();
+  ~SharedVerdict() override;
 
-  // Nothing while nobody has settled it.
-  std::optional<Present> read() const;
-  // Settles it as `mine`, unless another rank was first; returns what holds for all.
-  Present settle(int32_t rank, std::span<const uint8_t> mine);
+  std::optional<Present> read() override;
+  std::optional<Present> settle(const Present& mine) override;
 
  private:
   struct Page;
-  SharedVerdict(std::byte* memory, size_t bytes, int32_t ranks);
   Page& page() const;
   std::byte* proposal(int32_t rank) const;
 
   std::byte* memory_;
   size_t bytes_;
   int32_t ranks_;
+  int32_t me_;
 };
 
 }  // namespace conclave::inline v0::comm

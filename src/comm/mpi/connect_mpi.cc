@@ -3,12 +3,16 @@
 #include "comm/message/message_communicator.h"
 #include "comm/message/pause.h"
 #include "comm/mpi/mpi_port.h"
+#include "comm/tcp/connect_tcp.h"
 
 #include "conclave/interop/mpi.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <span>
+#include <utility>
 
 namespace conclave::inline v0::comm {
 namespace {
@@ -17,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kPhase = "connect";
 constexpr std::string_view kCpu = "cpu";
+// A network that lets no connection through shows that by silence.
+constexpr auto kLineTime = std::chrono::seconds(10);
 
 // Waits for a request of every rank. One that is left behind makes MPI_Finalize wait for ever.
 void complete(MpiRuntime& runtime, MessageLock& lock, MPI_Request& request, const char* call,
@@ -65,6 +71,33 @@ MPI_Comm split(MpiRuntime& runtime, MessageLock& lock, MPI_Comm all, int32_t gro
   return part;
 }
 
+// Ranks that share no memory, such as those of several hosts, settle who is left over connections
+// of their own. Where these cannot be made there is no shrink, and all else is as before.
+void settle_over_lines(MessageCommunicator& communicator, std::chrono::nanoseconds timeout) {
+  if (communicator.supports(CommFeature::kShrink)) return;
+  std::shared_ptr<VerdictPlace> lines;
+  std::string reason;
+  try {
+    lines = connect_lines({.rank = communicator.rank(),
+                           .size = communicator.size(),
+                           .bootstrap = &communicator,
+                           .timeout = std::min<std::chrono::nanoseconds>(timeout, kLineTime)});
+  } catch (const std::exception& failure) {
+    communicator.check(kPhase);  // what failed may be the communicator itself
+    reason = fmt::format("its ranks share no memory, and have no connections by TCP: {}",
+                         failure.what());
+  }
+  const int32_t lacking = lines ? 0 : 1;
+  int32_t most = 0;
+  communicator.all_reduce(std::as_bytes(std::span(&lacking, 1)),
+                          std::as_writable_bytes(std::span(&most, 1)), DType::kI32, ReduceOp::kMax,
+                          kPhase);
+  if (most != 0 && reason.empty()) {
+    reason = "its ranks share no memory, and some have no connections by TCP";
+  }
+  communicator.settle_at(most == 0 ? std::move(lines) : nullptr, std::move(reason));
+}
+
 std::unique_ptr<MessageCommunicator> join(MPI_Comm base, int32_t group,
                                           std::chrono::nanoseconds timeout) {
   try {
@@ -82,6 +115,7 @@ std::unique_ptr<MessageCommunicator> join(MPI_Comm base, int32_t group,
           std::make_unique<MessageCommunicator>(std::make_unique<MpiPort>(runtime, mine), timeout);
     }
     communicator->meet();
+    settle_over_lines(*communicator, timeout);
     return communicator;
   } catch (const PortFailure& failure) {
     throw CommError(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());

@@ -34,9 +34,9 @@ Link::Link(Socket socket) : socket_(std::move(socket)), is_peer_(true) {
   in_.resize(kRoom);
 }
 
-void Link::send(FrameKind kind, std::span<const std::byte> head, std::span<const std::byte> data) {
+void Link::send(FrameHead frame, std::span<const std::byte> head, std::span<const std::byte> data) {
   if (broken_) return;
-  const FrameHead frame{.kind = kind, .bytes = static_cast<uint32_t>(head.size() + data.size())};
+  frame.bytes = static_cast<uint32_t>(head.size() + data.size());
   std::array<std::byte, sizeof frame + sizeof(Notice)> front;
   std::memcpy(front.data(), &frame, sizeof frame);
   std::memcpy(front.data() + sizeof frame, head.data(), head.size());
@@ -119,7 +119,9 @@ bool Link::peek(int32_t peer, Frame& frame) const {
     throw PortFailure(fmt::format("rank {} sent what is no message", peer), peer);
   }
   if (held() - sizeof head < head.bytes) return false;
-  frame = {.kind = head.kind, .body = std::span(in_).subspan(in_begin_ + sizeof head, head.bytes)};
+  frame = {.kind = head.kind,
+           .epoch = head.epoch,
+           .body = std::span(in_).subspan(in_begin_ + sizeof head, head.bytes)};
   return true;
 }
 

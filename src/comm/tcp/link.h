@@ -17,12 +17,14 @@ enum class FrameKind : uint32_t { kNotice = 1, kChunk = 2 };
 struct FrameHead {
   FrameKind kind = FrameKind::kNotice;
   uint32_t bytes = 0;  // behind the head
+  uint64_t epoch = 0;  // the port that sends it has this one
 };
 inline constexpr size_t kLargestFrame =
     sizeof(FrameHead) + sizeof(ChunkHeader) + static_cast<size_t>(kChunkBytes);
 
 struct Frame {
   FrameKind kind = FrameKind::kNotice;
+  uint64_t epoch = 0;
   std::span<const std::byte> body;  // valid until the next receive of this link
 };
 
@@ -35,7 +37,7 @@ class Link {
 
   // Sends what the stream takes and keeps the rest. Messages to a peer that is gone are dropped: it
   // shows where its own are read.
-  void send(FrameKind kind, std::span<const std::byte> head, std::span<const std::byte> data);
+  void send(FrameHead frame, std::span<const std::byte> head, std::span<const std::byte> data);
   // Sends more of what was kept.
   void push() noexcept;
   // Nothing is kept, so that a message would not wait behind another.

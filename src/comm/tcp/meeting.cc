@@ -35,6 +35,8 @@ struct Hello {
   Token token{};  // that of the receiver
   int32_t rank = -1;
   int32_t ranks = 0;
+  int32_t lane = 0;
+  int32_t lanes = 1;
 };
 struct Answer {
   Token token{};
@@ -72,6 +74,7 @@ bool send_whole(const Socket& socket, const Message& message) {
 // The way to a rank before this one.
 struct Attempt {
   int32_t to = -1;
+  int32_t lane = 0;
   size_t address = 0;  // the next to be tried
   Socket socket;
   bool connected = false;
@@ -87,20 +90,27 @@ struct Guest {
 
 class Meeting {
  public:
-  Meeting(const Listener& listener, const std::vector<Card>& cards, int32_t rank)
-      : listener_(listener), cards_(cards), rank_(rank), links_(cards.size()) {
-    for (int32_t to = 0; to < rank; ++to) attempts_.emplace_back().to = to;
+  Meeting(const Listener& listener, const std::vector<Card>& cards, int32_t rank, int32_t lanes)
+      : listener_(listener), cards_(cards), rank_(rank), met_(static_cast<size_t>(lanes)) {
+    for (Sockets& lane : met_) lane.resize(cards.size());
+    for (int32_t lane = 0; lane < lanes; ++lane) {
+      for (int32_t to = 0; to < rank; ++to) {
+        Attempt& attempt = attempts_.emplace_back();
+        attempt.to = to;
+        attempt.lane = lane;
+      }
+    }
   }
 
-  std::vector<Link> run(Clock::time_point until) {
+  std::vector<Sockets> run(Clock::time_point until) {
     while (true) {
       for (Attempt& attempt : attempts_) go_on(attempt);
-      std::erase_if(attempts_, [&](const Attempt& a) { return is_linked(a.to); });
+      std::erase_if(attempts_, [&](const Attempt& a) { return at(a.lane, a.to).is_open(); });
       let_in();
       for (Guest& guest : guests_) greet(guest);
       std::erase_if(guests_, [](const Guest& g) { return !g.socket.is_open(); });
       const int32_t missing = first_missing();
-      if (missing < 0) return std::move(links_);
+      if (missing < 0) return std::move(met_);
       if (Clock::now() >= until) {
         throw CommError(ErrorCode::kCommTimeout, missing, "connect",
                         fmt::format("rank {} did not connect in time", missing));
@@ -110,10 +120,14 @@ class Meeting {
   }
 
  private:
-  bool is_linked(int32_t rank) const { return links_[static_cast<size_t>(rank)].fd() >= 0; }
-  int32_t first_missing() const {
-    for (int32_t other = 0; other < static_cast<int32_t>(links_.size()); ++other) {
-      if (other != rank_ && !is_linked(other)) return other;
+  Socket& at(int32_t lane, int32_t rank) {
+    return met_[static_cast<size_t>(lane)][static_cast<size_t>(rank)];
+  }
+  int32_t first_missing() {
+    for (int32_t lane = 0; lane < static_cast<int32_t>(met_.size()); ++lane) {
+      for (int32_t other = 0; other < static_cast<int32_t>(cards_.size()); ++other) {
+        if (other != rank_ && !at(lane, other).is_open()) return other;
+      }
     }
     return -1;
   }
@@ -141,7 +155,9 @@ class Meeting {
   void introduce(Attempt& attempt) {
     const Hello hello{.token = cards_[static_cast<size_t>(attempt.to)].token,
                       .rank = rank_,
-                      .ranks = static_cast<int32_t>(cards_.size())};
+                      .ranks = static_cast<int32_t>(cards_.size()),
+                      .lane = attempt.lane,
+                      .lanes = static_cast<int32_t>(met_.size())};
     if (connect_error(attempt.socket) != 0 || !send_whole(attempt.socket, hello)) {
       return attempt.socket.close();
     }
@@ -150,7 +166,7 @@ class Meeting {
   }
   void accept_answer(Attempt& attempt) {
     const bool is_the_rank = attempt.answer.message().token == own().token;
-    if (is_the_rank) links_[static_cast<size_t>(attempt.to)] = Link(std::move(attempt.socket));
+    if (is_the_rank) at(attempt.lane, attempt.to) = std::move(attempt.socket);
     attempt.socket.close();
   }
 
@@ -172,12 +188,14 @@ class Meeting {
     const Hello hello = guest.hello.message();
     const bool is_awaited = hello.token == own().token && hello.rank > rank_ &&
                             hello.ranks == static_cast<int32_t>(cards_.size()) &&
-                            hello.rank < hello.ranks;
+                            hello.rank < hello.ranks && hello.lane >= 0 &&
+                            hello.lanes == static_cast<int32_t>(met_.size()) &&
+                            hello.lane < hello.lanes;
     if (is_awaited) {
       const auto from = static_cast<size_t>(hello.rank);
       // One that had no answer in time comes again: its last connection counts.
       if (send_whole(guest.socket, Answer{cards_[from].token})) {
-        links_[from] = Link(std::move(guest.socket));
+        at(hello.lane, hello.rank) = std::move(guest.socket);
       }
     }
     guest.socket.close();
@@ -201,16 +219,16 @@ class Meeting {
   const Listener& listener_;
   const std::vector<Card>& cards_;
   int32_t rank_;
-  std::vector<Link> links_;
+  std::vector<Sockets> met_;  // [lanes]
   std::vector<Attempt> attempts_;
   std::vector<Guest> guests_;
 };
 
 }  // namespace
 
-std::vector<Link> meet_all(const Listener& listener, const std::vector<Card>& cards, int32_t rank,
-                           Clock::time_point until) {
-  return Meeting(listener, cards, rank).run(until);
+std::vector<Sockets> meet_all(const Listener& listener, const std::vector<Card>& cards,
+                              int32_t rank, int32_t lanes, Clock::time_point until) {
+  return Meeting(listener, cards, rank, lanes).run(until);
 }
 
 }  // namespace conclave::inline v0::comm

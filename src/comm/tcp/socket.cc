@@ -163,6 +163,8 @@ std::vector<std::string> own_addresses(Reach reach) {
     if ((entry->ifa_flags & IFF_LOOPBACK) != 0) continue;
     if (auto text = text_of(*entry)) addresses.push_back(std::move(*text));
   }
+  // A machine without a network may have several names, and reaches itself.
+  if (addresses.empty()) return own_addresses(Reach::kThisHost);
   return addresses;
 }
 
@@ -188,6 +190,11 @@ void set_options(const Socket& socket) {
   const int on = 1;
   ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(socket.fd(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+void confirm_at_once(const Socket& socket) {
+  const int on = 1;
+  ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on);
 }
 
 int64_t read_some(int fd, std::span<std::byte> to) {

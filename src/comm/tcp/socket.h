@@ -47,6 +47,8 @@ std::optional<Socket> begin_connect(const std::string& address, uint16_t port);
 int connect_error(const Socket& socket);
 // Sends short messages at once.
 void set_options(const Socket& socket);
+// Tells the other side's system now of what has come, and not with the next message.
+void confirm_at_once(const Socket& socket);
 
 // Moves what can be moved now, without a signal where the other side is gone. -1 with errno.
 int64_t read_some(int fd, std::span<std::byte> to);

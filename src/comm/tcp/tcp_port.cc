@@ -4,7 +4,9 @@
 
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <poll.h>
 #include <span>
 #include <thread>
@@ -27,11 +29,28 @@ std::span<const std::byte> bytes_of(const Notice& notice, size_t bytes) {
   return {reinterpret_cast<const std::byte*>(&notice), bytes};
 }
 
+TcpGroup whole_group(std::vector<Link> links) {
+  TcpGroup group{.connections = std::make_shared<TcpConnections>(std::move(links))};
+  group.members.resize(group.connections->links.size());
+  std::iota(group.members.begin(), group.members.end(), 0);
+  return group;
+}
+
 }  // namespace
 
 TcpPort::TcpPort(int32_t rank, std::vector<Link> links)
-    : rank_(rank), pid_(::getpid()), peers_(links.size()) {
-  for (size_t peer = 0; peer < links.size(); ++peer) peers_[peer].link = std::move(links[peer]);
+    : TcpPort(rank, whole_group(std::move(links))) {}
+
+TcpPort::TcpPort(int32_t rank, TcpGroup group)
+    : rank_(rank), pid_(::getpid()), group_(std::move(group)), peers_(group_.members.size()) {
+  group_.connections->epoch = group_.epoch;
+}
+
+std::unique_ptr<MessagePort> TcpPort::survivors(const std::vector<int32_t>& ranks) {
+  TcpGroup group{.connections = group_.connections, .epoch = group_.epoch + 1};
+  for (const int32_t rank : ranks) group.members.push_back(group_.members[at(rank)]);
+  const auto place = std::ranges::find(ranks, rank_);
+  return std::make_unique<TcpPort>(static_cast<int32_t>(place - ranks.begin()), std::move(group));
 }
 
 bool TcpPort::is_inherited() const noexcept { return pid_ != ::getpid(); }
@@ -43,14 +62,29 @@ void TcpPort::check_caller() const {
 }
 
 void TcpPort::post(int32_t peer, const Notice& notice, size_t payload_bytes) {
-  peers_[at(peer)].link.send(FrameKind::kNotice, bytes_of(notice, kNoticeHead + payload_bytes), {});
+  if (!is_last()) return;
+  link(peer).send({.kind = FrameKind::kNotice, .epoch = group_.epoch},
+                  bytes_of(notice, kNoticeHead + payload_bytes), {});
+}
+
+// Late messages of the groups before are dropped. One of a later group stays for the port there,
+// since its sender has gone on before this rank.
+bool TcpPort::peek(int32_t peer, Frame& frame) const {
+  Link& from = link(peer);
+  while (from.peek(peer, frame)) {
+    if (frame.epoch > group_.epoch) return false;
+    const bool is_dropped = drops_chunks_ && frame.kind == FrameKind::kChunk;
+    if (frame.epoch == group_.epoch && !is_dropped) return true;
+    from.drop(frame);
+  }
+  return false;
 }
 
 bool TcpPort::find(int32_t peer, FrameKind kind, Frame& frame) {
-  Link& link = peers_[at(peer)].link;
-  if (!link.peek(peer, frame)) {
-    link.receive();
-    if (!link.peek(peer, frame)) return false;
+  if (!is_last()) return false;
+  if (!peek(peer, frame)) {
+    link(peer).receive();
+    if (!peek(peer, frame)) return false;
   }
   return frame.kind == kind;
 }
@@ -60,7 +94,7 @@ std::optional<ReceivedNotice> TcpPort::take_notice() {
     Frame frame;
     if (!find(from, FrameKind::kNotice, frame)) continue;
     std::memcpy(static_cast<void*>(&arrived_), frame.body.data(), frame.body.size());
-    peers_[at(from)].link.drop(frame);
+    link(from).drop(frame);
     return ReceivedNotice{.peer = from, .notice = &arrived_};
   }
   return std::nullopt;
@@ -68,18 +102,19 @@ std::optional<ReceivedNotice> TcpPort::take_notice() {
 
 bool TcpPort::send_chunk(int32_t peer, const ChunkHeader& header, const std::byte* data) {
   Peer& to = peers_[at(peer)];
-  to.link.push();
-  if (!to.link.is_idle()) return false;
+  link(peer).push();
+  if (!link(peer).is_idle()) return false;
   if (peer == rank_ && to.chunks_sent - to.chunks_taken >= kSelfBuffers) return false;
-  to.link.send(FrameKind::kChunk, {reinterpret_cast<const std::byte*>(&header), sizeof header},
-               {data, static_cast<size_t>(header.bytes)});
+  link(peer).send({.kind = FrameKind::kChunk, .epoch = group_.epoch},
+                  {reinterpret_cast<const std::byte*>(&header), sizeof header},
+                  {data, static_cast<size_t>(header.bytes)});
   ++to.chunks_sent;
   return true;
 }
 
 std::optional<ReceivedChunk> TcpPort::take_chunk(int32_t peer) {
   Peer& from = peers_[at(peer)];
-  from.link.push();
+  link(peer).push();
   Frame frame;
   if (!find(peer, FrameKind::kChunk, frame)) return std::nullopt;
   ReceivedChunk chunk;
@@ -89,17 +124,16 @@ std::optional<ReceivedChunk> TcpPort::take_chunk(int32_t peer) {
     throw PortFailure("a message has another length than it says", peer);
   }
   chunk.data = data.data();
-  from.link.drop(frame);
+  link(peer).drop(frame);
   ++from.chunks_taken;
   return chunk;
 }
 
 bool TcpPort::is_cut_off(int32_t peer) const noexcept {
-  const Link& link = peers_[at(peer)].link;
-  if (!link.has_ended()) return false;
+  if (!link(peer).has_ended()) return false;
   try {
     Frame frame;
-    return !link.peek(peer, frame);
+    return !peek(peer, frame);
   } catch (const PortFailure&) {
     return true;  // whoever takes the message says so
   }
@@ -111,12 +145,13 @@ void TcpPort::rest(int64_t round) noexcept {
   constexpr size_t kMost = 256;
   pollfd waiting[kMost];
   nfds_t count = 0;
-  std::unique_lock lock(mutex_);  // an abort of another thread may be sending
-  for (const Peer& peer : peers_) {
-    if (peer.link.fd() < 0 || peer.link.has_ended() || count == kMost) continue;
-    const short output = peer.link.is_idle() ? 0 : POLLOUT;
+  std::unique_lock lock(mutex());  // an abort of another thread may be sending
+  for (int32_t peer = 0; peer < size(); ++peer) {
+    const Link& one = link(peer);
+    if (one.fd() < 0 || one.has_ended() || count == kMost) continue;
+    const short output = one.is_idle() ? 0 : POLLOUT;
     waiting[count++] = {
-        .fd = peer.link.fd(), .events = static_cast<short>(POLLIN | output), .revents = 0};
+        .fd = one.fd(), .events = static_cast<short>(POLLIN | output), .revents = 0};
   }
   lock.unlock();
   if (count == 0) return rest_by_the_clock(round);
@@ -124,14 +159,16 @@ void TcpPort::rest(int64_t round) noexcept {
 }
 
 void TcpPort::flush(std::chrono::nanoseconds deadline) noexcept {
+  if (!is_last()) return;
   const auto until = std::chrono::steady_clock::now() + deadline;
   // A connection that is closed with bytes unread takes back what its peer has not got yet.
   while (true) {
     bool over = true;
-    for (Peer& peer : peers_) {
-      peer.link.push();
-      peer.link.drain();
-      over = peer.link.is_confirmed() && over;
+    for (int32_t peer = 0; peer < size(); ++peer) {
+      Link& one = link(peer);
+      one.push();
+      one.drain();
+      over = one.is_confirmed() && over;
     }
     if (over || std::chrono::steady_clock::now() >= until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -1,7 +1,8 @@
 // One process of a group in which one rank meets a fault in some phase of a layer. The others write
 // what they heard of it, and how they went on.
 //
-// mpi_matrix_rank FAULT PHASE VICTIM REPLICAS DIRECTORY
+// matrix_rank TRANSPORT HOSTS FAULT PHASE VICTIM REPLICAS DIRECTORY
+#include "dist/group_rank.h"
 #include "support/rank_fault.h"
 
 #include "conclave/comm.h"
@@ -11,21 +12,18 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
+#include <memory>
 #include <string>
 #include <unistd.h>
 
 namespace conclave {
 namespace {
 
-// Written whole or not at all: the one who reads waits for it.
-void write(const std::string& path, const std::string& text) {
-  { std::ofstream(path + ".new") << text << "\n"; }
-  std::rename((path + ".new").c_str(), path.c_str());
-}
+using testing::FaultCase;
+using testing::join_group;
+using testing::write_whole;
 
 std::string one_word(std::string text) {
   std::ranges::replace(text, ' ', '_');
@@ -40,16 +38,27 @@ std::string line_of(const testing::FaultReport& report) {
 }
 
 int run(char** words) {
-  testing::FaultCase fault{.fault = testing::fault_of(words[1]),
-                           .phase = testing::phase_of(words[2]),
-                           .victim = std::atoi(words[3]),
-                           .has_replicas = std::string(words[4]) == "yes"};
-  const std::string directory = words[5];
-  auto communicator = connect("mpi", {.timeout = fault.deadline});
+  const std::string transport = words[1];
+  const bool on_hosts = std::string(words[2]) == "hosts";
+  FaultCase fault{.fault = testing::fault_of(words[3]),
+                  .phase = testing::phase_of(words[4]),
+                  .victim = std::atoi(words[5]),
+                  .has_replicas = std::string(words[6]) == "yes"};
+  const std::string directory = words[7];
+  std::unique_ptr<Communicator> first;
+  if (on_hosts) {
+    // MPI asks for its host when it is initialised, and must find one.
+    if (transport == "mpi") first = join_group(transport, directory, fault.deadline);
+    if (!testing::move_to_host("conclave-" + std::to_string(::getpid()))) {
+      write_whole(directory + "/no_hosts", "1");
+    }
+  }
+  auto communicator = join_group(transport, directory, fault.deadline);
+  first.reset();
   const std::string number = std::to_string(communicator->rank());
-  write(directory + "/pid." + number, std::to_string(::getpid()));
+  write_whole(directory + "/pid." + number, std::to_string(::getpid()));
   fault.strike = [&](testing::Fault how) {
-    write(directory + "/struck", std::to_string(testing::steady_ns()));
+    write_whole(directory + "/struck", std::to_string(testing::steady_ns()));
     ::kill(::getpid(), how == testing::Fault::kDies ? SIGKILL : SIGSTOP);
   };
   std::string line;
@@ -58,7 +67,7 @@ int run(char** words) {
   } catch (const std::exception& error) {
     line = "threw " + one_word(error.what());
   }
-  write(directory + "/rank." + number, line);
+  write_whole(directory + "/rank." + number, line);
   return 0;
 }
 
