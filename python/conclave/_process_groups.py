@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from conclave import _conclave
+from conclave._meeting_places import LOST, TIMEOUT, comm_error
 from conclave.errors import (
     ConclaveTypeError,
     ConclaveUnsupportedError,
@@ -21,7 +22,6 @@ from conclave.errors import (
 )
 
 TRANSPORT = "torch.distributed"
-_LOST, _TIMEOUT = (700, "kCommPeerLost"), (701, "kCommTimeout")
 _FORKED = (115, "kForked")
 _KEYS = "conclave"
 _LONGEST_PAUSE = 0.02
@@ -90,6 +90,19 @@ def communicator_of(given: Any, argument: str) -> _conclave.Communicator | None:
     return found
 
 
+def shared_communicator(given: Any) -> _conclave.Communicator:
+    """What layers that were given this group have in common, failed or not."""
+    if not is_group(given):
+        raise ConclaveTypeError(
+            "failed: expected a Communicator or a group of torch.distributed, found "
+            f"{type(given).__name__}"
+        )
+    found = _shared.get(getattr(given, "cpu_group", given))
+    if found is None:
+        raise ConclaveValueError("failed: no layer was given this group")
+    return found
+
+
 def from_process_group(group: Any = None, *, timeout: float = 30.0) -> _conclave.Communicator:
     """A communicator of the ranks of a torch.distributed group, with connections of its own.
 
@@ -112,12 +125,31 @@ def from_process_group(group: Any = None, *, timeout: float = 30.0) -> _conclave
     if dist is None:
         raise ConclaveUnsupportedError(f"group: {reason_against()}")
     group = _checked(dist, getattr(group, "cpu_group", group))
-    exchange = _Exchange(_store_of(dist, group), group.rank(), group.size(), timeout)
+    exchange = Exchange(_store_of(dist, group), group.rank(), group.size(), timeout)
     made = _conclave.connect(
-        "tcp", group.rank(), group.size(), "", -1, timeout, exchange if group.size() > 1 else None
+        "tcp",
+        group.rank(),
+        group.size(),
+        "",
+        -1,
+        timeout,
+        exchange=exchange if group.size() > 1 else None,
     )
     exchange.clear()
     return made
+
+
+def group_exchange(group: Any, timeout: float) -> Exchange:
+    """What ranks of a group tell each other, over its store."""
+    dist = _module()
+    group = _checked(dist, getattr(group, "cpu_group", group))
+    return Exchange(_store_of(dist, group), group.rank(), group.size(), timeout)
+
+
+def is_store(given: Any) -> bool:
+    """Whether this is a store of torch.distributed: TCPStore, FileStore and others."""
+    dist = _module()
+    return dist is not None and isinstance(given, dist.Store)
 
 
 def _checked(dist: Any, group: Any) -> Any:
@@ -155,7 +187,7 @@ def _store_of(dist: Any, group: Any) -> Any:
     return dist.distributed_c10d._world.pg_map[group][1]
 
 
-class _Exchange:
+class Exchange:
     """What each rank says, to all ranks, over a store of keys.
 
     Rank 0 numbers the meetings of a group, so that ranks meet again after one that failed on some
@@ -163,23 +195,23 @@ class _Exchange:
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
-        self._store, self._rank, self._size = store, rank, size
+        self._store, self.rank, self.size = store, rank, size
         self._until = time.monotonic() + timeout
         self._meeting = 0
         self._round = -1
 
     def __call__(self, mine: str) -> list[str]:
         self._round += 1
-        return _in_time(lambda: self._run(mine), self._until + 1.0)
+        return in_time(lambda: self._run(mine), self._until + 1.0)
 
     def clear(self) -> None:
         """Takes back what this rank has said: by now every rank has read it."""
         with contextlib.suppress(Error):
-            _in_time(self._take_back, time.monotonic() + 1.0)
+            in_time(self._take_back, time.monotonic() + 1.0)
 
     def _take_back(self) -> None:
         for number in range(self._round + 1):
-            self._store.delete_key(self._key(number, self._rank))
+            self._store.delete_key(self._key(number, self.rank))
 
     def _run(self, mine: str) -> list[str]:
         pause = 0.0005
@@ -190,18 +222,18 @@ class _Exchange:
         while True:
             if self._round == 0 and self._joins():
                 self._say(mine)
-            keys = [self._key(self._round, rank) for rank in range(self._size)]
+            keys = [self._key(self._round, rank) for rank in range(self.size)]
             if self._meeting > 0 and self._store.check(keys):
                 return [bytes(self._store.get(key)).decode() for key in keys]
             if time.monotonic() >= self._until:
                 late = self._first_silent(keys)
-                raise _comm_error(_TIMEOUT, late, f"rank {late} did not connect in time")
+                raise comm_error(*TIMEOUT, late, f"rank {late} did not connect in time")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _joins(self) -> bool:
         """Whether this rank has just joined a meeting."""
-        if self._rank == 0:
+        if self.rank == 0:
             if self._meeting > 0:
                 return False
             self._meeting = self._store.add(f"{_KEYS}/meeting", 1)
@@ -214,16 +246,16 @@ class _Exchange:
 
     def _last_meeting(self) -> int:
         """The last one in which this rank has said where it is: it cannot say that twice."""
-        return int(self._store.add(f"{_KEYS}/seen/{self._rank}", 0))
+        return int(self._store.add(f"{_KEYS}/seen/{self.rank}", 0))
 
     def _leave_behind(self) -> None:
-        self._store.add(f"{_KEYS}/seen/{self._rank}", self._meeting - self._last_meeting())
+        self._store.add(f"{_KEYS}/seen/{self.rank}", self._meeting - self._last_meeting())
 
     def _key(self, number: int, rank: int) -> str:
         return f"{_KEYS}/{self._meeting}/{number}/{rank}"
 
     def _say(self, mine: str) -> None:
-        self._store.set(self._key(self._round, self._rank), mine)
+        self._store.set(self._key(self._round, self.rank), mine)
 
     def _first_silent(self, keys: list[str]) -> int:
         if self._meeting == 0:
@@ -232,7 +264,9 @@ class _Exchange:
         return next(silent, 0)
 
 
-def _in_time(work: Callable[[], _Result], until: float) -> _Result:
+def in_time(
+    work: Callable[[], _Result], until: float, place: str = "the store of the group"
+) -> _Result:
     """What work() returns. A call of a store whose process has stopped returns never, so that it
     has a thread of its own, which is left behind then."""
     results: list[_Result] = []
@@ -248,14 +282,9 @@ def _in_time(work: Callable[[], _Result], until: float) -> _Result:
 
     threading.Thread(target=run, daemon=True, name="conclave-meeting").start()
     if not done.wait(max(0.0, until - time.monotonic())):
-        raise _comm_error(_TIMEOUT, -1, "the store of the group does not answer")
+        raise comm_error(*TIMEOUT, -1, f"{place} does not answer")
     if not errors:
         return results[0]
     if isinstance(errors[0], Error):
         raise errors[0]
-    raise _comm_error(_LOST, -1, f"the store of the group: {errors[0]}") from errors[0]
-
-
-def _comm_error(code: tuple[int, str], rank: int, text: str) -> Error:
-    message = f"rank {rank}, phase connect: {text}"
-    return from_code(*code, message, "", "", "", "", "", "")
+    raise comm_error(*LOST, -1, f"{place}: {errors[0]}") from errors[0]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
 
-from conclave import _conclave, _process_groups
+from conclave import _conclave, _meeting_places, _process_groups
 from conclave._conclave import Communicator
 from conclave._process_groups import from_process_group
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,8 @@ def connect(
     rank: int = -1,
     size: int = 0,
     meeting_point: str = "",
+    bootstrap: Any = None,
+    device: str = "",
     group: int | None = None,
     timeout: float = 30.0,
 ) -> Communicator:
@@ -41,35 +47,123 @@ def connect(
     Args:
         transport: a name of `transports`, such as "mpi" in a process that mpirun has started, or
             "torch.distributed" for its default group (`from_process_group`).
-        rank, size: by default what the launcher says.
+        rank, size: by default what the launcher says, or those of `bootstrap`.
         meeting_point: where ranks meet, in the transport's words; empty if its launcher knows.
+        bootstrap: what the same ranks share already, over which they tell each other where they
+            are; "tcp" and "nccl" need it. A Communicator of theirs; a group of torch.distributed
+            or a store of it; "tcp://host:port", where rank 0 listens until all have come; the path
+            of a directory that all of them see; or a function that is given this rank's text and
+            returns those of all ranks in rank order, each time it is called. With the last four,
+            rank and size are to be given.
+        device: whose memory it carries: "cpu", by default, or "cuda:0" for "nccl", whose default
+            is the current device.
         group: splits the launcher's ranks: those that give the same number are a group of their
             own. All ranks call, also those of other groups.
         timeout: seconds, for meeting and for each wait. After it a wait raises.
 
     Raises:
-        ConclaveCommError: naming the rank that did not come. Error: for an unknown transport, and
-        one that this build or machine lacks, with the reason.
+        ConclaveCommError: naming the rank that did not come. ConclaveUnsupportedError: for a
+        transport that this build or machine lacks, or that does not carry the device's memory,
+        with the reason. Error: for an unknown transport, ranks that are none of the group, and
+        what the bootstrap raises.
     """
     chosen = -1 if group is None else group
     if group is not None and group < 0:
         raise ConclaveValueError(f"group: expected 0 or more, or None, found {group}")
     if transport == _process_groups.TRANSPORT:
-        return _default_group(rank, size, group, timeout)
-    return _conclave.connect(transport, rank, size, meeting_point, chosen, timeout)
+        return _of_torch(rank, size, bootstrap, device, group, timeout)
+    meeting = _meeting_of(bootstrap, rank, size, timeout)
+    try:
+        return _conclave.connect(
+            transport,
+            meeting.rank,
+            meeting.size,
+            meeting_point,
+            chosen,
+            timeout,
+            device=device,
+            bootstrap=meeting.bootstrap,
+            exchange=meeting.exchange,
+        )
+    finally:
+        meeting.clear()
 
 
-def _default_group(rank: int, size: int, group: int | None, timeout: float) -> Communicator:
+@dataclasses.dataclass
+class _Meeting:
+    """How ranks that connect tell each other where they are."""
+
+    rank: int
+    size: int
+    bootstrap: Communicator | None = None
+    exchange: Callable[[str], list[str]] | None = None
+    clear: Callable[[], None] = lambda: None  # takes back what was said
+
+
+def _meeting_of(given: Any, rank: int, size: int, timeout: float) -> _Meeting:
+    if given is None:
+        return _Meeting(rank, size)
+    if isinstance(given, Communicator):
+        return _Meeting(*_own_rank(rank, size, given.rank, given.size), bootstrap=given)
+    if _process_groups.is_group(given):
+        of_group = _process_groups.group_exchange(given, timeout)
+        own = _own_rank(rank, size, of_group.rank, of_group.size)
+        return _Meeting(*own, exchange=of_group, clear=of_group.clear)
+    is_path = isinstance(given, (str, os.PathLike))
+    if not (is_path or callable(given) or _process_groups.is_store(given)):
+        raise ConclaveTypeError(
+            "bootstrap: expected a Communicator, a group or a store of torch.distributed, "
+            f"tcp://host:port, a path or a function, found {type(given).__name__}"
+        )
+    if not 0 <= rank < size:
+        raise ConclaveValueError(
+            f"rank: expected one below size with this bootstrap, found {rank} of {size}"
+        )
+    place: Any
+    if _process_groups.is_store(given):
+        place = _process_groups.Exchange(given, rank, size, timeout)
+    elif not is_path:
+        return _Meeting(rank, size, exchange=_application_exchange(given, timeout))
+    elif str(given).startswith("tcp://"):
+        place = _meeting_places.Address(str(given), rank, size, timeout)
+    else:
+        place = _meeting_places.Files(given, rank, size, timeout)
+    return _Meeting(rank, size, exchange=place, clear=place.clear)
+
+
+def _own_rank(rank: int, size: int, own_rank: int, own_size: int) -> tuple[int, int]:
+    if (rank, size) in ((-1, 0), (own_rank, own_size)):
+        return own_rank, own_size
+    raise ConclaveValueError(
+        f"bootstrap: expected rank {rank} of {size}, found {own_rank} of {own_size}"
+    )
+
+
+def _application_exchange(
+    given: Callable[[str], list[str]], timeout: float
+) -> Callable[[str], list[str]]:
+    until = time.monotonic() + timeout
+    checked = _meeting_places.checked(given)
+    return lambda mine: _process_groups.in_time(lambda: checked(mine), until, "bootstrap")
+
+
+def _of_torch(
+    rank: int, size: int, bootstrap: Any, device: str, group: int | None, timeout: float
+) -> Communicator:
     if group is not None:
         raise ConclaveUnsupportedError(
             "group: torch.distributed splits its ranks by new_group; give that to "
             "from_process_group"
         )
-    made = from_process_group(timeout=timeout)
+    if device not in ("", "cpu"):
+        raise ConclaveUnsupportedError(
+            f"device: ranks of torch.distributed carry host memory, not that of {device}; expected "
+            'connect("nccl", bootstrap=group)'
+        )
+    made = from_process_group(bootstrap, timeout=timeout)
     if (rank, size) not in ((-1, 0), (made.rank, made.size)):
         raise ConclaveValueError(
-            f"rank: expected {made.rank} of {made.size}, as in the default group, found "
-            f"{rank} of {size}"
+            f"rank: expected {made.rank} of {made.size}, as in the group, found {rank} of {size}"
         )
     return made
 
@@ -82,7 +176,7 @@ class Survivors:
     old_ranks: tuple[int, ...]  # [size] which rank each was in the communicator that failed
 
 
-def survivors(failed: Communicator, *, deadline: float | None = None) -> Survivors:
+def survivors(failed: Any, *, deadline: float | None = None) -> Survivors:
     """Goes on after a failure. Each rank that is left calls it once, where it has caught the
     `ConclaveCommError`; `failed` stays unusable.
 
@@ -91,6 +185,7 @@ def survivors(failed: Communicator, *, deadline: float | None = None) -> Survivo
     communicator that works it makes the operations of the others fail first.
 
     Args:
+        failed: a Communicator, or the group of torch.distributed that layers were given.
         deadline: seconds to wait for the others; by default the communicator's timeout. Make it
             longer than ranks compute between two operations.
 
@@ -100,6 +195,8 @@ def survivors(failed: Communicator, *, deadline: float | None = None) -> Survivo
     """
     if deadline is not None and not deadline > 0:
         raise ConclaveValueError(f"deadline: expected seconds above 0, or None, found {deadline}")
+    if not isinstance(failed, Communicator):
+        failed = _process_groups.shared_communicator(failed)
     communicator, old_ranks = _conclave.survivors(failed, deadline or 0.0)
     return Survivors(communicator, tuple(old_ranks))
 

@@ -39,11 +39,14 @@ std::shared_ptr<Communicator> shared(std::unique_ptr<Communicator> communicator)
 
 std::shared_ptr<Communicator> connect_rank(const std::string& transport, int32_t rank, int32_t size,
                                            const std::string& meeting_point, int32_t group,
-                                           double timeout, const nb::object& exchange) {
+                                           double timeout, const std::string& device,
+                                           Communicator* bootstrap, const nb::object& exchange) {
   ConnectOptions options{.rank = rank,
                          .size = size,
                          .meeting_point = meeting_point,
+                         .bootstrap = bootstrap,
                          .group = group,
+                         .device = device,
                          .timeout = timeout_of(timeout)};
   if (!exchange.is_none()) {
     options.exchange = [&exchange](const std::string& mine) {
@@ -227,8 +230,9 @@ void bind_communicator(nb::module_& module) {
           nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>(),
           "Makes every present and later wait of every rank fail. From any thread.");
   module.def("connect", &connect_rank, nb::arg("transport"), nb::arg("rank"), nb::arg("size"),
-             nb::arg("meeting_point"), nb::arg("group"), nb::arg("timeout"),
-             nb::arg("exchange") = nb::none(), "Joins this process to a group of ranks.");
+             nb::arg("meeting_point"), nb::arg("group"), nb::arg("timeout"), nb::arg("device") = "",
+             nb::arg("bootstrap").none() = nb::none(), nb::arg("exchange") = nb::none(),
+             "Joins this process to a group of ranks.");
   module.def("survivors", &survivors_of, nb::arg("failed"), nb::arg("deadline"),
              "The communicator of the ranks that are left, and who they were.");
   module.def("local_group", &local_ranks, nb::arg("num_ranks"), nb::arg("timeout"),

@@ -240,6 +240,12 @@ def test_a_program_ends_by_itself_after_a_failure(tmp_path, ending):
     assert ranks[1].returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_ranks_that_are_left_go_on(tmp_path, whole, ending):
+    first, _, last = run_ranks(work.goes_on, 3, tmp_path, int(ending))
+    assert equal(first, whole[0]) and equal(last, whole[2])
+
+
 @pytest.mark.parametrize("call", ["disagreeing_layers", "disagreeing_calls", "disagreeing_sizes"])
 def test_ranks_that_disagree_are_told(tmp_path, call):
     for found in run_ranks(getattr(work, call), 2, tmp_path):
@@ -271,7 +277,7 @@ def test_a_store_that_is_lost_is_told_in_time(end):
         server.send_signal(end)
         if end == signal.SIGKILL:
             server.wait()
-        exchange = _process_groups._Exchange(store, 0, 2, 0.5)
+        exchange = _process_groups.Exchange(store, 0, 2, 0.5)
         start = time.monotonic()
         with pytest.raises(conclave.ConclaveCommError, match="store of the group") as caught:
             exchange("a place")

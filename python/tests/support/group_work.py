@@ -66,6 +66,39 @@ def slices(rank, folder):
     return of_all, both
 
 
+def goes_on(rank, folder, ending):
+    """Rank 1 ends or stops; the others take their layer, which was given a group, to what is left
+    of it: experts of two replicas, so that nothing is read again."""
+    slots = conclave.balance_experts(
+        [1.0] * 7, rule="surviving", num_ranks=3, num_redundant_experts=7
+    )
+    experts = conclave.from_process_group(timeout=DEADLINE)
+    layer = conclave.Layer.from_tensors(
+        SPEC, communicator=experts, parallel=slots.parallel(ep_rank=rank), **made_weights()
+    )
+    of_group = layer_over(dist.group.WORLD)
+    rows = made_rows(TOKENS[rank], seed=rank)
+    layer(rows)
+    of_group(rows)
+    if rank == 1:
+        os.kill(os.getpid(), ending)
+    try:
+        while True:
+            layer(rows)
+    except conclave.ConclaveCommError as error:
+        assert error.peer == 1, error
+    left = conclave.survivors(experts)
+    assert left.old_ranks == (0, 2)
+    found = layer.on_ranks(left.communicator, old_ranks=left.old_ranks)(rows).numpy()
+    left.communicator.barrier()
+    again = conclave.survivors(dist.group.WORLD, deadline=DEADLINE)
+    assert again.old_ranks == (0, 2)
+    more = of_group.on_ranks(again.communicator, old_ranks=again.old_ranks, **made_weights())
+    assert numpy.array_equal(more(rows).numpy(), found)
+    again.communicator.barrier()
+    return found
+
+
 def subgroups(rank, folder):
     """Two groups of two ranks, side by side."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]

@@ -1,0 +1,232 @@
+"""Where ranks tell each other how they can be reached, before they are connected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import selectors
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable
+
+from conclave.errors import ConclaveTypeError, ConclaveValueError, Error, from_code
+
+LOST, TIMEOUT = (700, "kCommPeerLost"), (701, "kCommTimeout")
+MISMATCH = (702, "kCommMismatch")
+# A rank's text has some hundred letters; one that is no rank may send anything.
+_LONGEST_LINE = 1 << 20
+_PAUSE = 0.01
+
+
+def comm_error(code: int, name: str, rank: int, text: str) -> Error:
+    """Another rank is lost, late or disagrees, before ranks are connected."""
+    message = f"rank {rank}, phase connect: {text}"
+    error = from_code(code, name, message, "", "", "", "", "", "")
+    error.peer, error.phase = rank, "connect"  # type: ignore[attr-defined]
+    return error
+
+
+class Files:
+    """Texts in files of a directory that all ranks see: one for each rank and round."""
+
+    def __init__(self, path: str | os.PathLike[str], rank: int, size: int, timeout: float) -> None:
+        self._path, self._rank, self._size = pathlib.Path(path), rank, size
+        self._until = time.monotonic() + timeout
+        self._round = 0
+        self._made: list[pathlib.Path] = []
+
+    def __call__(self, mine: str) -> list[str]:
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._say(mine)
+        except OSError as error:
+            raise ConclaveValueError(f"bootstrap: {self._path}: {error.strerror}") from error
+        texts = [self._read(rank) for rank in range(self._size)]
+        self._round += 1
+        return texts
+
+    def clear(self) -> None:
+        """By now every rank has read them: the next meeting may have the same path."""
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            self._path.rmdir()
+
+    def _file(self, rank: int) -> pathlib.Path:
+        return self._path / f"{self._round}.{rank}"
+
+    def _say(self, mine: str) -> None:
+        path = self._file(self._rank)
+        # A text of an earlier meeting would lead others to nobody.
+        if path.exists():
+            raise ConclaveValueError(
+                f"bootstrap: rank {self._rank} has spoken in {self._path} before, in a meeting "
+                "that has failed; expected a path of its own for each meeting"
+            )
+        part = path.with_suffix(f".{self._rank}.new")
+        part.write_text(mine)
+        part.rename(path)
+        self._made.append(path)
+
+    def _read(self, rank: int) -> str:
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return self._file(rank).read_text()
+            if time.monotonic() >= self._until:
+                raise comm_error(*TIMEOUT, rank, f"rank {rank} did not connect in time")
+            time.sleep(_PAUSE)
+
+
+class _Lines:
+    """Lines of JSON over a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._held = b""
+
+    def take(self) -> object:
+        """The next line; None if the rest of it is still to come. Raises OSError, ValueError."""
+        while b"\n" not in self._held:
+            try:
+                part = self.connection.recv(1 << 16)
+            except BlockingIOError:
+                return None
+            if not part:
+                raise ConnectionError("the connection has ended")
+            self._held += part
+            if len(self._held) > _LONGEST_LINE:
+                raise ValueError("no line of a rank is as long")
+        line, _, self._held = self._held.partition(b"\n")
+        return json.loads(line)
+
+    def send(self, value: object, until: float) -> None:
+        self.connection.settimeout(max(0.001, until - time.monotonic()))
+        self.connection.sendall(json.dumps(value).encode() + b"\n")
+        self.connection.setblocking(False)
+
+
+class Address:
+    """Texts over an address where rank 0 listens, while ranks meet."""
+
+    def __init__(self, address: str, rank: int, size: int, timeout: float) -> None:
+        self._host, self._port = _host_and_port(address)
+        self._rank, self._size = rank, size
+        self._until = time.monotonic() + timeout
+        self._round = 0
+        self._server: socket.socket | None = None
+        self._of_rank: dict[int, _Lines] = {}
+
+    def __call__(self, mine: str) -> list[str]:
+        try:
+            texts = self._gather(mine) if self._rank == 0 else self._ask(mine)
+        except (OSError, ValueError) as error:
+            if isinstance(error, Error):
+                raise
+            other = -1 if self._rank == 0 else 0
+            raise comm_error(*LOST, other, f"{self._host}:{self._port}: {error}") from error
+        self._round += 1
+        return texts
+
+    def clear(self) -> None:
+        for lines in self._of_rank.values():
+            lines.connection.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _late(self, rank: int) -> Exception:
+        return comm_error(*TIMEOUT, rank, f"rank {rank} did not connect in time")
+
+    def _gather(self, mine: str) -> list[str]:
+        if self._server is None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            self._server = socket.create_server((self._host, self._port), family=family)
+            self._server.setblocking(False)
+        texts = {0: mine}
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._server, selectors.EVENT_READ)
+            for lines in self._of_rank.values():
+                waiting.register(lines.connection, selectors.EVENT_READ, lines)
+            while len(texts) < self._size:
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    raise self._late(min(set(range(self._size)) - set(texts)))
+                for key, _ in waiting.select(left):
+                    if key.data is None:
+                        guest, _ = self._server.accept()
+                        guest.setblocking(False)
+                        waiting.register(guest, selectors.EVENT_READ, _Lines(guest))
+                    else:
+                        self._hear(key.data, texts, waiting)
+        all_texts = [texts[rank] for rank in range(self._size)]
+        for lines in self._of_rank.values():
+            lines.send(all_texts, self._until)
+        return all_texts
+
+    def _hear(self, lines: _Lines, texts: dict[int, str], waiting: selectors.BaseSelector) -> None:
+        try:
+            said = lines.take()
+            if said is None:
+                return
+            rank, size, number, text = said  # type: ignore[misc]
+            is_rank = 0 < int(rank) < self._size and isinstance(text, str)
+        except (OSError, TypeError, ValueError):
+            is_rank = False
+        if not is_rank:
+            # A stranger, or a rank that is lost: its next connection counts.
+            waiting.unregister(lines.connection)
+            lines.connection.close()
+            return
+        if (size, number) != (self._size, self._round):
+            text = f"rank {rank} meets {size} ranks where rank 0 meets {self._size}"
+            raise comm_error(*MISMATCH, rank, text)
+        texts[rank] = text
+        self._of_rank[rank] = lines
+
+    def _ask(self, mine: str) -> list[str]:
+        lines = self._of_rank.get(0) or self._reach()
+        self._of_rank[0] = lines
+        lines.send([self._rank, self._size, self._round, mine], self._until)
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(lines.connection, selectors.EVENT_READ)
+            while True:
+                texts = lines.take()
+                if isinstance(texts, list):
+                    return texts
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    raise self._late(0)
+                waiting.select(left)
+
+    def _reach(self) -> _Lines:
+        while True:
+            left = self._until - time.monotonic()
+            if left <= 0:
+                raise self._late(0)
+            try:
+                return _Lines(socket.create_connection((self._host, self._port), min(left, 2.0)))
+            except OSError:  # it does not listen yet
+                time.sleep(_PAUSE)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    parts = urllib.parse.urlsplit(address)
+    with contextlib.suppress(ValueError):
+        if parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    raise ConclaveValueError(f"bootstrap: expected tcp://host:port, found {address}")
+
+
+def checked(exchange: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
+    """The application's own, with the type of its answer made sure of."""
+
+    def run(mine: str) -> list[str]:
+        texts = exchange(mine)
+        if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
+            return list(texts)
+        raise ConclaveTypeError("bootstrap: expected a list of the texts of all ranks")
+
+    return run
