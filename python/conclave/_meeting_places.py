@@ -171,20 +171,17 @@ class Address:
             said = lines.take()
             if said is None:
                 return
-            rank, size, number, text = said  # type: ignore[misc]
-            is_rank = 0 < int(rank) < self._size and isinstance(text, str)
-        except (OSError, TypeError, ValueError):
-            is_rank = False
-        if not is_rank:
+            rank, size, number, text = _words_of(said)
+        except (OSError, ValueError):
             # A stranger, or a rank that is lost: its next connection counts.
             waiting.unregister(lines.connection)
             lines.connection.close()
             return
+        self._of_rank[rank] = lines
         if (size, number) != (self._size, self._round):
             text = f"rank {rank} meets {size} ranks where rank 0 meets {self._size}"
             raise comm_error(*MISMATCH, rank, text)
         texts[rank] = text
-        self._of_rank[rank] = lines
 
     def _ask(self, mine: str) -> list[str]:
         lines = self._of_rank.get(0) or self._reach()
@@ -210,6 +207,16 @@ class Address:
                 return _Lines(socket.create_connection((self._host, self._port), min(left, 2.0)))
             except OSError:  # it does not listen yet
                 time.sleep(_PAUSE)
+
+
+def _words_of(said: object) -> tuple[int, int, int, str]:
+    """Rank, size, round and text. Raises ValueError for what no rank says."""
+    if isinstance(said, list) and len(said) == 4:
+        rank, size, number, text = said
+        numbers = all(isinstance(one, int) for one in (rank, size, number))
+        if numbers and isinstance(text, str) and 0 < rank < max(size, 2):
+            return rank, size, number, text
+    raise ValueError("no rank says this")
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
