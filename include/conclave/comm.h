@@ -84,6 +84,9 @@ struct CommOperation {
   ReduceOp reduce = ReduceOp::kSum;  // likewise
   int32_t peer = -1;                 // for kSend and kRecv
   Stream stream = {};                // null: the operation is not ordered by a device
+  // Also advances between begin and wait, where supports(kOverlap): if need be a thread of the
+  // communicator moves its bytes meanwhile. Without it a transport may leave that to calls.
+  bool in_background = false;
 };
 
 // An operation under way. Buffers, counts and offsets given to begin must live until wait or
@@ -97,7 +100,7 @@ enum class CommFeature : uint8_t {
   kHostMemory,
   kDeviceMemory,
   kStreamOrder,  // begin takes a stream, and wait_on makes a stream follow an operation
-  kOverlap,      // operations advance between begin and wait, while the ranks do other work
+  kOverlap,      // operations in_background advance while the ranks do other work
   kPeerMemory,   // open_window lends memory that work on a device reads and writes in place
   kShrink,       // after a failure, survivors() makes a communicator of the ranks that are left
 };

@@ -392,5 +392,41 @@ TEST(Communicator, ManyRandomSteps_StayConsistent) {
   });
 }
 
+// Calls of a rank move a piece or two of what is on its way: three of them are not enough.
+TEST(Communicator, InBackground_BytesMoveWhileNobodyCalls) {
+  on_every_group([](int32_t rank, Communicator& comm) {
+    if (comm.size() > 3) return;
+    ASSERT_TRUE(comm.supports(CommFeature::kOverlap)) << comm.name();
+    constexpr int64_t kBytes = int64_t{4} << 20;
+    const auto ranks = static_cast<size_t>(comm.size());
+    const std::vector<int64_t> counts(ranks, kBytes);
+    std::vector<int64_t> offsets(ranks);
+    for (size_t peer = 0; peer < ranks; ++peer) offsets[peer] = static_cast<int64_t>(peer) * kBytes;
+    const std::vector<int64_t> none(ranks, 0);
+    const std::vector<std::byte> send(kBytes, static_cast<std::byte>(rank + 1));
+    std::vector<std::byte> recv(static_cast<size_t>(kBytes) * ranks);
+    const CommHandle handle = comm.begin({.kind = CommKind::kAllToAllV,
+                                          .exchange = {.send = send.data(),
+                                                       .send_bytes = counts,
+                                                       .send_offsets = none,
+                                                       .recv = recv.data(),
+                                                       .recv_bytes = counts,
+                                                       .recv_offsets = offsets},
+                                          .in_background = true});
+    bool is_complete = false;
+    for (const auto rest : {50ms, 500ms, 4000ms}) {
+      if (is_complete) break;
+      std::this_thread::sleep_for(rest);
+      is_complete = comm.test(handle, "round");
+    }
+    EXPECT_TRUE(is_complete) << comm.name();
+    comm.wait(handle, comm.timeout(), "round");
+    for (size_t peer = 0; peer < ranks; ++peer) {
+      const auto mine = std::span(recv).subspan(peer * kBytes, kBytes);
+      EXPECT_EQ(std::ranges::count(mine, static_cast<std::byte>(peer + 1)), kBytes);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace conclave

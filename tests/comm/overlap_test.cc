@@ -1,5 +1,7 @@
 // Operations of "local" complete without a call of wait: the last rank that begins moves what all
-// were waiting for. One thread plays every rank here, so that nobody else could.
+// were waiting for. One thread plays every rank here, so that nobody else could. Over other
+// transports those in the background do.
+#include "support/thread_groups.h"
 #include "support/thread_ranks.h"
 
 #include "conclave/comm.h"
@@ -217,6 +219,103 @@ TEST(Overlap, RankThatLeavesAfterBegin_IsNotReadAfterwards) {
         comm.wait(handle, 20s, "step");
       }
     });
+  }
+}
+
+// An exchange of `bytes` bytes with each peer, in the background.
+struct Blocks {
+  Blocks(int32_t ranks, int64_t bytes)
+      : send(static_cast<size_t>(bytes), std::byte{7}),
+        recv(static_cast<size_t>(bytes * ranks)),
+        counts(static_cast<size_t>(ranks), bytes),
+        none(static_cast<size_t>(ranks)) {
+    for (int32_t peer = 0; peer < ranks; ++peer) offsets.push_back(peer * bytes);
+  }
+  CommHandle begin(Communicator& comm) const {
+    return comm.begin({.kind = CommKind::kAllToAllV,
+                       .exchange = {.send = send.data(),
+                                    .send_bytes = counts,
+                                    .send_offsets = none,
+                                    .recv = const_cast<std::byte*>(recv.data()),
+                                    .recv_bytes = counts,
+                                    .recv_offsets = offsets},
+                       .in_background = true});
+  }
+  std::vector<std::byte> send, recv;
+  std::vector<int64_t> counts, none, offsets;
+};
+constexpr int64_t kLong = int64_t{8} << 20;
+
+// What a rank that calls nothing owes to its peers gets there.
+TEST(Background, PeersOfARankThatDoesNotCall_HaveItsBytes) {
+  for (const testing::ThreadGroups& row : testing::kThreadGroups) {
+    SCOPED_TRACE(std::string(row.name));
+    std::atomic<int> done{0};
+    const auto outcomes = testing::run_ranks(
+        row.make({.num_ranks = 3, .timeout = 20s}), [&](int32_t rank, Communicator& comm) {
+          const Blocks blocks(3, kLong);
+          const CommHandle handle = blocks.begin(comm);
+          const auto until = std::chrono::steady_clock::now() + 20s;
+          while (rank == 0 && done < 2 && std::chrono::steady_clock::now() < until) {
+            std::this_thread::sleep_for(1ms);
+          }
+          EXPECT_TRUE(rank != 0 || done == 2);
+          comm.wait(handle, comm.timeout(), "step");
+          ++done;
+          EXPECT_EQ(blocks.recv, std::vector<std::byte>(blocks.recv.size(), std::byte{7}));
+        });
+    EXPECT_EQ(testing::first_failure(outcomes), "");
+  }
+}
+
+// Whoever meets the disagreement first, a thread in the background or a wait, says the same.
+TEST(Background, RanksThatDisagree_HearHowInTheirWaits) {
+  for (const testing::ThreadGroups& row : testing::kThreadGroups) {
+    for (const auto rest : {0ms, 60ms}) {
+      SCOPED_TRACE(std::string(row.name));
+      const auto outcomes = testing::run_ranks(
+          row.make({.num_ranks = 2, .timeout = 20s}), [&](int32_t rank, Communicator& comm) {
+            const Blocks blocks(2, rank == 0 ? kLong : kLong + 1);
+            const CommHandle handle = blocks.begin(comm);
+            std::this_thread::sleep_for(rest);
+            comm.wait(handle, comm.timeout(), "step");
+          });
+      for (size_t rank = 0; rank < 2; ++rank) {
+        ASSERT_TRUE(outcomes[rank].code);
+        EXPECT_EQ(*outcomes[rank].code, ErrorCode::kCommMismatch) << outcomes[rank].message;
+        EXPECT_EQ(outcomes[rank].phase, "step");
+        EXPECT_NE(outcomes[rank].message.find(std::to_string(kLong + 1)), std::string::npos)
+            << outcomes[rank].message;
+      }
+    }
+  }
+}
+
+// The buffers of what is under way are freed at once, as an error of the caller's would do it.
+TEST(Background, RankThatLeavesOrAborts_EndsWhatIsUnderWay) {
+  for (const testing::ThreadGroups& row : testing::kThreadGroups) {
+    for (const bool aborts : {false, true}) {
+      SCOPED_TRACE(std::string(row.name) + (aborts ? ", aborts" : ", leaves"));
+      const auto outcomes = testing::run_ranks(row.make({.num_ranks = 3, .timeout = 20s}),
+                                               [&](int32_t rank, Communicator& comm) {
+                                                 const Blocks first(3, kLong);
+                                                 const Blocks second(3, kLong);
+                                                 if (rank == 1) {
+                                                   if (aborts) comm.abort("enough");
+                                                   return;
+                                                 }
+                                                 const CommHandle one = first.begin(comm);
+                                                 const CommHandle other = second.begin(comm);
+                                                 comm.wait(one, comm.timeout(), "step");
+                                                 comm.wait(other, comm.timeout(), "step");
+                                               });
+      for (const size_t rank : {0U, 2U}) {
+        ASSERT_TRUE(outcomes[rank].code);
+        EXPECT_EQ(*outcomes[rank].code, aborts ? ErrorCode::kCommAborted : ErrorCode::kCommPeerLost)
+            << outcomes[rank].message;
+        EXPECT_EQ(outcomes[rank].peer, 1);
+      }
+    }
   }
 }
 

@@ -62,6 +62,18 @@ bool means_a_missing_rank(ErrorCode code) {
   return code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost;
 }
 
+// A rank that waits moves its own bytes.
+class WaitingRank {
+ public:
+  explicit WaitingRank(bool& flag) : flag_(flag) { flag_ = true; }
+  WaitingRank(const WaitingRank&) = delete;
+  WaitingRank& operator=(const WaitingRank&) = delete;
+  ~WaitingRank() { flag_ = false; }
+
+ private:
+  bool& flag_;
+};
+
 }  // namespace
 
 MessageCommunicator::MessageCommunicator(std::unique_ptr<MessagePort> port,
@@ -93,11 +105,13 @@ MessageCommunicator::MessageCommunicator(MessageSurvivor survivor, std::chrono::
 
 MessageCommunicator::~MessageCommunicator() {
   MessagePort& port = *port_;
-  // The child of a fork has nothing to say, and may find the lock held for ever.
+  // The child of a fork has nothing to say, may find the lock held for ever, and has no thread.
   if (port.is_inherited()) {
+    static_cast<void>(background_.release());
     port.retire(std::move(port_), {.orderly = false});
     return;
   }
+  background_.reset();
   MessageLock lock(port.mutex());
   // A peer may hear that this rank has gone before it hears of the abort that ended it.
   if (aborted_by_ >= 0 && aborted_by_ != rank()) {
@@ -183,8 +197,7 @@ Support MessageCommunicator::supports(CommFeature feature) const {
     case CommFeature::kHostMemory:
       return Support::yes();
     case CommFeature::kOverlap:
-      return Support::no("the communicator " + std::string(name()) +
-                         " moves data while its rank calls it");
+      return port_->takes_background();
     case CommFeature::kShrink:
       return shrink_support();
     default:
@@ -219,6 +232,7 @@ CommHandle MessageCommunicator::start(const CommOperation& operation) {
   } catch (const PortFailure& failure) {
     fail(ErrorCode::kCommPeerLost, failure.peer(), kPhase, failure.what());
   }
+  if (mine.in_background && is_long(mine)) wake_background();
   return {mine.sequence};
 }
 
@@ -272,6 +286,7 @@ void MessageCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadl
   const Clock::time_point last = time_after(with_accusation_time(deadline));
   MessageLock lock(port_->mutex());
   MessageOperation& mine = operation_of(handle, phase);
+  const WaitingRank waiting(is_waiting_);
   Pause pause(*port_);
   while (true) {
     const bool expired = Clock::now() >= until;
@@ -285,6 +300,7 @@ void MessageCommunicator::wait(CommHandle handle, std::chrono::nanoseconds deadl
     pause.without(lock);
   }
   mine.sequence = 0;
+  if (has_background_work()) wake_background();
 }
 
 bool MessageCommunicator::test(CommHandle handle, std::string_view phase) {
@@ -590,6 +606,7 @@ void MessageCommunicator::fail(ErrorCode code, int32_t culprit, std::string_view
   standing_ = Standing::kFailed;
   failure_ = code;
   culprit_ = culprit;
+  failure_text_ = what;
   if (!told_by_the_aborter) say_farewell(NoticeKind::kFailed, code, culprit, what);
   throw CommError(code, culprit, std::string(phase), std::move(what));
 }
@@ -619,7 +636,9 @@ void MessageCommunicator::check_usable(std::string_view phase) {
     throw CommError(ErrorCode::kCommAborted, aborted_by_, std::string(phase), abort_reason_.data());
   }
   throw CommError(failure_, culprit_, std::string(phase),
-                  "this communicator has failed before and is unusable");
+                  std::exchange(is_unreported_, false)
+                      ? failure_text_
+                      : "this communicator has failed before and is unusable");
 }
 
 }  // namespace conclave::inline v0::comm

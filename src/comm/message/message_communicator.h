@@ -1,8 +1,9 @@
 // A rank that sends messages to its peers, over any transport. Ranks tell each other which
 // operation they begin and with how many bytes; what agrees moves in chunks, whenever this rank
-// calls in.
+// calls in, and for operations in the background from a thread of its own.
 #pragma once
 
+#include "comm/message/background.h"
 #include "comm/message/message_operation.h"
 #include "comm/message/message_port.h"
 #include "comm/message/shared_verdict.h"
@@ -95,6 +96,12 @@ class MessageCommunicator final : public Communicator {
   bool has_finished(const Peer& other, const MessageOperation& mine) const;
   bool usable() const { return aborted_by_ < 0 && standing_ == Standing::kActive; }
   void check_usable(std::string_view phase);
+  // The thread in the background, in overlap.cc. It keeps away while this rank waits.
+  void wake_background() noexcept;
+  bool has_background_work() const;
+  bool advance_in_background();
+  // Says whether bytes go apart from the announcement, so that a peer is to be served again.
+  bool is_long(const MessageOperation& operation) const;
   MessageOperation& take_entry();
   void announce(const MessageOperation& operation);
   MessageOperation& operation_of(CommHandle handle, std::string_view phase);
@@ -151,6 +158,9 @@ class MessageCommunicator final : public Communicator {
   Standing standing_ = Standing::kActive;
   ErrorCode failure_ = ErrorCode::kCommAborted;
   int32_t culprit_ = -1;
+  std::string failure_text_;
+  bool is_unreported_ = false;  // the failure, which the thread in the background has met
+  bool is_waiting_ = false;
   int32_t aborted_by_ = -1;
   bool abort_to_send_ = false;  // by a thread that may not use the port
   std::array<char, 256> abort_reason_{};
@@ -161,6 +171,8 @@ class MessageCommunicator final : public Communicator {
   std::string no_verdict_;            // why there is none
   bool has_gone_on_ = false;
   bool some_are_missing_ = false;  // among those that were to go on
+
+  std::unique_ptr<Background> background_;
 };
 
 }  // namespace conclave::inline v0::comm

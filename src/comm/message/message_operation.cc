@@ -118,6 +118,7 @@ void describe_long_reduction(const CommOperation& from, int32_t ranks, const Fil
 void describe(const CommOperation& from, int32_t me, int32_t ranks, MessageOperation& to) {
   to.kind = from.kind;
   to.peer = from.peer;
+  to.in_background = from.in_background;
   to.dtype = from.dtype;
   to.reduce = from.reduce;
   to.sum = nullptr;

@@ -45,6 +45,7 @@ struct MessageOperation {
   uint64_t number = 0;  // counts the operations of the channel, messages for each peer
   CommKind kind = CommKind::kBarrier;
   int32_t peer = -1;
+  bool in_background = false;
   std::vector<PeerPart> parts;  // [ranks]
 
   DType dtype = DType::kU8;

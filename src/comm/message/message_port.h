@@ -66,6 +66,8 @@ class MessagePort {
   // True in a child of the process that opened the port: the messages are not the child's, and a
   // thread that it does not have may hold the lock.
   virtual bool is_inherited() const noexcept = 0;
+  // Whether a thread of this library may use the port while the application does other work.
+  virtual Support takes_background() const { return Support::yes(); }
 
   // Sends the notice and the first `payload_bytes` of its payload.
   virtual void post(int32_t peer, const Notice& notice, size_t payload_bytes) = 0;

@@ -42,6 +42,7 @@ class MpiPort final : public MessagePort {
   bool may_call() const noexcept override { return !is_inherited() && runtime_.may_call(); }
   void check_caller() const override;
   bool is_inherited() const noexcept override { return runtime_.is_inherited(); }
+  Support takes_background() const override { return runtime_.takes_background(); }
 
   void post(int32_t peer, const Notice& notice, size_t payload_bytes) override;
   std::optional<ReceivedNotice> take_notice() override;

@@ -93,6 +93,14 @@ bool MpiRuntime::may_call() const {
   return is_main != 0;
 }
 
+Support MpiRuntime::takes_background() const {
+  if (level_ >= MPI_THREAD_MULTIPLE) return Support::yes();
+  return Support::no(fmt::format(
+      "the application has initialised MPI with {}: bytes move while a rank calls, since a thread "
+      "beside its own calls takes MPI_THREAD_MULTIPLE",
+      level_name(level_)));
+}
+
 bool MpiRuntime::is_inherited() const { return pid_ != ::getpid(); }
 
 void MpiRuntime::retire(std::function<bool(Sweep)> end) {

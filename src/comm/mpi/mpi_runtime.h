@@ -31,6 +31,8 @@ class MpiRuntime {
   std::mutex& mutex() { return mutex_; }
   // Whether the calling thread may call MPI at all.
   bool may_call() const;
+  // Whether a thread may call MPI beside the application's own calls.
+  Support takes_background() const;
   // True in a child of the process that initialised MPI.
   bool is_inherited() const;
 

@@ -276,6 +276,18 @@ TEST(TcpMeeting, AbortWhileBytesTravel_ReachesBothRanks) {
 
 TEST(TcpMeeting, ChildOfAFork_IsRefusedAndHarmsNobody) {
   auto group = testing::make_tcp_group({.num_ranks = 2, .timeout = 20s});
+  // From now on each has a thread in the background, which the child has not.
+  const std::vector<std::byte> mine(1 << 20);
+  std::vector<std::byte> all(2 * mine.size());
+  std::vector<std::byte> same(2 * mine.size());
+  const auto gather = [&](Communicator& rank, std::vector<std::byte>& to) {
+    return rank.begin(
+        {.kind = CommKind::kAllGather, .send = mine, .recv = to, .in_background = true});
+  };
+  const CommHandle first = gather(*group[0], all);
+  const CommHandle second = gather(*group[1], same);
+  group[0]->wait(first, 20s, "gather");
+  group[1]->wait(second, 20s, "gather");
   const pid_t child = ::fork();
   if (child == 0) {
     int status = 1;
