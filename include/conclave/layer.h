@@ -35,10 +35,15 @@ enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 // not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
 enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
 
-// Orders the chunks of a call where rows travel between ranks: one chunk after the other, or
-// by twos, so that the rows of one travel while experts of the other run. No bit differs; the
-// second takes twice the workspace. Without such ranks chunks always run in turn.
-enum class ChunkOrder : uint8_t { kInTurn, kByTwos };
+// Orders the chunks of a call where rows travel between ranks. No bit differs. Without such ranks
+// chunks always run in turn.
+enum class ChunkOrder : uint8_t {
+  kInTurn,        // one chunk after the other
+  kByTwos,        // the rows of one travel while experts of another run; twice the workspace
+  kMicroBatches,  // as kByTwos, and calls of LayerOptions::micro_batch_tokens or more are cut in
+                  // two at least. Where these are at most max_tokens, in less than twice the
+                  // workspace
+};
 
 // Promises which results have the same bits on CUDA. The CPU always gives kBatchInvariant.
 enum class Determinism : uint8_t {
@@ -73,6 +78,9 @@ struct LayerOptions {
   EpTransport transport = EpTransport::kVariable;
   EpCombine ep_combine = EpCombine::kUnreduced;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
+  // For kMicroBatches, the tokens of a rank's call from which on it is cut in two; one rank with as
+  // many is enough for all. 0: as the plan finds it worth while, which explain() says.
+  int64_t micro_batch_tokens = 0;
   Determinism determinism = Determinism::kRepeatable;
   WeightUse weights = WeightUse::kPacked;  // "cpu" only; on CUDA kInPlace is Error(kUnsupported)
   // Places for experts on each rank beside those of its placement, into which experts move while

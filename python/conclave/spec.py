@@ -249,7 +249,8 @@ class LayerOptions:
     arithmetic: str = ""
     transport: str = "variable"  # fixed_slots; between ranks of a layer that exchanges rows itself
     ep_combine: str = "unreduced"  # reduced_per_rank
-    chunk_order: str = "in_turn"  # by_twos; only where rows travel between ranks
+    chunk_order: str = "in_turn"  # by_twos, micro_batches; only where rows travel between ranks
+    micro_batch_tokens: int = 0  # from which on a call is cut in two; 0: as the plan finds it
     determinism: str = "repeatable"  # batch_invariant, unordered
     spare_experts: int = 0  # places on each rank for experts that move beside forwards; CPU only
     tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA

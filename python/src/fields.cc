@@ -168,6 +168,7 @@ void visit(LayerOptions& value, Visitor& fields) {
   fields("transport", value.transport);
   fields("ep_combine", value.ep_combine);
   fields("chunk_order", value.chunk_order);
+  fields("micro_batch_tokens", value.micro_batch_tokens);
   fields("determinism", value.determinism);
   fields("spare_experts", value.spare_experts);
   fields("tuning", value.tuning);

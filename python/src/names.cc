@@ -77,8 +77,9 @@ constexpr Word<EpTransport> kTransports[] = {
 constexpr Word<EpCombine> kCombines[] = {
     CONCLAVE_WORD("unreduced", EpCombine, kUnreduced),
     CONCLAVE_WORD("reduced_per_rank", EpCombine, kReducedPerRank)};
-constexpr Word<ChunkOrder> kChunkOrders[] = {CONCLAVE_WORD("in_turn", ChunkOrder, kInTurn),
-                                             CONCLAVE_WORD("by_twos", ChunkOrder, kByTwos)};
+constexpr Word<ChunkOrder> kChunkOrders[] = {
+    CONCLAVE_WORD("in_turn", ChunkOrder, kInTurn), CONCLAVE_WORD("by_twos", ChunkOrder, kByTwos),
+    CONCLAVE_WORD("micro_batches", ChunkOrder, kMicroBatches)};
 constexpr Word<Determinism> kDeterminisms[] = {
     CONCLAVE_WORD("repeatable", Determinism, kRepeatable),
     CONCLAVE_WORD("batch_invariant", Determinism, kBatchInvariant),

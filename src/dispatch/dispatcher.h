@@ -39,6 +39,7 @@ struct DispatchProblem {
   EpTransport transport = EpTransport::kVariable;
   EpCombine combine = EpCombine::kUnreduced;
   Communicator* communicator = nullptr;  // needed when ep_size > 1 and kFull
+  bool in_background = false;            // other work is done while rows and results travel
 };
 
 struct DispatchArgs {
@@ -73,6 +74,8 @@ class Dispatcher {
   // "ep.variable" waits here for its peers' counts, nothing waits for rows.
   virtual void begin_dispatch(const DispatchArgs& args, std::span<std::byte> workspace,
                               Executor& executor) const = 0;
+  // Whether await_dispatch would wait for nobody. Never blocks; throws CommError as it does.
+  virtual bool rows_have_come(std::span<std::byte> workspace) const = 0;
   virtual ExpertBatch await_dispatch(std::span<std::byte> workspace) const = 0;
   // Sends the experts' results home. `args.finish` is read by await_combine only: its terms may
   // still be made in between.

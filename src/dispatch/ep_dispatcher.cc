@@ -31,7 +31,7 @@ class EpDispatcher final : public Dispatcher {
       : plan_(make_ep_plan(problem)),
         tables_(plan_, layout_),
         blocks_(layout_.book<AssignmentBlock>(problem.ep_size)),
-        return_exchange_(problem.ep_size, layout_),
+        return_exchange_(problem.ep_size, plan_.moves(), layout_),
         return_handle_(layout_.book<CommHandle>(1)),
         transport_(plan_.fixed_slots ? make_fixed_slot_transport(plan_, layout_)
                                      : make_variable_transport(plan_, layout_)) {}
@@ -53,6 +53,10 @@ class EpDispatcher final : public Dispatcher {
     describe_sends(plan_, args.routing, epoch.experts, tables);
     pack_rows(args.rows, tables, executor);
     transport_->begin(tables, workspace);
+  }
+
+  bool rows_have_come(std::span<std::byte> workspace) const override {
+    return transport_->has_come(workspace);
   }
 
   ExpertBatch await_dispatch(std::span<std::byte> workspace) const override {

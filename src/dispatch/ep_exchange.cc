@@ -16,12 +16,14 @@ CommHandle Exchange::begin(Communicator& communicator, const RowCounts& counts, 
     recv_bytes[rank] = counts.recv_rows[rank] * row_bytes;
     recv_offsets[rank] = counts.recv_base[rank] * row_bytes;
   }
-  return communicator.begin_all_to_all_v({.send = static_cast<const std::byte*>(send),
+  return communicator.begin({.kind = CommKind::kAllToAllV,
+                             .exchange = {.send = static_cast<const std::byte*>(send),
                                           .send_bytes = send_bytes,
                                           .send_offsets = send_offsets,
                                           .recv = static_cast<std::byte*>(recv),
                                           .recv_bytes = recv_bytes,
-                                          .recv_offsets = recv_offsets});
+                                          .recv_offsets = recv_offsets},
+                             .in_background = moves_ == MovesBytes::kInBackground});
 }
 
 }  // namespace conclave::inline v0::dispatch

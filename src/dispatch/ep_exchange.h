@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 namespace conclave::inline v0::dispatch {
 
@@ -20,17 +19,21 @@ struct RowCounts {
   const int64_t* recv_base = nullptr;
 };
 
+// Says whether bytes also move between begin and wait, where the communicator can do that.
+enum class MovesBytes : uint8_t { kInCalls, kInBackground };
+
 // One exchange may be under way at a time; its arrays live in the workspace.
 class Exchange {
  public:
-  Exchange(int32_t ranks, WorkspaceLayout& layout)
-      : ranks_(ranks), arrays_(layout.book<int64_t>(int64_t{4} * ranks)) {}
+  Exchange(int32_t ranks, MovesBytes moves, WorkspaceLayout& layout)
+      : ranks_(ranks), moves_(moves), arrays_(layout.book<int64_t>(int64_t{4} * ranks)) {}
 
   CommHandle begin(Communicator& communicator, const RowCounts& counts, int64_t row_bytes,
                    const void* send, void* recv, std::span<std::byte> workspace) const;
 
  private:
   int32_t ranks_;
+  MovesBytes moves_;
   WorkspaceSlice arrays_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatch/dispatcher.h"
+#include "dispatch/ep_exchange.h"
 
 #include <cstdint>
 #include <vector>
@@ -27,6 +28,9 @@ struct EpPlan {
   int64_t max_home_rows = 0;  // result rows that this rank gets
 
   int32_t ranks() const { return problem.ep_size; }
+  MovesBytes moves() const {
+    return problem.in_background ? MovesBytes::kInBackground : MovesBytes::kInCalls;
+  }
 };
 
 // Throws Error(kSizeOverflow).

@@ -25,6 +25,8 @@ class RowTransport {
   virtual void open(const EpTables& tables, std::span<std::byte> workspace) const = 0;
   // Collective. Sends the blocks off. Throws CommError.
   virtual void begin(const EpTables& tables, std::span<std::byte> workspace) const = 0;
+  // Whether await would wait for nobody. Throws CommError.
+  virtual bool has_come(std::span<std::byte> workspace) const = 0;
   // Fills the received blocks; their rows are in the bundle returned. Only the number of rows is
   // checked; the contents are as the peers sent them. Throws CommError.
   virtual BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const = 0;

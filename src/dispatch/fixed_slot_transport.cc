@@ -7,17 +7,21 @@
 
 #include "conclave/error.h"
 
+#include <string_view>
+
 namespace conclave::inline v0::dispatch {
 namespace {
 
 constexpr int64_t kHeaderBytes = round_up(sizeof(WireHeader), kWorkspaceAlignment);
+
+constexpr std::string_view kPhase = "dispatch.slots";
 
 class FixedSlotTransport final : public RowTransport {
  public:
   FixedSlotTransport(const EpPlan& plan, WorkspaceLayout& layout)
       : plan_(plan),
         block_rows_(plan.problem.max_tokens + description_rows(plan)),
-        exchange_(plan.ranks(), layout),
+        exchange_(plan.ranks(), plan.moves(), layout),
         handle_(layout.book<CommHandle>(1)),
         counts_(layout.book<int64_t>(int64_t{2} * plan.ranks())),
         sent_(book(plan, block_rows_, layout)),
@@ -44,10 +48,13 @@ class FixedSlotTransport final : public RowTransport {
                         slice_as<std::byte>(workspace, received_), workspace);
   }
 
+  bool has_come(std::span<std::byte> workspace) const override {
+    return plan_.problem.communicator->test(*slice_as<CommHandle>(workspace, handle_), kPhase);
+  }
+
   BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const override {
     Communicator& communicator = *plan_.problem.communicator;
-    communicator.wait(*slice_as<CommHandle>(workspace, handle_), communicator.timeout(),
-                      "dispatch.slots");
+    communicator.wait(*slice_as<CommHandle>(workspace, handle_), communicator.timeout(), kPhase);
     const int64_t* const bases = slice_as<int64_t>(workspace, counts_) + plan_.ranks();
     for (int32_t rank = 0; rank < plan_.ranks(); ++rank) {
       const Block block = block_of(received_, rank, workspace);

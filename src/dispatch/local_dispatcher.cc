@@ -72,6 +72,8 @@ class LocalDispatcher final : public Dispatcher {
                                                  .source_row = target.source_row};
   }
 
+  bool rows_have_come(std::span<std::byte>) const override { return true; }
+
   ExpertBatch await_dispatch(std::span<std::byte> workspace) const override {
     return *slice_as<ExpertBatch>(workspace, batch_);
   }

@@ -4,17 +4,23 @@
 #include "dispatch/ep_transport.h"
 #include "dispatch/ep_wire.h"
 
+#include <string_view>
+
 namespace conclave::inline v0::dispatch {
 namespace {
+
+constexpr std::string_view kWeightsPhase = "dispatch.weights";
+constexpr std::string_view kIdsPhase = "dispatch.ids";
+constexpr std::string_view kRowsPhase = "dispatch.rows";
 
 class VariableTransport final : public RowTransport {
  public:
   VariableTransport(const EpPlan& plan, WorkspaceLayout& layout)
       : plan_(plan),
-        header_exchange_(plan.ranks(), layout),
-        row_exchange_(plan.ranks(), layout),
-        id_exchange_(plan.ranks(), layout),
-        weight_exchange_(plan.ranks(), layout),
+        header_exchange_(plan.ranks(), MovesBytes::kInCalls, layout),
+        row_exchange_(plan.ranks(), plan.moves(), layout),
+        id_exchange_(plan.ranks(), plan.moves(), layout),
+        weight_exchange_(plan.ranks(), plan.moves(), layout),
         sent_headers_(layout.book<WireHeader>(plan.ranks())),
         received_headers_(layout.book<WireHeader>(plan.ranks())),
         handles_(layout.book<Handles>(1)),
@@ -35,6 +41,13 @@ class VariableTransport final : public RowTransport {
   void begin(const EpTables& tables, std::span<std::byte> workspace) const override {
     exchange_headers(tables, workspace);
     begin_rows(tables, workspace);
+  }
+
+  bool has_come(std::span<std::byte> workspace) const override {
+    Communicator& communicator = *plan_.problem.communicator;
+    const Handles& handles = *slice_as<Handles>(workspace, handles_);
+    return (!plan_.reduced || communicator.test(handles.weights, kWeightsPhase)) &&
+           communicator.test(handles.ids, kIdsPhase) && communicator.test(handles.rows, kRowsPhase);
   }
 
   BundleRows await(const EpTables& tables, std::span<std::byte> workspace) const override {
@@ -118,10 +131,10 @@ class VariableTransport final : public RowTransport {
   void await_rows(const Handles& handles) const {
     Communicator& communicator = *plan_.problem.communicator;
     if (plan_.reduced) {
-      communicator.wait(handles.weights, communicator.timeout(), "dispatch.weights");
+      communicator.wait(handles.weights, communicator.timeout(), kWeightsPhase);
     }
-    communicator.wait(handles.ids, communicator.timeout(), "dispatch.ids");
-    communicator.wait(handles.rows, communicator.timeout(), "dispatch.rows");
+    communicator.wait(handles.ids, communicator.timeout(), kIdsPhase);
+    communicator.wait(handles.rows, communicator.timeout(), kRowsPhase);
   }
 
   const EpPlan& plan_;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 namespace conclave::inline v0 {
 
@@ -20,6 +21,16 @@ struct TokenChunk {
 // The fewest chunks of at most `max_tokens` tokens that hold `tokens`; 0 for no tokens.
 constexpr int64_t num_chunks(int64_t tokens, int64_t max_tokens) {
   return ceil_div(tokens, max_tokens);
+}
+
+// How calls are cut where one chunk is to compute while another travels.
+struct ChunkRule {
+  int64_t most_tokens = 0;                                 // the most in a chunk
+  int64_t cut_from = std::numeric_limits<int64_t>::max();  // as many have two chunks at least
+};
+constexpr int64_t num_chunks(int64_t tokens, const ChunkRule& rule) {
+  const int64_t fewest = num_chunks(tokens, rule.most_tokens);
+  return tokens >= rule.cut_from ? std::max<int64_t>(fewest, 2) : fewest;
 }
 
 // Chunk `index` of `chunks`. Counts differ by at most one and the longer chunks come first: with

@@ -5,6 +5,7 @@
 #include "core/verdicts.h"
 #include "core/weight_types.h"
 #include "experts/ladder.h"
+#include "layer/chunk_order.h"
 #include "layer/problems.h"
 #include "quant/activation_rows.h"
 
@@ -178,25 +179,6 @@ void choose_places(LayerPlan& plan, const WeightPlaces& places) {
   record(plan.in_place.residual, "residual MLP");
 }
 
-bool exchanges_rows(const ParallelSpec& parallel) {
-  return parallel.ep_size > 1 && parallel.reduce == Reduce::kFull;
-}
-
-// Records the order that was asked for, and why it is or is not taken.
-void choose_chunk_order(LayerPlan& plan, const Context& context) {
-  if (plan.options.chunk_order == ChunkOrder::kInTurn) return;
-  const bool exchanges = exchanges_rows(plan.parallel);
-  if (exchanges) plan.chunk_order = ChunkOrder::kByTwos;
-  std::string reason = "no rows travel between ranks: chunks run in turn";
-  if (exchanges) {
-    const Support overlap = context.communicator()->supports(CommFeature::kOverlap);
-    reason = overlap ? "rows of one chunk travel while experts of the other run"
-                     : "rows travel in calls only: " + overlap.reason();
-  }
-  plan.summary.rows.push_back(
-      {.table = "chunks", .name = "by_twos", .chosen = exchanges, .reason = std::move(reason)});
-}
-
 void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& places) {
   const MoeSpec& spec = plan.spec;
   const ParallelSpec& parallel = plan.parallel;
@@ -222,10 +204,11 @@ void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& plac
   choose_reduction(plan, context);
   choose_places(plan, places);
   choose_kernels(plan);
+  choose_chunks(plan, context);
 
   const experts::BatchRequirements rows = plan.experts->requirements();
   const int64_t rows_per_token = dispatched_rows_per_token(spec);
-  const dispatch::DispatchProblem exchange{.max_tokens = options.max_tokens * rows_per_token,
+  const dispatch::DispatchProblem exchange{.max_tokens = plan.chunk_tokens() * rows_per_token,
                                            .top_k = spec.top_k / rows_per_token,
                                            .rows_per_sum = rows_per_token,
                                            .num_experts = plan.part.placement().num_physical(),
@@ -238,13 +221,14 @@ void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& plac
                                            .reduce = parallel.reduce,
                                            .transport = options.transport,
                                            .combine = options.ep_combine,
-                                           .communicator = context.communicator()};
+                                           .communicator = context.communicator(),
+                                           .in_background = plan.overlaps};
   const auto* dispatcher = choose_first(dispatch::dispatcher_catalog(), {.table = "dispatcher"},
                                         exchange, plan.summary.rows);
   if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);
   plan.dispatcher = dispatcher->make(exchange);
 
-  choose_chunk_order(plan, context);
+  record_chunks(plan, context);
   plan.facts = stage_facts(plan);
   book_workspace(plan);
   summarise(plan, *dispatcher);

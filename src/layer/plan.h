@@ -65,9 +65,14 @@ struct LayerPlan : PlanBase {
   size_t router_scratch_bytes = 0;
   HostSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
+  bool fills_waits = false;          // shared parts may run before the experts
+  bool overlaps = false;             // something is computed while rows or results travel
   size_t chunk_workspace_bytes = 0;  // what the slices take
   size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded
+
+  // The most tokens of a chunk.
+  int64_t chunk_tokens() const { return chunk_rule ? chunk_rule->most_tokens : options.max_tokens; }
 };
 
 // What ranks on CPUs must have in common beside spec, options and split.

@@ -133,6 +133,13 @@ void check_options(const LayerOptions& options, const experts::Target& target) {
                                               .found = std::to_string(options.max_tokens),
                                               .limit = "1 to " + std::to_string(most)});
   }
+  if (options.micro_batch_tokens < 0 ||
+      (options.micro_batch_tokens > 0 && options.chunk_order != ChunkOrder::kMicroBatches)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "LayerOptions.micro_batch_tokens cuts calls into micro-batches",
+                 .expected = "0, or more with ChunkOrder::kMicroBatches",
+                 .found = std::to_string(options.micro_batch_tokens)});
+  }
   if (options.spare_experts >= 0 && options.spare_experts <= kMostSpareExperts) return;
   throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.spare_experts is out of range",
                                             .found = std::to_string(options.spare_experts),

@@ -136,7 +136,8 @@ CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanB
       throw;
     }
   }
-  int64_t chunks = num_chunks(tokens, plan.options.max_tokens);
+  const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
+  int64_t chunks = num_chunks(tokens, plan.chunk_rule.value_or(uncut));
   if (exchanges_tokens(plan)) {
     const auto largest =
         largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready},

@@ -1,7 +1,7 @@
 // One process of a group in which one rank meets a fault in some phase of a layer. The others write
 // what they heard of it, and how they went on.
 //
-// matrix_rank TRANSPORT HOSTS FAULT PHASE VICTIM REPLICAS DIRECTORY
+// matrix_rank TRANSPORT HOSTS FAULT PHASE VICTIM REPLICAS OVERLAPS DIRECTORY
 #include "dist/group_rank.h"
 #include "support/rank_fault.h"
 
@@ -43,8 +43,9 @@ int run(char** words) {
   FaultCase fault{.fault = testing::fault_of(words[3]),
                   .phase = testing::phase_of(words[4]),
                   .victim = std::atoi(words[5]),
-                  .has_replicas = std::string(words[6]) == "yes"};
-  const std::string directory = words[7];
+                  .has_replicas = std::string(words[6]) == "yes",
+                  .overlaps = std::string(words[7]) == "yes"};
+  const std::string directory = words[8];
   std::unique_ptr<Communicator> first;
   if (on_hosts) {
     // MPI asks for its host when it is initialised, and must find one.

@@ -137,10 +137,14 @@ TEST(MpiLayers, EveryExchange_HasTheBitsOfThreadsAndOfOneRank) {
   const Tensor expected = run_layer(one.layer, hidden.view(), DType::kBF16).out;
   on_every_grid([&](int32_t ep_size, int32_t tp_size, const GridRank& place) {
     for (const auto transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
-      for (const auto order : {ChunkOrder::kInTurn, ChunkOrder::kByTwos}) {
+      for (const auto order :
+           {ChunkOrder::kInTurn, ChunkOrder::kByTwos, ChunkOrder::kMicroBatches}) {
         for (const int32_t replicas : {0, 4}) {
           const SplitCase split{
-              .options = {.max_tokens = 8, .transport = transport, .chunk_order = order},
+              .options = {.max_tokens = order == ChunkOrder::kMicroBatches ? 64 : 8,
+                          .transport = transport,
+                          .chunk_order = order,
+                          .micro_batch_tokens = order == ChunkOrder::kMicroBatches ? 2 : 0},
               .parallel = {.ep_size = ep_size,
                            .placement = PlacementStrategy::kRoundRobin,
                            .num_redundant_experts = replicas,

@@ -26,6 +26,12 @@ TEST_P(MpiFaultMatrix, OtherRanks_NameItInTimeAndGoOn) {
 INSTANTIATE_TEST_SUITE_P(Cases, MpiFaultMatrix, ::testing::ValuesIn(testing::fault_cases(kFaults)),
                          [](const auto& c) { return testing::name_of(c.param); });
 
+constexpr std::array kEnds = {Fault::kDies, Fault::kStops};
+
+INSTANTIATE_TEST_SUITE_P(Overlapped, MpiFaultMatrix,
+                         ::testing::ValuesIn(testing::overlapped_cases(kEnds)),
+                         [](const auto& c) { return testing::name_of(c.param); });
+
 // Ranks that share no memory settle over connections of their own who is left.
 TEST(MpiFaultsOnHosts, RankThatDiesOrStops_IsLeftOut) {
   ProcessCase dies({.fault = Fault::kDies, .phase = FaultPhase::kAgree, .victim = 0}, "mpi", true);

@@ -47,7 +47,7 @@ class ProcessCase {
         launch_(transport, kFaultRanks,
                 {CONCLAVE_MATRIX_RANK, transport, hosts ? "hosts" : "host", to_string(fault.fault),
                  to_string(fault.phase), std::to_string(fault.victim),
-                 fault.has_replicas ? "yes" : "no"}) {}
+                 fault.has_replicas ? "yes" : "no", fault.overlaps ? "yes" : "no"}) {}
 
   // Other ranks name the victim, in time, and go on to the bits of one rank.
   void expect_right() {

@@ -77,5 +77,11 @@ TEST_P(FaultMatrix, OtherRanks_NameItInTimeAndGoOn) {
 INSTANTIATE_TEST_SUITE_P(Cases, FaultMatrix, ::testing::ValuesIn(testing::fault_cases(kFaults)),
                          [](const auto& c) { return testing::name_of(c.param); });
 
+constexpr std::array kOverlappedFaults = {Fault::kThrows, Fault::kNeverCalls};
+
+INSTANTIATE_TEST_SUITE_P(Overlapped, FaultMatrix,
+                         ::testing::ValuesIn(testing::overlapped_cases(kOverlappedFaults)),
+                         [](const auto& c) { return testing::name_of(c.param); });
+
 }  // namespace
 }  // namespace conclave

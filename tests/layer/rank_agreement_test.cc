@@ -132,6 +132,7 @@ const std::vector<Case> kCases = {
     {"options.transport", [](LayerPlan& p) { p.options.transport = EpTransport::kFixedSlots; }},
     {"options.ep_combine", [](LayerPlan& p) { p.options.ep_combine = EpCombine::kReducedPerRank; }},
     {"options.chunk_order", [](LayerPlan& p) { p.options.chunk_order = ChunkOrder::kByTwos; }},
+    {"options.micro_batch_tokens", [](LayerPlan& p) { p.options.micro_batch_tokens = 8; }},
     {"options.spare_experts", [](LayerPlan& p) { p.options.spare_experts = 1; }},
     {"arithmetic", [](LayerPlan& p) { p.arithmetic = cpu::Arithmetic::kDpBf16; }},
     {"parallel.ep_size", [](LayerPlan& p) { p.parallel.ep_size = 2; }},

@@ -36,8 +36,26 @@ inline std::vector<FaultCase> fault_cases(std::span<const Fault> faults) {
   return cases;
 }
 
+// Each of the faults where rows travel beside products of another micro-batch.
+inline std::vector<FaultCase> overlapped_cases(std::span<const Fault> faults) {
+  std::vector<FaultCase> cases;
+  for (const FaultPhase phase :
+       {FaultPhase::kDispatch, FaultPhase::kProducts, FaultPhase::kCombine}) {
+    for (const Fault fault : faults) {
+      const auto number = static_cast<int32_t>(cases.size());
+      cases.push_back({.fault = fault,
+                       .phase = phase,
+                       .victim = number % kFaultRanks,
+                       .has_replicas = number % 2 == 0,
+                       .overlaps = true,
+                       .deadline = kFaultDeadline});
+    }
+  }
+  return cases;
+}
+
 inline std::string name_of(const FaultCase& c) {
-  return to_string(c.fault) + "_" + to_string(c.phase);
+  return to_string(c.fault) + "_" + to_string(c.phase) + (c.overlaps ? "_overlapped" : "");
 }
 
 // Ranks meet an error of their own, or none, in the others.

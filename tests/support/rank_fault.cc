@@ -239,7 +239,11 @@ FaultReport run_fault(std::unique_ptr<Communicator> communicator, const FaultCas
   FaultyExecutor executor(trap);
   FaultyCommunicator comm(std::move(communicator), trap);
   const Context context({.executor = &executor, .communicator = &comm});
-  const LayerOptions options{.max_tokens = 64};
+  LayerOptions options{.max_tokens = 64};
+  if (fault.overlaps) {
+    options.chunk_order = ChunkOrder::kMicroBatches;
+    options.micro_batch_tokens = 2;
+  }
   const ParallelSpec split = problem.split(ranks, me, fault.has_replicas);
   std::unique_ptr<MoeLayer> layer;
   const auto create = [&] {

@@ -27,6 +27,7 @@ struct FaultCase {
   FaultPhase phase = FaultPhase::kAgree;
   int32_t victim = 0;
   bool has_replicas = false;  // every expert is on two ranks, so that nothing is read again
+  bool overlaps = false;      // each call is two micro-batches
   std::chrono::nanoseconds deadline = std::chrono::seconds(2);
   // How the victim dies or stops; threads cannot. Called once.
   std::function<void(Fault)> strike = {};
@@ -34,7 +35,8 @@ struct FaultCase {
 
 // For messages of a failing case.
 inline void PrintTo(const FaultCase& fault, std::ostream* out) {
-  *out << to_string(fault.fault) << " in " << to_string(fault.phase);
+  *out << to_string(fault.fault) << " in " << to_string(fault.phase)
+       << (fault.overlaps ? ", micro-batches" : "");
 }
 
 struct FaultReport {

@@ -171,6 +171,10 @@ void HostChunk::begin(KernelCounts& counts) {
   results_.dispatched = send_rows(at(kSendRows), input);
 }
 
+bool HostChunk::awaits_rows(const HostScratch& own) const {
+  return !plan_.dispatcher->rows_have_come(own.bytes(kDispatch));
+}
+
 ExpertOutput HostChunk::run_experts(const HostScratch& own) const {
   ExpertBatch batch;
   {
@@ -289,13 +293,20 @@ const float* HostChunk::hand_out(const float* shared) const {
   return nullptr;
 }
 
-void HostChunk::run() {
-  results_.output = run_experts(at(kExperts));
-  send_results(at(kSendResults));
+// What reads no other rank's rows.
+void HostChunk::run_own_parts() {
   const StageTimer timer(args_.timings, &StageTimings::shared_ns);
   if (runs(kFactors)) results_.factors = factors(at(kFactors));
   results_.shared = hand_out(runs(kShared) ? run_shared(at(kShared)) : nullptr);
   if (runs(kResidual)) results_.residual = run_residual(at(kResidual));
+}
+
+void HostChunk::run() {
+  const bool fills_wait = runs(kFillWait) && awaits_rows(at(kFillWait));
+  if (fills_wait) run_own_parts();
+  results_.output = run_experts(at(kExperts));
+  send_results(at(kSendResults));
+  if (!fills_wait) run_own_parts();
 }
 
 // Lists the terms that join the routed sum before it is rounded.

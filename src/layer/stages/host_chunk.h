@@ -38,15 +38,15 @@ class HostChunk {
 
   // Routes the chunk and sends its rows off.
   void begin(KernelCounts& counts);
-  // Runs the experts on the rows that came, sends the results home, and while these travel runs
-  // what every rank computes for its own tokens.
+  // Runs the experts on the rows that came and sends the results home. What every rank computes for
+  // its own tokens runs before, if the rows have not come yet, or else while the results travel.
   void run();
   // Takes the results and writes the chunk's rows of `out`.
   void finish();
 
  private:
   static std::byte* workspace_of(const HostCall& call, int64_t index) {
-    const bool by_twos = call.plan.chunk_order == ChunkOrder::kByTwos;
+    const bool by_twos = call.plan.chunk_order != ChunkOrder::kInTurn;
     const size_t half = by_twos ? static_cast<size_t>(index % 2) : 0;
     return call.workspace.data() + half * call.plan.chunk_workspace_bytes;
   }
@@ -79,6 +79,7 @@ class HostChunk {
   ExpertInput expert_input(const HostScratch& own, const Hidden& hidden,
                            const Routing& routing) const;
   Routing send_rows(const HostScratch& own, const ExpertInput& input) const;
+  bool awaits_rows(const HostScratch& own) const;
   ExpertOutput run_experts(const HostScratch& own) const;
   dispatch::CombineArgs combine_args(const HostScratch& own) const;
   void send_results(const HostScratch& own) const;
@@ -87,6 +88,7 @@ class HostChunk {
   const float* run_residual(const HostScratch& own) const;
   const float* sum_ranks(const HostScratch& own, const float* rows, HostBuffer to) const;
   const float* hand_out(const float* shared) const;
+  void run_own_parts();
   dispatch::FinishArgs terms(const HostScratch& own) const;
   dispatch::UnpermuteArgs routed_sums() const;
 

@@ -98,28 +98,47 @@ class Declaration {
         BufferSet(kPhysicalIds) | kDispatch);
   }
 
+  // What the three stages of a rank's own tokens read and write.
+  BufferSet factors_read() const {
+    return when(plan_.facts.factors_read_hidden, floats_) | kSharedWeights;
+  }
+  static BufferSet factors_written() { return BufferSet(kSharedFactor) | kMixLogits | kMix; }
+  static BufferSet shared_written() {
+    return BufferSet(kSharedIndex) | kSharedScratch | kSharedRows | kReducedShared;
+  }
+  static BufferSet residual_written() {
+    return BufferSet(kResidualInput) | kResidualIndex | kResidualScratch | kResidualRows |
+           kReducedResidual;
+  }
+
+  void fill_wait() {
+    add_unlisted(
+        kFillWait, "while rows travel",
+        BufferSet(kDispatch) | kHiddenRows | when(plan_.facts.computes_factors, factors_read()),
+        when(plan_.facts.computes_factors, factors_written()) |
+            when(plan_.shared != nullptr, shared_written()) |
+            when(plan_.residual != nullptr, residual_written()));
+  }
+
   void run() {
+    if (plan_.fills_waits) fill_wait();
     add(kExperts,
         fmt::format("experts {}{}", spec_.activation.name, spec_.has_bias ? " with biases" : ""),
         BufferSet(kDispatch) | expert_input_, BufferSet(kExpertScratch) | kExpertRows);
     add_unlisted(kSendResults, "send results", routing_ | kExpertRows,
                  BufferSet(kDispatch) | when(plan_.facts.finishes_apart, kRoutedSum));
     if (plan_.facts.computes_factors) {
-      add_unlisted(kFactors, "factors",
-                   when(plan_.facts.factors_read_hidden, floats_) | kSharedWeights,
-                   BufferSet(kSharedFactor) | kMixLogits | kMix);
+      add_unlisted(kFactors, "factors", factors_read(), factors_written());
     }
     if (plan_.shared) {
       add(kShared, shared_text(spec_), BufferSet(kHiddenRows) | kSharedWeights | kSharedFactor,
-          BufferSet(kSharedIndex) | kSharedScratch | kSharedRows | kReducedShared);
+          shared_written());
     }
     if (plan_.residual) {
       add(kResidual,
           fmt::format("residual MLP {} {}", spec_.residual.intermediate_size,
                       activation_or_routed(spec_.residual.activation, spec_).name),
-          kHiddenRows,
-          BufferSet(kResidualInput) | kResidualIndex | kResidualScratch | kResidualRows |
-              kReducedResidual);
+          kHiddenRows, residual_written());
     }
   }
 
@@ -165,7 +184,7 @@ class Declaration {
 class Sizes {
  public:
   explicit Sizes(const LayerPlan& plan)
-      : plan_(plan), spec_(plan.spec), tokens_(plan.options.max_tokens) {}
+      : plan_(plan), spec_(plan.spec), tokens_(plan.chunk_tokens()) {}
 
   std::array<size_t, kHostBuffers> all() {
     rows();
@@ -301,7 +320,7 @@ void book_workspace(LayerPlan& plan) {
   plan.chunk_workspace_bytes = book_by_lifetime(plan.stages.list, bytes, plan.slices);
   // Chunks by twos have a half each.
   plan.workspace_bytes =
-      plan.chunk_workspace_bytes * (plan.chunk_order == ChunkOrder::kByTwos ? 2 : 1);
+      plan.chunk_workspace_bytes * (plan.chunk_order == ChunkOrder::kInTurn ? 1 : 2);
   plan.summary.stages = listed_stages(plan.stages.list);
   plan.summary.buffers = describe_buffers(plan.stages.list, kNames, plan.slices);
 }

@@ -22,6 +22,7 @@ enum class HostStage : uint8_t {
   kRoute,
   kInput,  // what the experts read, if it is not hidden itself
   kSendRows,
+  kFillWait,  // kFactors to kResidual, if rows have not come
   kExperts,
   kSendResults,
   kFactors,
