@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -142,16 +143,87 @@ struct Blocks {
   }
 };
 
+AllToAllV exchange_of(const Buffers& buffers, const Blocks& sent, const Blocks& received) {
+  return {.send = buffers.in().data(),
+          .send_bytes = sent.bytes,
+          .send_offsets = sent.offsets,
+          .recv = buffers.out().data(),
+          .recv_bytes = received.bytes,
+          .recv_offsets = received.offsets};
+}
+
 void exchange_blocks(Communicator& self, const Buffers& buffers, const Blocks& sent,
                      const Blocks& received, const std::string& phase) {
   const nb::gil_scoped_release released;
-  self.all_to_all_v({.send = buffers.in().data(),
-                     .send_bytes = sent.bytes,
-                     .send_offsets = sent.offsets,
-                     .recv = buffers.out().data(),
-                     .recv_bytes = received.bytes,
-                     .recv_offsets = received.offsets},
-                    phase);
+  self.all_to_all_v(exchange_of(buffers, sent, received), phase);
+}
+
+// An exchange that goes on while its rank does other work. Its vectors are held until it has ended.
+class Exchange {
+ public:
+  Exchange(Communicator& rank, Buffers buffers, Blocks sent, Blocks received, std::string phase)
+      : rank_(rank),
+        buffers_(std::move(buffers)),
+        sent_(std::move(sent)),
+        received_(std::move(received)),
+        phase_(std::move(phase)) {
+    const nb::gil_scoped_release released;
+    handle_ = rank_.begin({.kind = CommKind::kAllToAllV,
+                           .exchange = exchange_of(buffers_, sent_, received_),
+                           .in_background = true});
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  // Its vectors go now, so that peers must not touch them any more: nobody can use this group on.
+  ~Exchange() {
+    if (state_ != State::kUnderWay) return;
+    const nb::gil_scoped_release released;
+    rank_.abort("an exchange was given up before it was waited for");
+    try {
+      rank_.wait(handle_, rank_.timeout(), phase_);
+    } catch (const std::exception&) {
+      return;  // as it must: it is over
+    }
+  }
+
+  void wait() {
+    if (state_ == State::kDone) return;
+    if (state_ == State::kFailed) {
+      rank_.check(phase_);
+      throw Error(ErrorCode::kState, "this exchange has failed before");
+    }
+    state_ = State::kFailed;
+    const nb::gil_scoped_release released;
+    rank_.wait(handle_, rank_.timeout(), phase_);
+    state_ = State::kDone;
+  }
+  bool is_complete() {
+    if (state_ != State::kUnderWay) return state_ == State::kDone;
+    const nb::gil_scoped_release released;
+    return rank_.test(handle_, phase_);
+  }
+
+ private:
+  enum class State : uint8_t { kUnderWay, kDone, kFailed };
+
+  Communicator& rank_;  // the object that has begun this keeps it alive
+  Buffers buffers_;
+  Blocks sent_, received_;
+  std::string phase_;
+  CommHandle handle_;
+  State state_ = State::kUnderWay;
+};
+
+std::unique_ptr<Exchange> begin_all_to_all(Communicator& self, nb::handle send,
+                                           const std::vector<int64_t>& send_counts, nb::handle recv,
+                                           const std::vector<int64_t>& recv_counts,
+                                           const std::string& phase) {
+  Buffers buffers(send, recv);
+  const int64_t step = buffers.element_bytes();
+  Blocks sent(send_counts, step, buffers.in().size(), "send_counts");
+  Blocks received(recv_counts, step, buffers.out().size(), "recv_counts");
+  return std::make_unique<Exchange>(self, std::move(buffers), std::move(sent), std::move(received),
+                                    phase);
 }
 
 void all_gather(Communicator& self, nb::handle send, nb::handle recv,
@@ -196,6 +268,12 @@ bool is_usable(Communicator& self) {
 }  // namespace
 
 void bind_communicator(nb::module_& module) {
+  nb::class_<Exchange>(module, "Exchange",
+                       "What begin_all_to_all has begun. One that is dropped before its wait has "
+                       "returned ends the group: every later operation of it fails.")
+      .def("wait", &Exchange::wait, "Returns when it is complete, at most after the timeout.")
+      .def_prop_ro("is_complete", &Exchange::is_complete,
+                   "Whether wait would return at once. Waits for nobody.");
   nb::class_<Communicator>(module, "Communicator",
                            "One rank of a group of processes or threads. Layers keep it alive.")
       .def_prop_ro("name", [](const Communicator& self) { return std::string(self.name()); })
@@ -218,6 +296,12 @@ void bind_communicator(nb::module_& module) {
       .def("all_to_all", &all_to_all, nb::arg("send"), nb::arg("send_counts"), nb::arg("recv"),
            nb::arg("recv_counts"), nb::arg("phase") = "all_to_all",
            "A block to each rank and one from it, in rank order; counts are numbers of elements.")
+      .def("begin_all_to_all", &begin_all_to_all, nb::arg("send"), nb::arg("send_counts"),
+           nb::arg("recv"), nb::arg("recv_counts"), nb::arg("phase") = "all_to_all",
+           nb::keep_alive<0, 1>(),
+           "The same without waiting: the exchange goes on while this rank does other work, where "
+           "the transport can. send stays as it is, and recv is not read, until the result's wait "
+           "has returned.")
       .def_prop_ro(
           "is_usable",
           [](Communicator& self) {

@@ -259,6 +259,7 @@ OUTSIDE = {
     ),
     **dict.fromkeys(
         (
+            "AllToAllPrepareAndFinalize",
             "BatchedConclaveExperts",
             "ConclaveExperts",
             "SchemeFusedMoEMethod",

@@ -70,6 +70,7 @@ _TORCH_NAMES = {
     "RoutingStrategy": "router",
     "ZeroExpertRouter": "router",
     "create_fused_moe_router": "router",
+    "AllToAllPrepareAndFinalize": "exchange",
     "FusedMoE": "layer",
     "FusedMoEFactory": "factory",
     "ExpertMapManager": "expert_maps",

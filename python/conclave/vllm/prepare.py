@@ -20,7 +20,7 @@ from conclave.vllm.reduce import (
 )
 
 
-def _weighed(a1: torch.Tensor, topk_weights: torch.Tensor, on_input: bool) -> torch.Tensor:
+def weighed_rows(a1: torch.Tensor, topk_weights: torch.Tensor, on_input: bool) -> torch.Tensor:
     """Rows times their weight. One row serves all choices of a token, so that k must be 1."""
     if not on_input:
         return a1
@@ -46,7 +46,7 @@ class MoEPrepareAndFinalizeNoEP(FusedMoEPrepareAndFinalize):
         quant_config: FusedMoEQuantConfig,
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
-        return _weighed(a1, topk_weights, apply_router_weight_on_input), None, None, None, None
+        return weighed_rows(a1, topk_weights, apply_router_weight_on_input), None, None, None, None
 
     def finalize(
         self,
@@ -112,7 +112,7 @@ class BatchedPrepareAndFinalize(FusedMoEPrepareAndFinalize):
             raise ConclaveValueError(
                 f"a1: expected at most {self.max_num_tokens} tokens, found {a1.shape[0]}"
             )
-        a1 = _weighed(a1, topk_weights, apply_router_weight_on_input)
+        a1 = weighed_rows(a1, topk_weights, apply_router_weight_on_input)
         experts, first = self.num_local_experts, self.rank * self.num_local_experts
         rows = a1.new_zeros((experts, self.max_num_tokens, a1.shape[1]))
         counts = torch.zeros(experts, dtype=torch.int32, device=a1.device)
