@@ -163,20 +163,24 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   // Logits that the caller gave are not a result of the layer.
   const bool own_logits = run.has_logits() && input.router_logits.empty();
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
+  // What a budget leaves depends on tokens that are not in the sample.
+  const bool judges_routing = run.has_logits() && input.expert_budget == 0;
   const StageCheck check = check_against_reference(
       context, spec, source,
       {.hidden = hidden.view(),
-       .logits = run.has_logits() ? logits.view() : ConstTensorView{},
+       .logits = judges_routing ? logits.view() : ConstTensorView{},
        .topk_ids = ids.view(),
        .topk_weights = weights.view(),
        .output = output.view(),
        .router_input = router_input.view(),
        .residual_input = residual_input.view(),
        .token_ids = token_ids.view(),
+       .top_k = input.top_k,
+       .banned_experts = input.banned_experts,
        .code_ambiguity = context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity
                                                               : kFloat32CodeAmbiguity});
   judge_output(check.token_errors, tokens, result);
-  if (run.has_logits()) {
+  if (judges_routing) {
     result.routing_mismatches = check.mismatched_tokens;
     result.order_mismatches = check.reordered_tokens;
     result.weight_error = check.worst_weight_error;
@@ -188,7 +192,7 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
            fmt::format("routing weights are off by {}", error_text(check.worst_weight_error)));
     }
   }
-  if (own_logits) {
+  if (own_logits && judges_routing) {
     result.logit_error = check.worst_logit_error;
     if (!(check.worst_logit_error <= logit_bar(spec))) {
       fail(result, fmt::format("router logits are off by {}, bar {}",

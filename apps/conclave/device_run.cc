@@ -47,6 +47,9 @@ void run_on_device(const Context& context, const MoeLayer& layer, const LayerInp
                    .router_input = tensors.upload(input.router_input),
                    .residual_input = tensors.upload(input.residual_input),
                    .token_ids = tensors.upload(input.token_ids),
+                   .top_k = input.top_k,
+                   .banned_experts = input.banned_experts,
+                   .expert_budget = input.expert_budget,
                    .out = tensors.allocate_like(run.output),
                    .workspace = &workspace,
                    .stream = queue.stream()};

@@ -58,6 +58,9 @@ void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetit
                    .router_input = input.router_input,
                    .residual_input = input.residual_input,
                    .token_ids = input.token_ids,
+                   .top_k = input.top_k,
+                   .banned_experts = input.banned_experts,
+                   .expert_budget = input.expert_budget,
                    .out = run.output.view()};
   ForwardArgs capture = args;
   if (run.has_logits()) capture.captured_logits = run.logits.view();

@@ -23,6 +23,10 @@ struct LayerInput {
   ConstTensorView router_input = {};
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};
+  // Limits of the choices, as in ForwardArgs.
+  int64_t top_k = 0;
+  ConstTensorView banned_experts = {};  // [E + Z]
+  int64_t expert_budget = 0;
 
   int64_t num_tokens() const { return hidden.shape[0]; }
 };

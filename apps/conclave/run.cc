@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "commands.h"
 #include "input/batch.h"
+#include "input/choice_options.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/shape_options.h"
@@ -36,6 +37,7 @@ struct RunOptions {
   std::optional<int64_t> random_tokens;
   uint64_t seed = 0;
   std::string routing = "gate";
+  ChoiceOptions choices;
   std::string reference;
   std::optional<double> tolerance;
   int64_t sample = 8;
@@ -108,6 +110,7 @@ class RunCommand {
     std::vector<TracedLayer> traced;
     for (const CheckpointLayer* layer : layers_) {
       const BatchShape batch = batches_.check(layer->index, layer->spec);
+      const ChoiceLimitsOfLayer limits(options_.choices, layer->spec);
       shapes.push_back({.layer = layer->index,
                         .num_tokens = batch.num_tokens,
                         .spec = layer->spec,
@@ -149,7 +152,9 @@ class RunCommand {
         fmt::format("model: {}, {}, {} of {} MoE layers, {}, {}", options_.model_dir,
                     checkpoint_.model_type(), layers_.size(), checkpoint_.layers().size(),
                     shape_text(spec), bytes_text(bytes)),
-        fmt::format("input: {}", batches_.describe()), fmt::format("check: {}", check)};
+        fmt::format("input: {}{}{}", batches_.describe(), options_.choices.any() ? "; " : "",
+                    options_.choices.describe()),
+        fmt::format("check: {}", check)};
     if (!team_.alone()) lines.push_back("ranks: " + team_.describe());
     table_.writer().header(facts, lines);
   }
@@ -157,8 +162,10 @@ class RunCommand {
   LayerRow run_one(const CheckpointLayer& info) {
     console_.subject(fmt::format("layer {}", info.index));
     const Batch batch = batches_.load(info.index, info.spec);
-    const LayerInput input = batch.view();
+    LayerInput input = batch.view();
     const MoeSpec spec = with_rows(options_.rows, info.spec, options_.model_dir);
+    const ChoiceLimitsOfLayer limits(options_.choices, spec);
+    limits.apply(input);
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
     const LayerRun result = run_split_layer({.team = team_,
@@ -244,6 +251,7 @@ void add_run_command(CommandLine& line) {
   add_rows_option(command, options->rows);
   command.choice("--routing", options->routing, {"gate", "file"},
                  "Route by the layer's gate, or as topk_ids or router_logits of --input say");
+  add_choice_options(command, options->choices);
   command.text("-r,--reference", kFileValue, options->reference,
                "Expected layers.N.output, compared token by token");
   command.real("--tolerance", "X", options->tolerance,

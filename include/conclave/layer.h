@@ -153,6 +153,11 @@ struct ForwardArgs {
   // If given, only the first *num_tokens <= T rows count; the other rows of out are not written. On
   // CUDA it is read when the work runs; more than T counts as T, fewer than 0 as 0.
   const int64_t* num_tokens = nullptr;
+  // Limits of this call's choices (docs/routing.md, "Limits of a call"). "cpu" only: on CUDA
+  // Error(kUnsupported).
+  int64_t top_k = 0;                    // slots of a token that are filled, 1 to k; 0: all
+  ConstTensorView banned_experts = {};  // [E + Z] or [T, E + Z] bool; true: not to be chosen
+  int64_t expert_budget = 0;            // experts of all tokens together, k to E; 0: any number
 
   TensorView out = {};  // [T, H]
   // [T, H]; if given, the shared part is written here and out lacks it: their sum is what out would

@@ -48,6 +48,8 @@ struct ReferenceArgs {
   ConstTensorView router_input = {};    // this and the next two as in ForwardArgs
   ConstTensorView residual_input = {};  // [T, H]
   ConstTensorView token_ids = {};       // [T]
+  int64_t top_k = 0;  // as in ForwardArgs, 0 for the spec's; so are banned_experts
+  ConstTensorView banned_experts = {};
   // A code is ambiguous if a relative error of this size would change it.
   double code_ambiguity = 0;
 };
@@ -98,6 +100,8 @@ struct LayerResult {
   ConstTensorView router_input = {};  // this and the next two: given to the layer beside hidden
   ConstTensorView residual_input = {};
   ConstTensorView token_ids = {};
+  int64_t top_k = 0;  // the limits that the layer was given
+  ConstTensorView banned_experts = {};
   // Ambiguity of the device that computed the result: kTensorCoreCodeAmbiguity for a GPU.
   double code_ambiguity = kFloat32CodeAmbiguity;
 };

@@ -48,6 +48,12 @@ struct RouterInput {
   const int32_t* given_ids = nullptr;  // [T, k]: choices to weigh instead of choosing; -1: none
   int64_t first_token = 0;             // number of row 0 in the call (chunked inputs)
   RouterWeights weights = {};
+  // The row of token t at banned + t * banned_stride, [E + Z]: nonzero bans an expert; null: none
+  // is. Logits of banned experts are -inf already, and what is chosen nevertheless is dropped.
+  const uint8_t* banned = nullptr;
+  int64_t banned_stride = 0;  // 0: one row for all tokens
+  // Columns of the hash table where a call asks for fewer than the spec's k; 0: k.
+  int64_t table_columns = 0;
   std::span<std::byte> scratch = {};  // scratch_bytes(), 64-byte aligned, for this call alone
 };
 
@@ -66,7 +72,8 @@ struct RouterStats {
 // checks them: Error(kExpertId) under IdPolicy::kStrict, skipped and counted under kSkip. Thread
 // rule: concurrent forwards call route concurrently; it may use the executor. It must not allocate
 // after its first call with the largest T: it asks for memory beside its outputs with
-// scratch_bytes.
+// scratch_bytes. A call that asks for fewer experts than MoeSpec::top_k is given a router of its
+// own, made for a spec with that k.
 class CONCLAVE_API Router {
  public:
   virtual ~Router() = default;

@@ -24,6 +24,11 @@ struct RouteArgs {
   ConstTensorView global_scale = {};    // [1]
   ConstTensorView hash_table = {};      // [vocab, k]
 
+  // As in ForwardArgs; "cpu" only.
+  int64_t top_k = 0;
+  ConstTensorView banned_experts = {};  // [E + Z] or [T, E + Z] bool
+  int64_t expert_budget = 0;
+
   TensorView topk_ids = {};        // [T, k] int32, dense
   TensorView topk_weights = {};    // [T, k] f32, dense
   TensorView shared_weights = {};  // [T, S] f32, dense, for router "sink_softmax"
@@ -49,7 +54,8 @@ class CONCLAVE_API TokenRouter {
 
   // Ids lie in [0, E + Z). Throws Error(kShape, kDType, kStride, kNullPointer) naming the argument.
   // On "cpu" it allocates its scratch memory and throws Error(kInvalidArgument) for a token id
-  // outside the table and a NaN in the selection bias, Error(kExpertId) for an entry of the table.
+  // outside the table, a NaN in the selection bias and limits that leave too few experts,
+  // Error(kExpertId) for an entry of the table. Ids of slots that limits leave empty are -1.
   // On CUDA it throws Error(kDevice) for memory of another place; a column with a NaN bias is
   // chosen last; a token id outside the table, or an entry that is no expert, chooses nothing: id
   // -1.

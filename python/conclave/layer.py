@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _conclave, _frameworks, _gradients, _runtime
+from conclave import _conclave, _frameworks, _gradients, _limits, _runtime
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
 from conclave.balance import ExpertSlots
@@ -87,6 +87,10 @@ class Layer:
     def __init__(self, core: _conclave.Layer) -> None:
         self._core = core
         self._on_cpu = core.device == "cpu"
+
+    def _num_columns(self) -> int:
+        spec = self._core.spec()
+        return int(spec["num_experts"] + spec["num_zero_experts"])
 
     @classmethod
     def from_checkpoint(
@@ -218,6 +222,9 @@ class Layer:
         token_ids: Array | None = None,
         padding_mask: Array | None = None,
         num_tokens: int | Array | None = None,
+        top_k: int | None = None,
+        banned_experts: Array | Sequence[int] | None = None,
+        expert_budget: int | None = None,
         out: Array | None = None,
         shared_out: Array | None = None,
         captured_logits: Array | None = None,
@@ -238,6 +245,10 @@ class Layer:
             token_ids: [T] integers, of router "hash".
             padding_mask: [T] bool; False: the token is padding, its output is 0.
             num_tokens: only that many rows count; on a GPU an int64 tensor of one element.
+            top_k, banned_experts, expert_budget: limits of this call's choices, on the CPU. Fewer
+                experts for each token; ids that nobody shall choose, or bools [E] or [T, E] (E and
+                zero experts); at most so many experts for all tokens together. docs/routing.md
+                has the rules.
             out: [T, H] to write to, maybe hidden itself. By default new memory of the library that
                 made hidden, with its type.
             shared_out: [T, H] that gets the shared experts' part, which out then lacks.
@@ -269,6 +280,9 @@ class Layer:
             token_ids,
             padding_mask,
             num_tokens,
+            top_k,
+            _limits.flags_of(banned_experts, self._num_columns),
+            expert_budget,
             shared_out,
             captured_logits,
             captured_ids,
@@ -282,6 +296,7 @@ class Layer:
             else:
                 self._core.forward(*arguments, workspace, 0)
             return out
+        _limits.refuse(top_k, banned_experts, expert_budget)
         handle = _frameworks.stream_of(hidden, stream)
         shape = _frameworks.shape_of(hidden, "hidden")
         if workspace is None:

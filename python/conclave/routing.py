@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _conclave, _frameworks, _gradients, _runtime
+from conclave import _conclave, _frameworks, _gradients, _limits, _runtime
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.spec import RouterSpec, from_dict, to_dict
 
@@ -144,6 +144,8 @@ def route(
     token_ids: Array | None = None,
     hash_table: Array | None = None,
     tensors: Mapping[str, Array] | None = None,
+    banned_experts: Array | Sequence[int] | None = None,
+    expert_budget: int | None = None,
     stream: Any = None,
 ) -> tuple[Array, Array]:
     """Routes by any rule that `RouterSpec` can say.
@@ -155,6 +157,8 @@ def route(
         selection_bias: [E], of has_selection_bias. expert_scale: [E]. global_scale: [1].
         token_ids: [T] integers and hash_table: [vocab, k] int32, of router "hash".
         tensors: other tensors of a router's own, by name: float32, or int32 for ids.
+        banned_experts, expert_budget: limits of the call, on the CPU, as in `Layer.forward`. Slots
+            that they leave empty have id -1 and weight 0.
         stream: of CUDA; by default torch's current one.
 
     Returns:
@@ -181,9 +185,15 @@ def route(
         own["hash_table"] = hash_table
     tokens, num_experts = (int(n) for n in gating_output.shape)
     _check_topk(topk, num_experts)
+    if expert_budget is not None and not topk <= expert_budget <= num_experts:
+        raise ConclaveValueError(
+            f"expert_budget: expected {topk} to {num_experts}, found {expert_budget}"
+        )
     device = _frameworks.device_of(gating_output)
     ids = _frameworks.empty_like(gating_output, (tokens, topk), "int32", "topk_ids")
     weights = _frameworks.empty_like(gating_output, (tokens, topk), "float32", "topk_weights")
+    if device != "cpu":
+        _limits.refuse(None, banned_experts, expert_budget)
     if device == "cpu":
         _runtime.follow_threads()
     _router(device, num_experts, topk, router).route(
@@ -197,6 +207,8 @@ def route(
         own,
         None,
         _frameworks.stream_of(gating_output, stream),
+        _limits.flags_of(banned_experts, lambda: num_experts),
+        expert_budget or 0,
     )
     return weights, ids
 

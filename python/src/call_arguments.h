@@ -16,6 +16,8 @@ namespace conclave::python {
 enum class ArgumentUse : uint8_t {
   kRead,     // an array that is viewed by the member `read`
   kWritten,  // an array that is viewed by the member `written`
+  kFlags,    // an array that is viewed by `read`, a vector or a matrix
+  kNumber,   // an integer
   kCount,    // a number, or an array of one element on the layer's device
   kScratch,  // an array of bytes that the call may overwrite
 };
@@ -31,6 +33,7 @@ struct CallArgument {
   ArgumentNeed need = ArgumentNeed::kOptional;
   ConstTensorView ForwardArgs::*read = nullptr;
   TensorView ForwardArgs::*written = nullptr;
+  int64_t ForwardArgs::*number = nullptr;
 
   constexpr bool is_vector() const {
     return std::string_view(shape).find(',') == std::string_view::npos;
@@ -85,6 +88,19 @@ inline constexpr std::array kCallArguments = {
                  .read = &ForwardArgs::padding_mask},
     CallArgument{
         .name = "num_tokens", .shape = "[1]", .types = kCountTypes, .use = ArgumentUse::kCount},
+    CallArgument{.name = "top_k",
+                 .shape = "an integer",
+                 .use = ArgumentUse::kNumber,
+                 .number = &ForwardArgs::top_k},
+    CallArgument{.name = "banned_experts",
+                 .shape = "[T, num_experts]",
+                 .types = kMaskTypes,
+                 .use = ArgumentUse::kFlags,
+                 .read = &ForwardArgs::banned_experts},
+    CallArgument{.name = "expert_budget",
+                 .shape = "an integer",
+                 .use = ArgumentUse::kNumber,
+                 .number = &ForwardArgs::expert_budget},
     CallArgument{.name = "shared_out",
                  .shape = "[T, hidden_size]",
                  .types = kRowTypes,

@@ -13,6 +13,23 @@ const Array& CallViews::keep(nb::handle object, const CallArgument& argument) {
   return array;
 }
 
+// A limit of 0 is none to the library, so that from Python it is refused as out of range.
+int64_t CallViews::limit_of(nb::handle object, const CallArgument& argument) {
+  int64_t value = 0;
+  const bool is_integer = nb::isinstance<nb::int_>(object) && !nb::isinstance<nb::bool_>(object);
+  if (!is_integer || !nb::try_cast<int64_t>(object, value)) {
+    throw Error(ErrorCode::kDType, {.what = "an argument has the wrong type",
+                                    .tensor = argument.name,
+                                    .expected = "an integer of 63 bits, or None",
+                                    .found = nb::cast<std::string>(nb::str(object.type()))});
+  }
+  if (value != 0) return value;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "a limit of the call is out of range",
+                                            .tensor = argument.name,
+                                            .found = "0",
+                                            .limit = "1 or more, or None"});
+}
+
 // Accepts a number, or int64 [1] on the layer's device.
 void CallViews::take_count(nb::handle object, const CallArgument& argument) {
   if (nb::isinstance<nb::int_>(object)) {
@@ -47,6 +64,15 @@ void CallViews::take(nb::handle object, const CallArgument& argument) {
     }
     case ArgumentUse::kWritten:
       args.*argument.written = keep(object, argument).writable_matrix(argument.shape);
+      return;
+    case ArgumentUse::kFlags: {
+      const Array& array = keep(object, argument);
+      args.*argument.read =
+          array.rank() == 1 ? array.vector("[num_experts]") : array.matrix(argument.shape);
+      return;
+    }
+    case ArgumentUse::kNumber:
+      args.*argument.number = limit_of(object, argument);
       return;
     case ArgumentUse::kCount:
       return take_count(object, argument);

@@ -23,9 +23,10 @@ class PyRouter {
 
   void route(nb::handle logits, nb::handle topk_ids, nb::handle topk_weights, nb::handle token_ids,
              nb::handle selection_bias, nb::handle expert_scale, nb::handle global_scale,
-             const nb::dict& tensors, nb::handle shared_weights, uintptr_t stream) const {
+             const nb::dict& tensors, nb::handle shared_weights, uintptr_t stream,
+             nb::handle banned_experts, int64_t expert_budget) const {
     std::vector<Array> kept;
-    kept.reserve(8 + tensors.size());
+    kept.reserve(9 + tensors.size());
     const auto keep = [&](nb::handle object, const char* name) -> const Array& {
       const Array& array = kept.emplace_back(object, name, stream);
       array.require_device(context_->device());
@@ -40,6 +41,12 @@ class PyRouter {
     args.selection_bias = vector(selection_bias, "selection_bias", "[num_experts]");
     args.expert_scale = vector(expert_scale, "expert_scale", "[num_experts]");
     args.global_scale = vector(global_scale, "global_scale", "[1]");
+    if (!banned_experts.is_none()) {
+      const Array& banned = keep(banned_experts, "banned_experts");
+      args.banned_experts =
+          banned.rank() == 1 ? banned.vector("[num_experts]") : banned.matrix("[T, num_experts]");
+    }
+    args.expert_budget = expert_budget;
     std::vector<std::string> names;  // kept as long as the arrays that refer to them
     names.reserve(tensors.size());
     for (const auto& [key, tensor] : tensors) {
@@ -75,6 +82,7 @@ void bind_routing(nb::module_& module) {
              nb::arg("selection_bias") = nb::none(), nb::arg("expert_scale") = nb::none(),
              nb::arg("global_scale") = nb::none(), nb::arg("tensors") = nb::dict(),
              nb::arg("shared_weights") = nb::none(), nb::arg("stream") = 0,
+             nb::arg("banned_experts") = nb::none(), nb::arg("expert_budget") = 0,
              "Writes topk_ids [T, k] int32 and topk_weights [T, k] float32.");
   module.def(
       "routing_method",

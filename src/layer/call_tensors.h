@@ -11,6 +11,7 @@ namespace conclave::inline v0 {
 struct CallInput {
   const char* name;
   ConstTensorView ForwardArgs::*view;
+  bool has_rows = true;  // false: a vector is one for all tokens, which no chunk cuts
 };
 struct CallOutput {
   const char* name;
@@ -26,6 +27,7 @@ inline constexpr std::array kCallInputs = {
     CallInput{"residual_input", &ForwardArgs::residual_input},
     CallInput{"token_ids", &ForwardArgs::token_ids},
     CallInput{"padding_mask", &ForwardArgs::padding_mask},
+    CallInput{"banned_experts", &ForwardArgs::banned_experts, false},
 };
 
 inline constexpr std::array kCallOutputs = {

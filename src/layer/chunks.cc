@@ -34,6 +34,7 @@ TensorView rows_of(const TensorView& view, const TokenChunk& chunk) {
 ForwardArgs chunk_of(const ForwardArgs& args, const TokenChunk& chunk) {
   ForwardArgs part = args;
   for (const CallInput& input : kCallInputs) {
+    if (!input.has_rows && (args.*input.view).shape.rank() == 1) continue;
     part.*input.view = rows_of(args.*input.view, chunk);
   }
   for (const CallOutput& output : kCallOutputs) {

@@ -1,9 +1,11 @@
 #include "layer/host_engine.h"
 
 #include "layer/arguments.h"
+#include "layer/choice_limits.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
+#include "layer/stages/budget.h"
 #include "layer/stages/chunk.h"
 #include "layer/take_over.h"
 
@@ -14,6 +16,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -43,7 +46,7 @@ struct HostWeights final : LayerWeights {
 class HostRunner final : public LayerRunner {
  public:
   HostRunner(const Context& context, const LayerPlan& plan, const HostWeights& weights)
-      : executor_(context.executor()), plan_(plan), weights_(weights) {}
+      : context_(context), plan_(plan), weights_(weights) {}
 
   size_t workspace_bytes(int64_t) const override { return plan_.workspace_bytes; }
   void check_workspace(std::span<const std::byte> workspace) const override {
@@ -52,20 +55,44 @@ class HostRunner final : public LayerRunner {
   void run(const LayerCall& call) const override;
 
  private:
-  Executor& executor_;
+  Communicator* other_tokens() const;
+  KernelCounts run_limited(const HostCall& call) const;
+
+  const Context& context_;
   const LayerPlan& plan_;
   const HostWeights& weights_;
 };
 
+// The ranks with whose tokens a call's share experts.
+Communicator* HostRunner::other_tokens() const {
+  const bool exchanges = plan_.parallel.ep_size > 1 && plan_.parallel.reduce == Reduce::kFull;
+  return exchanges ? context_.communicator() : nullptr;
+}
+
+KernelCounts HostRunner::run_limited(const HostCall& call) const {
+  const std::optional<routing::ExpertBans> bans = bans_of_budget(call, other_tokens());
+  ForwardArgs args = call.args;
+  if (bans) args.banned_experts = view_of(*bans, call);
+  return run_chunks({.plan = call.plan,
+                     .weights = call.weights,
+                     .args = args,
+                     .epoch = call.epoch,
+                     .tokens = call.tokens,
+                     .chunks = call.chunks,
+                     .workspace = call.workspace,
+                     .executor = call.executor});
+}
+
 void HostRunner::run(const LayerCall& call) const {
-  const KernelCounts counted = run_chunks({.plan = plan_,
-                                           .weights = weights_.packed,
-                                           .args = call.args,
-                                           .epoch = *call.epoch,
-                                           .tokens = call.tokens,
-                                           .chunks = call.chunks,
-                                           .workspace = call.workspace,
-                                           .executor = executor_});
+  const HostCall host{.plan = plan_,
+                      .weights = weights_.packed,
+                      .args = call.args,
+                      .epoch = *call.epoch,
+                      .tokens = call.tokens,
+                      .chunks = call.chunks,
+                      .workspace = call.workspace,
+                      .executor = context_.executor()};
+  const KernelCounts counted = call.args.expert_budget == 0 ? run_chunks(host) : run_limited(host);
   HostCounts& counts = *weights_.counts;
   counts.skipped_ids.fetch_add(counted.skipped_ids, std::memory_order_relaxed);
   counts.tokens_without_finite_logit.fetch_add(counted.tokens_without_finite_logit,
@@ -174,6 +201,7 @@ std::unique_ptr<LayerWeights> HostEngine::take_over(const Engine& from, const La
 
 int64_t HostEngine::check(const ForwardArgs& args) const {
   const int64_t tokens = check_arguments(args, plan_.spec, plan_.router_traits);
+  check_choice_limits(ChoiceLimits::of(args), plan_.spec, args.hidden.shape[0], tokens);
   if (!args.topk_ids.empty() && plan_.options.id_policy == IdPolicy::kStrict) {
     check_ids_strict(args.topk_ids, tokens, plan_.spec);
   }

@@ -1,5 +1,6 @@
 #include "layer/layer.h"
 
+#include "layer/choice_limits.h"
 #include "layer/known_scales.h"
 #include "layer/migration/update_placement.h"
 #include "layer/packed_weights.h"
@@ -153,13 +154,15 @@ void Layer::run(const LayerCall& call) const {
 void Layer::forward(const ForwardArgs& args) {
   const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
   check_complete();
+  if (context_.device_allocator() != nullptr) refuse_choice_limits(ChoiceLimits::of(args));
   const int64_t tokens = engine_->check(args);
   const OnDevice scope(*engine_);
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
   const EpochOffer offer = shared_->epochs.offer();
-  const CallAgreement agreed = agree_on_call(tokens, offer, basis(), context_.communicator());
+  const CallAgreement agreed =
+      agree_on_call(tokens, args.expert_budget, offer, basis(), context_.communicator());
   const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
   run({.args = args,
        .tokens = tokens,

@@ -196,6 +196,11 @@ void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& plac
   plan.summary.max_tokens = options.max_tokens;
   plan.gate_row_bytes = round_up(spec.hidden_size * int64_t{sizeof(float)}, kRowAlignment);
   plan.router = make_router(context, spec, plan.summary.rows);
+  plan.fewer_choices =
+      std::make_unique<routing::FewerChoices>(spec, [&context](const MoeSpec& fewer) {
+        std::vector<PlanRow> rows;
+        return make_router(context, fewer, rows);
+      });
   plan.workers = context.executor().concurrency();
   plan.router_scratch_bytes = plan.router->scratch_bytes(plan.workers);
   plan.router_traits = routing::router_traits(spec);

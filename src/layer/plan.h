@@ -8,6 +8,7 @@
 #include "layer/lent_experts.h"
 #include "layer/plan_base.h"
 #include "layer/stages/host_stages.h"
+#include "routing/limits.h"
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
@@ -52,6 +53,7 @@ struct LayerPlan : PlanBase {
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;
 
   std::unique_ptr<Router> router;
+  std::unique_ptr<routing::FewerChoices> fewer_choices;  // for calls with a top_k of their own
   std::unique_ptr<dispatch::Dispatcher> dispatcher;
   std::unique_ptr<experts::ExpertsKernel> experts;
   std::unique_ptr<experts::ExpertsKernel> shared;    // S experts; null without shared experts here

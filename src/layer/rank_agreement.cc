@@ -43,19 +43,29 @@ EpochBounds bounds_of(const EpochOffer& offer) {
           .ready = static_cast<int64_t>(offer.ready())};
 }
 
+void check_budgets(int64_t least, int64_t most, const char* phase) {
+  if (least == most) return;
+  throw CommError(ErrorCode::kCommMismatch, -1, phase,
+                  "ranks were given budgets of " + std::to_string(least) + " to " +
+                      std::to_string(most) + " experts; they must have the same one");
+}
+
 // One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
 // Slices whose experts are on their way to different places stay where they are.
-EpochBounds agree_over_slices(int64_t tokens, const EpochOffer& offer, const RankPart& part) {
+EpochBounds agree_over_slices(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
+                              const RankPart& part) {
   const EpochBounds mine = bounds_of(offer);
   const int64_t key = offer.next != nullptr ? offer.next->key : -1;
-  const auto largest = largest_of(
-      std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready, key, -key},
-      *part.tensor_communicator, kTokensPhase);
+  const auto largest =
+      largest_of(std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready,
+                            key, -key, expert_budget, -expert_budget},
+                 *part.tensor_communicator, kTokensPhase);
   if (largest[0] != -largest[1]) {
     throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
                     "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
                         std::to_string(largest[0]) + " tokens; they must have the same ones");
   }
+  check_budgets(-largest[8], largest[7], kTokensPhase);
   const bool same_target = largest[5] == -largest[6];
   return {.least_current = -largest[3],
           .most_current = largest[2],
@@ -123,12 +133,12 @@ void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator
                .hint = "give a source to read them from"});
 }
 
-CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
-                            Communicator* communicator) {
+CallAgreement agree_on_call(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
+                            const PlanBase& plan, Communicator* communicator) {
   EpochBounds bounds = bounds_of(offer);
   if (plan.part.reduces() && plan.part.asks_ranks) {
     try {
-      bounds = agree_over_slices(tokens, offer, plan.part);
+      bounds = agree_over_slices(tokens, expert_budget, offer, plan.part);
     } catch (const CommError& error) {
       // The ranks of the other group have not seen the error: without an abort they would wait for
       // us.
@@ -139,9 +149,10 @@ CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanB
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
   int64_t chunks = num_chunks(tokens, plan.chunk_rule.value_or(uncut));
   if (exchanges_tokens(plan)) {
-    const auto largest =
-        largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready},
-                   *communicator, kChunksPhase);
+    const auto largest = largest_of(std::array{chunks, bounds.most_current, -bounds.least_current,
+                                               -bounds.ready, expert_budget, -expert_budget},
+                                    *communicator, kChunksPhase);
+    check_budgets(-largest[5], largest[4], kChunksPhase);
     chunks = largest[0];
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
   }

@@ -27,8 +27,9 @@ struct CallAgreement {
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
 // where numbers of tokens differ, or epochs: here, or, where a forward only enqueues, from the sum
 // over ranks.
-CallAgreement agree_on_call(int64_t tokens, const EpochOffer& offer, const PlanBase& plan,
-                            Communicator* communicator);
+// `expert_budget` is compared over both groups: every rank or none takes part in its exchange.
+CallAgreement agree_on_call(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
+                            const PlanBase& plan, Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of
 // experts if no weights that it holds serve, or -1. Throws Error(kTensorMissing) on every rank if
 // one lacks something.

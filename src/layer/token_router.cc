@@ -2,7 +2,10 @@
 
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
+#include "layer/choice_limits.h"
 #include "layer/engine.h"
+#include "routing/expert_budget.h"
+#include "routing/limits.h"
 #include "routing/router.h"
 #include "routing/router_tensors.h"
 
@@ -204,6 +207,73 @@ void check_values(const MoeSpec& spec, const routing::SizedRouterTensor& own,
   }
 }
 
+// A checked call as the router takes it.
+struct HostCall {
+  const MoeSpec& spec;
+  const Router& router;  // for as many choices as the call asks for
+  Executor& executor;
+  const float* logits;
+  const int32_t* token_ids;
+  RouterWeights weights;
+  const RouteArgs& args;
+
+  int64_t num_tokens() const { return args.topk_ids.shape[0]; }
+  int64_t choices() const { return args.top_k != 0 ? args.top_k : spec.top_k; }
+  int32_t* ids() const { return static_cast<int32_t*>(args.topk_ids.data); }
+  float* topk_weights() const { return static_cast<float*>(args.topk_weights.data); }
+};
+
+void route_rows(const HostCall& call, const routing::Banned& banned) {
+  const MoeSpec& spec = call.spec;
+  const int64_t tokens = call.num_tokens();
+  std::vector<float> masked;
+  const float* logits = call.logits;
+  if (banned.any() && logits != nullptr) {
+    masked.resize(static_cast<size_t>(tokens * num_logits(spec)));
+    routing::mask_logits(logits, tokens, num_logits(spec), spec.num_experts + spec.num_zero_experts,
+                         banned, masked.data());
+    logits = masked.data();
+  }
+  const size_t bytes = call.router.scratch_bytes(call.executor.concurrency());
+  std::vector<std::byte> scratch(bytes + kScratchAlignment);
+  const auto misaligned = reinterpret_cast<uintptr_t>(scratch.data()) % kScratchAlignment;
+  std::byte* aligned = scratch.data() + (kScratchAlignment - misaligned) % kScratchAlignment;
+  call.router.route({.num_tokens = tokens,
+                     .num_experts = spec.num_experts,
+                     .num_logits = num_logits(spec),
+                     .logits = logits,
+                     .token_ids = call.token_ids,
+                     .weights = call.weights,
+                     .banned = banned.rows,
+                     .banned_stride = banned.stride,
+                     .table_columns = spec.top_k,
+                     .scratch = {aligned, bytes}},
+                    {.topk_ids = call.ids(),
+                     .topk_weights = call.topk_weights(),
+                     .shared_weights = static_cast<float*>(call.args.shared_weights.data)},
+                    call.executor);
+  if (call.choices() < spec.top_k) {
+    routing::spread_slots(tokens, call.choices(), spec.top_k, call.ids(), call.topk_weights());
+  }
+  if (banned.any()) {
+    routing::drop_banned(tokens, spec.top_k, banned, call.ids(), call.topk_weights());
+  }
+}
+
+// Routes once more where the choices of all tokens are more experts than the budget.
+void route_within_budget(const HostCall& call, const routing::Banned& banned) {
+  const MoeSpec& spec = call.spec;
+  routing::ExpertWeightSums sums(spec.num_experts);
+  sums.add({.num_tokens = call.num_tokens(),
+            .top_k = spec.top_k,
+            .topk_ids = call.ids(),
+            .topk_weights = call.topk_weights()});
+  if (sums.num_used() <= call.args.expert_budget) return;
+  const routing::ExpertBans bans(sums.left_out(call.args.expert_budget, spec.num_zero_experts),
+                                 banned, call.num_tokens());
+  route_rows(call, bans.banned());
+}
+
 void route_on_host(const Context& context, const MoeSpec& spec, const routing::RouterTraits& traits,
                    const OwnTensors& own, const Router& router, const RouteArgs& args) {
   const Floats logits(args.logits);
@@ -220,22 +290,16 @@ void route_on_host(const Context& context, const MoeSpec& spec, const routing::R
     check_values(spec, tensor, view, token_ids);
     routing::set_router_tensor(tensor, view.data, weights);
   }
-  Executor& executor = context.executor();
-  const size_t bytes = router.scratch_bytes(executor.concurrency());
-  std::vector<std::byte> scratch(bytes + kScratchAlignment);
-  const auto misaligned = reinterpret_cast<uintptr_t>(scratch.data()) % kScratchAlignment;
-  std::byte* aligned = scratch.data() + (kScratchAlignment - misaligned) % kScratchAlignment;
-  router.route({.num_tokens = args.topk_ids.shape[0],
-                .num_experts = spec.num_experts,
-                .num_logits = num_logits(spec),
-                .logits = logits.data(),
-                .token_ids = token_ids.empty() ? nullptr : token_ids.data(),
-                .weights = weights,
-                .scratch = {aligned, bytes}},
-               {.topk_ids = static_cast<int32_t*>(args.topk_ids.data),
-                .topk_weights = static_cast<float*>(args.topk_weights.data),
-                .shared_weights = static_cast<float*>(args.shared_weights.data)},
-               executor);
+  const HostCall call{.spec = spec,
+                      .router = router,
+                      .executor = context.executor(),
+                      .logits = logits.data(),
+                      .token_ids = token_ids.empty() ? nullptr : token_ids.data(),
+                      .weights = weights,
+                      .args = args};
+  const routing::Banned banned = bans_of(args.banned_experts);
+  route_rows(call, banned);
+  if (args.expert_budget != 0) route_within_budget(call, banned);
 }
 
 [[noreturn]] void refuse_router(const Support& support) {
@@ -253,6 +317,12 @@ struct TokenRouter::Impl {
   OwnTensors own;
   std::unique_ptr<Router> host;  // null on a device
   RouteFunction device = {};     // empty on the host
+  std::unique_ptr<routing::FewerChoices> fewer = nullptr;
+
+  const Router& router_of(const RouteArgs& args) const {
+    if (args.top_k == 0 || args.top_k == spec.top_k) return *host;
+    return fewer->of(args.top_k, std::numeric_limits<size_t>::max(), 1);
+  }
 };
 
 TokenRouter::TokenRouter(const Context& context, const MoeSpec& spec)
@@ -265,6 +335,8 @@ TokenRouter::TokenRouter(const Context& context, const MoeSpec& spec)
   validate(impl_->spec);
   if (engine.make_route == nullptr) {
     impl_->host = make_host_router(context, impl_->spec);
+    impl_->fewer = std::make_unique<routing::FewerChoices>(
+        impl_->spec, [&context](const MoeSpec& spec) { return make_host_router(context, spec); });
     return;
   }
   if (const Support support = engine.routes(impl_->spec); !support) refuse_router(support);
@@ -279,12 +351,18 @@ const MoeSpec& TokenRouter::spec() const noexcept { return impl_->spec; }
 
 void TokenRouter::route(const RouteArgs& args) const {
   check_call(impl_->spec, impl_->traits, impl_->own, args);
-  if (args.topk_ids.shape[0] == 0) return;
-  if (impl_->host) {
-    return route_on_host(impl_->context, impl_->spec, impl_->traits, impl_->own, *impl_->host,
-                         args);
+  const ChoiceLimits limits = ChoiceLimits::of(args);
+  const int64_t tokens = args.topk_ids.shape[0];
+  if (!impl_->host) {
+    refuse_choice_limits(limits);
+    if (tokens != 0) impl_->device(args);
+    return;
   }
-  impl_->device(args);
+  check_choice_limits(limits, impl_->spec, tokens, tokens);
+  if (tokens != 0) {
+    route_on_host(impl_->context, impl_->spec, impl_->traits, impl_->own, impl_->router_of(args),
+                  args);
+  }
 }
 
 }  // namespace conclave::inline v0

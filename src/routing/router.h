@@ -46,6 +46,8 @@ struct ReferenceToken {
   const int32_t* given_ids = nullptr;  // [k]: weigh these instead of choosing
   int64_t token_id = 0;                // for routers that choose by token ids
   int64_t number = 0;                  // number in the call, for routers that read no logits
+  const uint8_t* banned = nullptr;     // [E + Z], as RouterInput has it
+  int64_t table_columns = 0;           // likewise
   RouterWeights weights = {};
 };
 struct ReferenceChoice {
@@ -78,6 +80,12 @@ struct RouterRow {
   void (*refuse_own_fields)(const RouterSpec& other) = nullptr;
   // Checks the range of these fields in any spec: a router of the application may read them, too.
   void (*limit_own_fields)(const RouterSpec& any) = nullptr;
+  // True if choices are looked up in a table or a record, where a banned expert has no substitute.
+  // Null: they are never.
+  bool (*recalls)(const MoeSpec& spec) = nullptr;
+  // Cuts values of the spec that have a column for each choice to the first `top_k`, before top_k
+  // itself is set. Null: there are none.
+  void (*keep_choices)(MoeSpec& spec, int64_t top_k) = nullptr;
   Support (*supports)(const MoeSpec& spec);
   std::unique_ptr<Router> (*make)(const MoeSpec& spec);
   // The rule in float64, plain and independent of the router's code.

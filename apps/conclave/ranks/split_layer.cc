@@ -33,7 +33,10 @@ LayerInput share_of(const LayerInput& input, RowRange range) {
           .topk_weights = rows_of(input.topk_weights, range),
           .router_input = rows_of(input.router_input, range),
           .residual_input = rows_of(input.residual_input, range),
-          .token_ids = rows_of(input.token_ids, range)};
+          .token_ids = rows_of(input.token_ids, range),
+          .top_k = input.top_k,
+          .banned_experts = input.banned_experts,
+          .expert_budget = input.expert_budget};
 }
 
 constexpr std::string_view kGatherPhase = "gather the results";

@@ -2,6 +2,7 @@
 
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
+#include "layer/choice_limits.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
@@ -60,6 +61,11 @@ void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec) {
   check("router_input", args.router_input, spec.hidden_size, kFloats);
   check("residual_input", args.residual_input, spec.hidden_size, kFloats);
   if (!args.token_ids.empty()) check_vector("token_ids", args.token_ids, tokens, kIds);
+  check_choice_limits({.top_k = args.top_k,
+                       .banned_experts = args.banned_experts,
+                       .gives_ids = !args.topk_ids.empty(),
+                       .padding_mask = {}},
+                      spec, tokens, tokens);
   if (tokens != 0) check_routing(args, spec);
 }
 

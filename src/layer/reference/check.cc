@@ -84,10 +84,13 @@ void check_routing(const MoeSpec& spec, const WeightSource& source, const LayerR
                    StageCheck& check) {
   if (routing::find_router(spec.router.name) == nullptr) return;
   ReferenceResult expected;
-  reference_routing(
-      spec, source,
-      {.hidden = result.hidden, .router_logits = result.logits, .token_ids = result.token_ids},
-      expected);
+  reference_routing(spec, source,
+                    {.hidden = result.hidden,
+                     .router_logits = result.logits,
+                     .token_ids = result.token_ids,
+                     .top_k = result.top_k,
+                     .banned_experts = result.banned_experts},
+                    expected);
   check_routing(spec, result, expected, check);
 }
 
@@ -154,6 +157,8 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                       .router_input = result.router_input,
                       .residual_input = result.residual_input,
                       .token_ids = result.token_ids,
+                      .top_k = result.top_k,
+                      .banned_experts = result.banned_experts,
                       .code_ambiguity = result.code_ambiguity};
   check_reference_arguments(given, spec);
   StageCheck check;

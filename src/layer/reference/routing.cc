@@ -3,13 +3,18 @@
 #include "core/float_convert.h"
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
+#include "layer/choice_limits.h"
 #include "layer/router_vectors.h"
+#include "routing/limits.h"
 #include "routing/router.h"
 
 #include "conclave/error.h"
 
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -49,20 +54,67 @@ std::vector<int32_t> given_ids(const MoeSpec& spec, const ReferenceArgs& args, i
   return ids;
 }
 
+// A token's row of bans; null if nothing is banned.
+const uint8_t* bans_at(const ReferenceArgs& args, int64_t token) {
+  const routing::Banned banned = bans_of(args.banned_experts);
+  return banned.any() ? banned.rows + token * banned.stride : nullptr;
+}
+
+// Those of them that the limits of a call leave.
+std::vector<int32_t> limited_ids(const MoeSpec& spec, const ReferenceArgs& args, int64_t token) {
+  std::vector<int32_t> ids = given_ids(spec, args, token);
+  const uint8_t* const banned = bans_at(args, token);
+  const int64_t choices = args.top_k != 0 ? args.top_k : spec.top_k;
+  for (int64_t slot = 0; slot < spec.top_k; ++slot) {
+    int32_t& id = ids[static_cast<size_t>(slot)];
+    const bool is_banned = banned != nullptr && id >= 0 && banned[id] != 0;
+    if (slot >= choices || is_banned) id = -1;
+  }
+  return ids;
+}
+
+// Fills up to k slots: those that the call asked for, without banned experts.
+void apply_limits(const MoeSpec& spec, const uint8_t* banned, routing::ReferenceChoice& choice) {
+  for (size_t slot = 0; slot < choice.ids.size(); ++slot) {
+    const int32_t id = choice.ids[slot];
+    if (banned == nullptr || id < 0 || banned[id] == 0) continue;
+    choice.ids[slot] = -1;
+    choice.weights[slot] = 0;
+  }
+  choice.ids.resize(static_cast<size_t>(spec.top_k), -1);
+  choice.weights.resize(static_cast<size_t>(spec.top_k), 0);
+}
+
 // Routes one token by the rule, choosing or at the given ids.
 routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& vectors,
                                      const ReferenceArgs& args, int64_t token,
                                      const ReferenceResult& result) {
   std::vector<int32_t> ids;
   if (!args.topk_ids.empty()) ids = given_ids(spec, args, token);
-  const double* logits =
-      result.logits.empty() ? nullptr : result.logits.data() + token * num_logits(spec);
+  std::vector<double> logits;
+  if (!result.logits.empty()) {
+    const auto first = result.logits.begin() + token * num_logits(spec);
+    logits.assign(first, first + num_logits(spec));
+  }
+  const uint8_t* const banned = bans_at(args, token);
+  for (int64_t column = 0;
+       banned != nullptr && !logits.empty() && column < spec.num_experts + spec.num_zero_experts;
+       ++column) {
+    if (banned[column] != 0) {
+      logits[static_cast<size_t>(column)] = -std::numeric_limits<double>::infinity();
+    }
+  }
+  const bool fewer = args.top_k != 0 && args.top_k < spec.top_k;
   routing::ReferenceChoice choice = routing::route_reference(
-      spec, {.logits = logits,
-             .given_ids = ids.empty() ? nullptr : ids.data(),
-             .token_id = args.token_ids.empty() ? 0 : load_token_id(args.token_ids, token),
-             .number = token,
-             .weights = vectors.view()});
+      fewer ? routing::with_fewer_choices(spec, args.top_k) : spec,
+      {.logits = logits.empty() ? nullptr : logits.data(),
+       .given_ids = ids.empty() ? nullptr : ids.data(),
+       .token_id = args.token_ids.empty() ? 0 : load_token_id(args.token_ids, token),
+       .number = token,
+       .banned = banned,
+       .table_columns = spec.top_k,
+       .weights = vectors.view()});
+  apply_limits(spec, banned, choice);
   // Shared experts that are slots follow the router's k; a replay may leave some out.
   for (int64_t slot = spec.top_k; slot < num_slots(spec); ++slot) {
     const bool used = ids.empty() || ids[static_cast<size_t>(slot)] >= 0;
@@ -130,7 +182,7 @@ void reference_routing(const MoeSpec& spec, const WeightSource& source, const Re
   if (has_weights) {
     result.topk_weights = to_float64(args.topk_weights).values;
     for (int64_t token = 0; token < tokens; ++token) {
-      const std::vector<int32_t> ids = given_ids(spec, args, token);
+      const std::vector<int32_t> ids = limited_ids(spec, args, token);
       result.topk_ids.insert(result.topk_ids.end(), ids.begin(), ids.end());
     }
     if (!shared_facts(spec).by_router()) return;

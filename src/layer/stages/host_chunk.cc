@@ -94,14 +94,35 @@ const float* HostChunk::logits(const HostScratch& own, const Hidden& hidden) con
   return logits;
 }
 
+// The logits as the router reads them: those of banned experts lowered in the chunk's own memory.
+const float* HostChunk::limited_logits(const HostScratch& own, const float* logits) const {
+  if (!bans_.any() || logits == nullptr) return logits;
+  auto* const to = own.at<float>(kLogits);
+  const MoeSpec& spec = plan_.spec;
+  routing::mask_logits(logits, at_.count, num_logits(spec),
+                       spec.num_experts + spec.num_zero_experts, bans_, to);
+  return to;
+}
+
+const Router& HostChunk::router() const {
+  const bool fewer = args_.top_k != 0 && args_.top_k < plan_.spec.top_k && at_.count != 0 &&
+                     args_.topk_weights.empty();
+  if (!fewer) return *plan_.router;
+  return plan_.fewer_choices->of(args_.top_k, plan_.router_scratch_bytes, plan_.workers);
+}
+
 RouteResult HostChunk::route_tokens(const HostScratch& own, const Hidden& hidden) const {
+  const float* const made = logits(own, hidden);
+  capture_logits(plan_.spec, at_.count, made, args_.captured_logits);
   const RouteInputs inputs{.num_tokens = at_.count,
                            .first_token = at_.begin,
-                           .logits = logits(own, hidden),
+                           .logits = limited_logits(own, made),
                            .topk_ids = args_.topk_ids,
                            .topk_weights = args_.topk_weights,
                            .token_ids = args_.token_ids,
-                           .padding = padding_};
+                           .padding = padding_,
+                           .top_k = args_.top_k,
+                           .banned = bans_};
   const RouteBuffers buffers{
       .ids = own.at<int32_t>(kTopkIds),
       .weights = own.at<float>(kTopkWeights),
@@ -110,13 +131,13 @@ RouteResult HostChunk::route_tokens(const HostScratch& own, const Hidden& hidden
       .token_ids = own.at<int32_t>(kTokenIds),
       .scratch = own.bytes(kRouterScratch)};
   const RouteResult result = route({.spec = plan_.spec,
-                                    .router = *plan_.router,
+                                    .router = router(),
                                     .traits = plan_.router_traits,
                                     .weights = weights_.router.view(),
                                     .id_policy = plan_.options.id_policy},
                                    inputs, buffers, executor_);
   capture_routing(plan_.spec, inputs, result.routing,
-                  {.logits = args_.captured_logits,
+                  {.logits = {},
                    .ids = args_.captured_ids,
                    .weights = args_.captured_weights,
                    .expert_load = args_.expert_load});
@@ -153,6 +174,11 @@ Routing HostChunk::send_rows(const HostScratch& own, const ExpertInput& input) c
                                     .epoch = &epoch_},
                                    own.bytes(kDispatch), executor_);
   return routing;
+}
+
+Routing HostChunk::route_only() {
+  const StageTimer timer(args_.timings, &StageTimings::route_ns);
+  return route_tokens(at(kRoute), convert_hidden(at(kHidden))).routing;
 }
 
 void HostChunk::begin(KernelCounts& counts) {

@@ -3,6 +3,7 @@
 
 #include "dispatch/dispatcher.h"
 #include "dispatch/unpermute_reduce.h"
+#include "layer/choice_limits.h"
 #include "layer/chunks.h"
 #include "layer/kernel_counts.h"
 #include "layer/stages/chunk.h"
@@ -31,11 +32,14 @@ class HostChunk {
         at_(chunk_at(call.tokens, call.chunks, index)),
         args_(chunk_of(call.args, at_)),
         padding_(args_.padding_mask),
+        bans_(bans_of(args_.banned_experts)),
         scratch_(workspace_of(call, index), call.plan.slices, {}, &turns_) {}
   HostChunk(const HostChunk&) = delete;
   HostChunk& operator=(const HostChunk&) = delete;
   ~HostChunk() = default;
 
+  // Routes the chunk and leaves it at that, for calls that look at all choices first.
+  Routing route_only();
   // Routes the chunk and sends its rows off.
   void begin(KernelCounts& counts);
   // Runs the experts on the rows that came and sends the results home. What every rank computes for
@@ -75,6 +79,8 @@ class HostChunk {
   Hidden convert_hidden(const HostScratch& own) const;
   RowBundle gate_rows(const HostScratch& own, const Gate& gate, const Hidden& hidden) const;
   const float* logits(const HostScratch& own, const Hidden& hidden) const;
+  const float* limited_logits(const HostScratch& own, const float* logits) const;
+  const Router& router() const;
   RouteResult route_tokens(const HostScratch& own, const Hidden& hidden) const;
   ExpertInput expert_input(const HostScratch& own, const Hidden& hidden,
                            const Routing& routing) const;
@@ -99,6 +105,7 @@ class HostChunk {
   TokenChunk at_;
   ForwardArgs args_;  // the chunk's rows
   Padding padding_;
+  routing::Banned bans_;
   BufferTurns turns_;
   HostScratch scratch_;
   Results results_;

@@ -16,15 +16,16 @@ namespace {
 void check_router_ids(const RouteRule& rule, const RouteInputs& inputs, int32_t* ids,
                       KernelCounts& counts) {
   const MoeSpec& spec = rule.spec;
-  for (int64_t index = 0; index < inputs.num_tokens * spec.top_k; ++index) {
+  const int64_t choices = inputs.choices(spec);
+  for (int64_t index = 0; index < inputs.num_tokens * choices; ++index) {
     if (ids[index] == -1 || is_slot_id(spec, 0, ids[index])) continue;
     if (rule.id_policy == IdPolicy::kStrict) {
       throw Error(
           ErrorCode::kExpertId,
           {.what = "router " + spec.router.name +
                    " chose an expert that does not exist, at token " +
-                   std::to_string(inputs.first_token + index / spec.top_k) + ", slot " +
-                   std::to_string(index % spec.top_k),
+                   std::to_string(inputs.first_token + index / choices) + ", slot " +
+                   std::to_string(index % choices),
            .found = std::to_string(ids[index]),
            .limit = "-1 to " + std::to_string(spec.num_experts + spec.num_zero_experts - 1)});
     }
@@ -42,9 +43,16 @@ void run_router(const RouteRule& rule, const RouteInputs& inputs, const RouteBuf
                     .logits = inputs.logits,
                     .first_token = inputs.first_token,
                     .weights = rule.weights,
+                    .banned = inputs.banned.rows,
+                    .banned_stride = inputs.banned.stride,
+                    .table_columns = spec.top_k,
                     .scratch = buffers.scratch};
+  const int64_t choices = inputs.choices(spec);
   if (!inputs.topk_ids.empty()) {
     load_given_ids(spec, inputs.topk_ids, buffers.given_ids, counts);
+    if (choices < spec.top_k) {
+      routing::keep_first_slots(inputs.num_tokens, spec.top_k, choices, buffers.given_ids);
+    }
     input.given_ids = buffers.given_ids;
   }
   if (!inputs.token_ids.empty() && rule.traits.token_ids != routing::TokenIds::kUnused) {
@@ -58,6 +66,20 @@ void run_router(const RouteRule& rule, const RouteInputs& inputs, const RouteBuf
                                               executor);
   counts.tokens_without_finite_logit += stats.tokens_without_finite_logit;
   check_router_ids(rule, inputs, buffers.ids, counts);
+  if (choices < spec.top_k) {
+    routing::spread_slots(inputs.num_tokens, choices, spec.top_k, buffers.ids, buffers.weights);
+  }
+}
+
+// Takes routing that the caller gave whole; of its slots the first ones count where the call asks
+// for fewer.
+void take_given(const MoeSpec& spec, const RouteInputs& inputs, const RouteBuffers& buffers,
+                KernelCounts& counts) {
+  load_given_ids(spec, inputs.topk_ids, buffers.ids, counts);
+  load_given_weights(inputs.topk_weights, 0, spec.top_k, buffers.weights);
+  const int64_t choices = inputs.choices(spec);
+  if (choices == spec.top_k) return;
+  routing::drop_last_slots(inputs.num_tokens, spec.top_k, choices, buffers.ids, buffers.weights);
 }
 
 // Weights of the slots of SharedMode::kFusedSlots.
@@ -124,14 +146,22 @@ RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteB
   if (inputs.topk_weights.empty()) {
     run_router(rule, inputs, buffers, result.counts, executor);
   } else {
-    load_given_ids(spec, inputs.topk_ids, buffers.ids, result.counts);
-    load_given_weights(inputs.topk_weights, 0, spec.top_k, buffers.weights);
+    take_given(spec, inputs, buffers, result.counts);
+  }
+  if (inputs.banned.any()) {
+    routing::drop_banned(inputs.num_tokens, spec.top_k, inputs.banned, buffers.ids,
+                         buffers.weights);
   }
   if (shared_facts(spec).has_slots()) {
     weigh_fused_slots(spec, inputs, buffers.shared_weights, result.counts);
   }
   drop_padding(inputs, spec.top_k, buffers.ids);
   return result;
+}
+
+void capture_logits(const MoeSpec& spec, int64_t num_tokens, const float* logits,
+                    const TensorView& to) {
+  if (num_tokens != 0 && logits != nullptr) capture(to, logits, num_logits(spec));
 }
 
 void capture_routing(const MoeSpec& spec, const RouteInputs& inputs, const Routing& routing,

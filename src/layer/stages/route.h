@@ -3,6 +3,7 @@
 
 #include "layer/kernel_counts.h"
 #include "layer/stages/padding.h"
+#include "routing/limits.h"
 #include "routing/router.h"
 
 #include "conclave/layer.h"
@@ -17,7 +18,7 @@ namespace conclave::inline v0 {
 // The layer's router and what bounds its results.
 struct RouteRule {
   const MoeSpec& spec;
-  const Router& router;
+  const Router& router;  // chooses RouteInputs::top_k experts
   routing::RouterTraits traits;
   RouterWeights weights;
   IdPolicy id_policy = IdPolicy::kStrict;
@@ -33,6 +34,11 @@ struct RouteInputs {
   ConstTensorView topk_weights;
   ConstTensorView token_ids;
   Padding padding;
+  // Limits of the call. Logits of banned experts are -inf already.
+  int64_t top_k = 0;  // 0: the spec's
+  routing::Banned banned = {};
+
+  int64_t choices(const MoeSpec& spec) const { return top_k != 0 ? top_k : spec.top_k; }
 };
 
 struct RouteBuffers {
@@ -49,7 +55,8 @@ struct RouteResult {
   KernelCounts counts;
 };
 
-// Ids in the result lie in [0, E + Z) or are -1; padding tokens have only -1. Shared experts have
+// Ids in the result lie in [0, E + Z) or are -1; padding tokens and slots that the call's limits
+// leave empty have only -1. Shared experts have
 // weights for SharedMode::kRouterWeight and kFusedSlots. The router weighs ids given without
 // weights. Throws Error(kExpertId) if a custom router breaks its contract under IdPolicy::kStrict.
 RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteBuffers& buffers,
@@ -63,6 +70,9 @@ struct RouteCaptures {
   std::span<int64_t> expert_load;
 };
 
+// Copies logits to the caller, before those of banned experts are lowered.
+void capture_logits(const MoeSpec& spec, int64_t num_tokens, const float* logits,
+                    const TensorView& to);
 // Copies the routing to the caller and adds to the expert load.
 void capture_routing(const MoeSpec& spec, const RouteInputs& inputs, const Routing& routing,
                      const RouteCaptures& captures);

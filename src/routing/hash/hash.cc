@@ -38,7 +38,8 @@ class HashRouter final : public Router {
  private:
   const int32_t* ids_of(const RouterInput& input, int64_t token) const {
     if (input.given_ids != nullptr) return input.given_ids + token * top_k_;
-    return input.weights.hash_table + int64_t{input.token_ids[token]} * top_k_;
+    const int64_t columns = input.table_columns != 0 ? input.table_columns : top_k_;
+    return input.weights.hash_table + int64_t{input.token_ids[token]} * columns;
   }
 
   ScoreRule score_;
@@ -48,6 +49,8 @@ class HashRouter final : public Router {
 };
 
 }  // namespace
+
+bool hash_recalls(const MoeSpec&) { return true; }
 
 Support hash_supports(const MoeSpec& spec) {
   if (spec.router.vocab_size >= 1) return Support::yes();

@@ -15,6 +15,7 @@
 
 namespace conclave::inline v0::routing {
 
+bool hash_recalls(const MoeSpec& spec);
 // Needs a table of at least one row.
 Support hash_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_hash_router(const MoeSpec& spec);

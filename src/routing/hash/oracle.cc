@@ -6,7 +6,8 @@ namespace conclave::inline v0::routing {
 
 ReferenceChoice hash_oracle(const MoeSpec& spec, const ReferenceToken& token) {
   const int32_t* ids = token.given_ids;
-  if (ids == nullptr) ids = token.weights.hash_table + token.token_id * spec.top_k;
+  const int64_t columns = token.table_columns != 0 ? token.table_columns : spec.top_k;
+  if (ids == nullptr) ids = token.weights.hash_table + token.token_id * columns;
   return oracle::choose_and_weigh(spec, token, ids);
 }
 

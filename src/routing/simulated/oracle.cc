@@ -55,7 +55,8 @@ ReferenceChoice simulated_oracle(const MoeSpec& spec, const ReferenceToken& toke
         split_mix(split_mix(simulated.seed) ^ split_mix(static_cast<uint64_t>(token.number)));
     Scores keys;
     for (size_t e = 0; e < static_cast<size_t>(spec.num_experts); ++e) {
-      keys.push_back(simulated_key(simulated, split_mix(stream ^ e), e));
+      const bool banned = token.banned != nullptr && token.banned[e] != 0;
+      keys.push_back(banned ? Score() : simulated_key(simulated, split_mix(stream ^ e), e));
     }
     choice.ids = best_first(keys);
     choice.ids.resize(top_k);

@@ -1,6 +1,7 @@
 #include "routing/simulated/simulated.h"
 
 #include "routing/rows.h"
+#include "routing/score.h"
 #include "routing/select.h"
 
 #include <algorithm>
@@ -52,7 +53,7 @@ class SimulatedRouter final : public Router {
       } else if (options_.distribution == SimulatedDistribution::kReplay) {
         replay(input.first_token + token, ids, weights);
       } else {
-        draw(input.first_token + token, scratch, ids);
+        draw(input.first_token + token, bans_of(input, token), scratch, ids);
       }
       return true;
     });
@@ -60,6 +61,10 @@ class SimulatedRouter final : public Router {
 
  private:
   int64_t scratch_doubles() const { return num_experts_ + top_k_; }
+
+  static const uint8_t* bans_of(const RouterInput& input, int64_t token) {
+    return input.banned != nullptr ? input.banned + token * input.banned_stride : nullptr;
+  }
 
   void replay(int64_t number, int32_t* ids, float* weights) const {
     const int64_t rows = static_cast<int64_t>(options_.replay_ids.size()) / top_k_;
@@ -71,10 +76,12 @@ class SimulatedRouter final : public Router {
 
   // Draws one random key per expert; the k best are distinct. With Gumbel noise on log odds the
   // best is drawn with these odds, the second from the rest with theirs, and so on.
-  void draw(int64_t number, double* scratch, int32_t* ids) const {
+  void draw(int64_t number, const uint8_t* banned, double* scratch, int32_t* ids) const {
     const uint64_t token = mix(stream_ ^ mix(static_cast<uint64_t>(number)));
     for (int64_t expert = 0; expert < num_experts_; ++expert) {
-      scratch[expert] = key(expert, mix(token ^ static_cast<uint64_t>(expert)));
+      const bool is_banned = banned != nullptr && banned[expert] != 0;
+      scratch[expert] =
+          is_banned ? kAbsent : key(expert, mix(token ^ static_cast<uint64_t>(expert)));
     }
     select_best(scratch, num_experts_, top_k_, ids, scratch + num_experts_);
   }
@@ -102,6 +109,10 @@ class SimulatedRouter final : public Router {
 };
 
 }  // namespace
+
+bool simulated_recalls(const MoeSpec& spec) {
+  return spec.router.simulated.distribution == SimulatedDistribution::kReplay;
+}
 
 Support simulated_supports(const MoeSpec& spec) {
   const SimulatedRouting& simulated = spec.router.simulated;

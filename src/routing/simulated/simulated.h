@@ -14,6 +14,9 @@
 namespace conclave::inline v0::routing {
 
 RouterTensorSize replay_size(const MoeSpec& spec, size_t elements);
+// Those of kReplay are.
+bool simulated_recalls(const MoeSpec& spec);
+void keep_simulated_choices(MoeSpec& spec, int64_t top_k);
 // Needs 1 <= k <= E, and for kReplay whole rows of ids.
 Support simulated_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_simulated_router(const MoeSpec& spec);

@@ -47,6 +47,19 @@ RouterTensorSize replay_size(const MoeSpec& spec, size_t elements) {
   return {.rows = static_cast<int64_t>(elements) / cols, .cols = cols};
 }
 
+void keep_simulated_choices(MoeSpec& spec, int64_t top_k) {
+  const auto keep = [&](auto& recorded) {
+    const auto slots = static_cast<size_t>(spec.top_k);
+    size_t kept = 0;
+    for (size_t index = 0; index < recorded.size(); ++index) {
+      if (index % slots < static_cast<size_t>(top_k)) recorded[kept++] = recorded[index];
+    }
+    recorded.resize(kept);
+  };
+  keep(spec.router.simulated.replay_ids);
+  keep(spec.router.simulated.replay_weights);
+}
+
 void check_simulated(const MoeSpec& spec) {
   const RouterSpec& router = spec.router;
   refuse_choosing(router);

@@ -30,7 +30,7 @@ ReferenceChoice sparse_mixer_oracle(const MoeSpec& spec, const ReferenceToken& t
   Scores logits = read_logits(token.logits, spec.num_experts);
   ReferenceChoice choice{.ids = {}, .weights = {}, .shared_weights = {}, .usable = true};
   choice.usable = any_present(logits);
-  for (int round = 0; round < 2; ++round) {
+  for (int round = 0; round < spec.top_k; ++round) {
     std::vector<int32_t> order = best_first(logits);
     std::erase_if(order, [&](int32_t id) { return round == 1 && id == choice.ids[0]; });
     const int32_t id = token.given_ids != nullptr ? token.given_ids[round] : order[0];

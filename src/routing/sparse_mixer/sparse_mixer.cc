@@ -10,7 +10,8 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-constexpr int64_t kTopK = 2;
+// The second round is left out where a call asks for one choice.
+constexpr int64_t kMostChoices = 2;
 
 // One round over a row; `excluded` is the expert chosen before, -1 for none.
 class Round {
@@ -68,14 +69,15 @@ class Round {
 class SparseMixerRouter final : public Router {
  public:
   explicit SparseMixerRouter(const MoeSpec& spec)
-      : num_experts_(spec.num_experts), epsilon_(spec.router.jitter_epsilon) {}
+      : num_experts_(spec.num_experts), top_k_(spec.top_k), epsilon_(spec.router.jitter_epsilon) {}
 
   RouterStats route(const RouterInput& input, const RouterOutput& output,
                     Executor& executor) const override {
     return route_rows(input, 0, executor, [&](int64_t token, double*) {
-      const int32_t* given = input.given_ids != nullptr ? input.given_ids + token * kTopK : nullptr;
+      const int32_t* given =
+          input.given_ids != nullptr ? input.given_ids + token * top_k_ : nullptr;
       return route_row(input.logits + token * input.num_logits, given,
-                       output.topk_ids + token * kTopK, output.topk_weights + token * kTopK);
+                       output.topk_ids + token * top_k_, output.topk_weights + token * top_k_);
     });
   }
 
@@ -85,6 +87,7 @@ class SparseMixerRouter final : public Router {
     const Round first(logits, num_experts_, -1, epsilon_);
     ids[0] = given != nullptr ? given[0] : first.best();
     weights[0] = static_cast<float>(first.weight(ids[0]));
+    if (top_k_ == 1) return usable;
     const Round second(logits, num_experts_, ids[0], epsilon_);
     ids[1] = given != nullptr ? given[1] : second.best();
     weights[1] = static_cast<float>(second.weight(ids[1]));
@@ -92,13 +95,15 @@ class SparseMixerRouter final : public Router {
   }
 
   int64_t num_experts_;
+  int64_t top_k_;
   double epsilon_;
 };
 
 }  // namespace
 
 Support sparse_mixer_supports(const MoeSpec& spec) {
-  if (spec.top_k == kTopK && spec.num_experts >= kTopK) return Support::yes();
+  const bool chooses = spec.top_k >= 1 && spec.top_k <= kMostChoices;
+  if (chooses && spec.num_experts >= kMostChoices) return Support::yes();
   return Support::no("it chooses two experts, not " + std::to_string(spec.top_k) + " of " +
                      std::to_string(spec.num_experts));
 }

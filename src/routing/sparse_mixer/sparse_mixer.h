@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0::routing {
 
-// Needs k = 2 of at least two experts.
+// Needs k = 2 of at least two experts; a call may ask for the first choice alone.
 Support sparse_mixer_supports(const MoeSpec& spec);
 std::unique_ptr<Router> make_sparse_mixer_router(const MoeSpec& spec);
 void check_sparse_mixer(const MoeSpec& spec);
