@@ -20,6 +20,7 @@ ALLOWED = {
     "cuda": {"core"},
     "comm": {"core", "cuda"},
     "io": {"core"},
+    "record": {"core", "io"},
     "activation": {"core", "cuda"},
     "quant": {"core"},
     "placement": {"core"},

@@ -30,6 +30,7 @@ void add_all_commands(CommandLine& line) {
   add_convert_command(line);
   add_inspect_command(line);
   add_verify_command(line);
+  add_compare_command(line);
   add_explain_command(line);
   add_plan_command(line);
   add_doctor_command(line);

@@ -12,6 +12,7 @@ void add_bench_command(CommandLine& line);
 void add_synth_command(CommandLine& line);
 void add_convert_command(CommandLine& line);
 void add_inspect_command(CommandLine& line);
+void add_compare_command(CommandLine& line);
 void add_verify_command(CommandLine& line);
 void add_explain_command(CommandLine& line);
 void add_plan_command(CommandLine& line);

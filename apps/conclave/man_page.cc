@@ -101,14 +101,14 @@ std::string exit_status() {
 }
 
 std::string environment() {
-  static constexpr std::pair<const char*, const char*> kVariables[] = {
+  static constexpr std::pair<const char*, const char*> kEnvironment[] = {
       {"CONCLAVE_NUM_THREADS", "Threads, unless --threads is given."},
       {"OMP_NUM_THREADS", "The same, where CONCLAVE_NUM_THREADS is not set."},
       {"CONCLAVE_ISA", "Instruction set, unless --isa is given."},
       {"CONCLAVE_PIN_THREADS", "1 binds each thread to one CPU."},
       {"NO_COLOR", "If set and not empty, no colour is printed."}};
   std::string text = ".SH ENVIRONMENT\n";
-  for (const auto& [name, meaning] : kVariables) {
+  for (const auto& [name, meaning] : kEnvironment) {
     text += fmt::format(".TP\n.B {}\n{}\n", name, roff(meaning));
   }
   return text;

@@ -12,6 +12,7 @@
 #include "ranks/run_on_ranks.h"
 #include "ranks/split_layer.h"
 #include "trace/record_trace.h"
+#include "trace/recorded_routing.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -38,6 +39,8 @@ struct RunOptions {
   uint64_t seed = 0;
   std::string routing = "gate";
   ChoiceOptions choices;
+  std::string record_routing;
+  std::string replay;
   std::string reference;
   std::optional<double> tolerance;
   int64_t sample = 8;
@@ -71,6 +74,7 @@ class RunCommand {
         context_(make_context(options.machine, &console_, team)),
         table_(team.out(), format_, LayerTable::Speeds::kShown) {
     if (!options.reference.empty()) reference_.emplace(options.reference, options.record);
+    if (!options.replay.empty()) replay_.emplace(RoutingRecord::open(options.replay));
   }
 
   ExitCode run() {
@@ -84,6 +88,7 @@ class RunCommand {
     }
     if (results_) results_->finish();
     if (trace_) trace_->finish();
+    if (routing_) routing_->finish();
     if (!team_.leads()) return ExitCode::kOk;
     const bool ok = table_.finish();
     return ok ? ExitCode::kOk : ExitCode::kOutsideTolerance;
@@ -108,14 +113,19 @@ class RunCommand {
   void check_inputs() {
     std::vector<ResultShape> shapes;
     std::vector<TracedLayer> traced;
+    std::vector<RecordedLayer> recorded;
+    int64_t most_tokens = 0;
     for (const CheckpointLayer* layer : layers_) {
       const BatchShape batch = batches_.check(layer->index, layer->spec);
       const ChoiceLimitsOfLayer limits(options_.choices, layer->spec);
+      if (replay_) ReplayedLayer(*replay_, layer->index, layer->spec, batch.num_tokens);
+      recorded.push_back(RecordedLayer::of(layer->index, layer->spec));
+      most_tokens = std::max(most_tokens, batch.num_tokens);
       shapes.push_back({.layer = layer->index,
                         .num_tokens = batch.num_tokens,
                         .spec = layer->spec,
                         .output_dtype = batch.dtype,
-                        .has_logits = !batch.gives_ids});
+                        .has_logits = !batch.gives_ids && !replay_});
       traced.push_back({.layer = layer->index, .tokens = batch.num_tokens, .spec = layer->spec});
       if (reference_) reference_->find_output(layer->index, layer->spec, batch.num_tokens);
     }
@@ -124,6 +134,10 @@ class RunCommand {
       trace = trace_info(options_.model_dir, checkpoint_.model_type(), traced);
     }
     if (!team_.leads()) return;
+    if (!options_.record_routing.empty()) {
+      routing_.emplace(options_.record_routing, recorded, most_tokens, options_.model_dir,
+                       checkpoint_.model_type());
+    }
     if (!options_.output.empty()) results_.emplace(options_.output, shapes);
     if (trace) {
       trace_.emplace(options_.trace, *trace,
@@ -166,6 +180,11 @@ class RunCommand {
     const MoeSpec spec = with_rows(options_.rows, info.spec, options_.model_dir);
     const ChoiceLimitsOfLayer limits(options_.choices, spec);
     limits.apply(input);
+    std::optional<ReplayedLayer> replayed;
+    if (replay_) {
+      replayed.emplace(*replay_, info.index, spec, input.num_tokens());
+      replayed->apply(input);
+    }
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
     const LayerRun result = run_split_layer({.team = team_,
@@ -176,6 +195,7 @@ class RunCommand {
                                             input, options_.repetitions);
     if (!team_.leads()) return {};
     if (results_) results_->write(result);
+    if (routing_) routing_->add(info.index, result);
     if (trace_) trace_->write(result.topk_ids.view(), result.topk_weights.view());
 
     LayerRow row{.layer = info.index,
@@ -205,6 +225,8 @@ class RunCommand {
   LayerTable table_;
   std::optional<ResultsFile> results_;
   std::optional<TraceWriter> trace_;
+  std::optional<RoutingReplay> replay_;
+  std::optional<RoutingFile> routing_;
 };
 
 void validate(const RunOptions& options) {
@@ -217,6 +239,21 @@ void validate(const RunOptions& options) {
                                               .tensor = "--trace",
                                               .expected = "another file than that of --output",
                                               .found = options.trace});
+  }
+  if (!options.record_routing.empty() && (same(options.record_routing, options.output) ||
+                                          same(options.record_routing, options.trace) ||
+                                          same(options.record_routing, options.replay))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "two results, or a result and its source, cannot be one file",
+                 .tensor = "--record-routing",
+                 .expected = "another file than those of --output, --trace and --replay",
+                 .found = options.record_routing});
+  }
+  if (!options.replay.empty() && options.routing == "file") {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "routing comes from one file",
+                                              .tensor = "--replay",
+                                              .expected = "--routing gate",
+                                              .found = "--routing file"});
   }
   if (options.tolerance && !(std::isfinite(*options.tolerance) && *options.tolerance > 0)) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "the tolerance is not a positive number",
@@ -266,6 +303,10 @@ void add_run_command(CommandLine& line) {
       command.text("--trace", kFileValue, options->trace,
                    "Write the experts that each token chose in each layer, for conclave plan");
   command.flag("--trace-weights", options->trace_weights, "Write their weights too").needs(trace);
+  command.text("--record-routing", kFileValue, options->record_routing,
+               "Write the experts and weights of every token and layer, for --replay and compare");
+  command.text("--replay", kFileValue, options->replay,
+               "Route as a file of --record-routing says, by the tokens' rows");
   command
       .number("--repetitions", "N", options->repetitions, {1, 100000},
               "Timed forwards; the median counts")

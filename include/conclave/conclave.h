@@ -24,6 +24,7 @@
 #include "conclave/quantise.h"
 #include "conclave/reference.h"
 #include "conclave/routing.h"
+#include "conclave/routing_record.h"
 #include "conclave/safetensors.h"
 #include "conclave/spec.h"
 #include "conclave/stream.h"

@@ -8,6 +8,7 @@
 #include "layer.h"
 #include "methods.h"
 #include "permute.h"
+#include "record.h"
 #include "routing.h"
 #include "tool.h"
 #include "tuning.h"
@@ -26,6 +27,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_tuning(module);
   conclave::python::bind_layer(module);
   conclave::python::bind_routing(module);
+  conclave::python::bind_record(module);
   conclave::python::bind_permute(module);
   conclave::python::bind_placement(module);
   conclave::python::bind_balance(module);

@@ -90,6 +90,9 @@ constexpr Word<GateUpOrder> kGateUpOrders[] = {
     CONCLAVE_WORD("single", GateUpOrder, kSingle)};
 constexpr Word<ReloadMode> kReloadModes[] = {CONCLAVE_WORD("staged", ReloadMode, kStaged),
                                              CONCLAVE_WORD("in_place", ReloadMode, kInPlace)};
+constexpr Word<WhenFull> kWhenFull[] = {CONCLAVE_WORD("drop_oldest", WhenFull, kDropOldest),
+                                        CONCLAVE_WORD("drop_newest", WhenFull, kDropNewest),
+                                        CONCLAVE_WORD("error", WhenFull, kError)};
 constexpr Word<ExpertSet> kExpertSets[] = {CONCLAVE_WORD("text", ExpertSet, kText),
                                            CONCLAVE_WORD("vision", ExpertSet, kVision)};
 constexpr Word<WeightPlane> kPlanes[] = {
@@ -133,6 +136,7 @@ std::span<const Word<ChunkOrder>> words(ChunkOrder) { return kChunkOrders; }
 std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }
+std::span<const Word<WhenFull>> words(WhenFull) { return kWhenFull; }
 std::span<const Word<ExpertSet>> words(ExpertSet) { return kExpertSets; }
 std::span<const Word<WeightPlane>> words(WeightPlane) { return kPlanes; }
 std::span<const Word<MethodTensor::Use>> words(MethodTensor::Use) { return kUses; }

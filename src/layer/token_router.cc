@@ -336,7 +336,7 @@ TokenRouter::TokenRouter(const Context& context, const MoeSpec& spec)
   if (engine.make_route == nullptr) {
     impl_->host = make_host_router(context, impl_->spec);
     impl_->fewer = std::make_unique<routing::FewerChoices>(
-        impl_->spec, [&context](const MoeSpec& spec) { return make_host_router(context, spec); });
+        impl_->spec, [&context](const MoeSpec& fewer) { return make_host_router(context, fewer); });
     return;
   }
   if (const Support support = engine.routes(impl_->spec); !support) refuse_router(support);

@@ -15,6 +15,7 @@ from conclave.transformers import _block, _experts
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._packed import forget
 from conclave.transformers._patch import PatchedModule, PatchReport, patch, unpatch
+from conclave.transformers._recording import RecordedRouting, record_routing, replay_routing
 from conclave.transformers._register import IMPLEMENTATION, register, set_implementation
 from conclave.transformers._report import BackendReport, ExpertsCalls, backend_report
 
@@ -28,11 +29,14 @@ __all__ = [
     "ExpertsCalls",
     "PatchReport",
     "PatchedModule",
+    "RecordedRouting",
     "backend_report",
     "experts_forward",
     "forget",
     "patch",
+    "record_routing",
     "register",
+    "replay_routing",
     "set_implementation",
     "unpatch",
 ]

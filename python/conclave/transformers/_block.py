@@ -45,6 +45,8 @@ def _zero_of_input(*args: Any, **kwargs: Any) -> torch.Tensor:
 class PatchedBlock:
     """Stands in for the forward of one block, on that instance."""
 
+    routing: Any = None  # records or replays what the layer chooses (_recording)
+
     def __init__(self, model: Any, candidate: Candidate) -> None:
         self.path = candidate.path
         self.released_bytes = 0
@@ -172,7 +174,10 @@ class PatchedBlock:
             arguments = {f"captured_{name}": tensor for name, tensor in seen.items()}
         if self._is_hashed and token_ids is not None:
             arguments["token_ids"] = token_ids.reshape(-1)
-        out = layer.forward(rows.contiguous(), **arguments)
+        if self.routing is None:
+            out = layer.forward(rows.contiguous(), **arguments)
+        else:
+            out = self.routing.forward(layer, rows.contiguous(), arguments)
         if wants:
             scores = torch.zeros_like(seen["logits"])
             seen["scores"] = scores.scatter_(1, seen.pop("ids").long(), seen["weights"])

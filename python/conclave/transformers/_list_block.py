@@ -245,6 +245,8 @@ class PatchedList(PatchedBlock):
         with torch.no_grad():
             outputs = self._call_gate(hidden)
             ids, weights = self._choose(outputs, rows.shape[0])
+            if self.routing is not None:
+                ids, weights = self.routing.given(ids, weights)
             out = layer.forward(
                 rows.contiguous(),
                 topk_ids=ids.contiguous(),

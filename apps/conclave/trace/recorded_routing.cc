@@ -1,0 +1,43 @@
+#include "trace/recorded_routing.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace conclave::tool {
+
+std::vector<TokenKey> numbered_tokens(int64_t num_tokens) {
+  std::vector<TokenKey> tokens;
+  for (int64_t token = 0; token < num_tokens; ++token) tokens.push_back({.position = token});
+  return tokens;
+}
+
+bool ReplayedLayer::keeps_weights(const MoeSpec& spec) {
+  return spec.shared.mode != SharedMode::kRouterWeight;
+}
+
+ReplayedLayer::ReplayedLayer(const RoutingReplay& replay, int64_t layer, const MoeSpec& spec,
+                             int64_t num_tokens)
+    : ids_(DType::kI32, {num_tokens, num_slots(spec)}) {
+  if (keeps_weights(spec)) weights_ = Tensor(DType::kF32, {num_tokens, num_slots(spec)});
+  replay.find(layer, numbered_tokens(num_tokens), ids_.view(), weights_.view());
+}
+
+void ReplayedLayer::apply(LayerInput& input) const {
+  input.topk_ids = ids_.view();
+  input.topk_weights = weights_.view();
+}
+
+RoutingFile::RoutingFile(std::filesystem::path path, std::span<const RecordedLayer> layers,
+                         int64_t num_tokens, std::string model, std::string model_type)
+    : path_(std::move(path)),
+      recorder_(layers, {.capacity = std::max<int64_t>(num_tokens, 1),
+                         .when_full = WhenFull::kError,
+                         .model = std::move(model),
+                         .model_type = std::move(model_type)}) {}
+
+void RoutingFile::add(int64_t layer, const LayerRun& run) {
+  const int64_t rows = run.topk_ids.shape()[0];
+  recorder_.record(layer, run.topk_ids.view(), run.topk_weights.view(), numbered_tokens(rows));
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,79 @@
+// Runs conclave run with limits, --record-routing and --replay, and conclave compare, as a user
+// does.
+#include "tool_process.h"
+
+#include "conclave/routing_record.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+ToolResult run_mixtral(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"run", bundled("mixtral-tiny"), "--repetitions", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_tool(arguments);
+}
+
+TEST(RunRecord, AReplay_HasWhatWasRecorded) {
+  const ScratchDirectory scratch;
+  const std::string first = scratch / "first.safetensors";
+  const std::string second = scratch / "second.safetensors";
+  ASSERT_EQ(run_mixtral({"--record-routing", first, "--ranks", "3"}).exit_code, 0);
+  ASSERT_EQ(run_mixtral({"--replay", first, "--record-routing", second}).exit_code, 0);
+  const ToolResult same = run_tool({"compare", first, second});
+  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+  const RoutingRecord record = RoutingRecord::open(first);
+  EXPECT_EQ(record.model_type, "mixtral");
+  EXPECT_EQ(record.layers.at(0).num_tokens(), 16);
+  EXPECT_NE(record.layers.at(0).layer.spec_hash, 0U);
+
+  const std::string few = scratch / "few.safetensors";
+  ASSERT_EQ(run_mixtral({"--top-k", "1", "--record-routing", few}).exit_code, 0);
+  const ToolResult differs = run_tool({"compare", first, few, "--format", "json"});
+  EXPECT_EQ(differs.exit_code, 1);
+  const auto json = nlohmann::json::parse(differs.out);
+  EXPECT_EQ(json["layers"][0]["other_experts"], 16);
+  EXPECT_GT(json["layers"][0]["worst_weight_difference"], 0.0);
+  EXPECT_EQ(run_tool({"compare", first, few, "--tolerance", "9"}).exit_code, 1)
+      << "other experts are no matter of weights";
+}
+
+TEST(RunRecord, Limits_AreObeyedByRunAndCheck) {
+  const ScratchDirectory scratch;
+  const std::string file = scratch / "x.safetensors";
+  const ToolResult result =
+      run_mixtral({"--top-k", "1", "--ban-experts", "0,2-3", "--record-routing", file});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  for (const RecordedRows& rows : RoutingRecord::open(file).layers) {
+    for (size_t at = 0; at < rows.topk_ids.size(); at += 2) {
+      EXPECT_TRUE(rows.topk_ids[at] == 1 || rows.topk_ids[at] > 3) << rows.topk_ids[at];
+      EXPECT_EQ(rows.topk_ids[at + 1], -1);
+    }
+  }
+  EXPECT_EQ(run_mixtral({"--expert-budget", "3"}).exit_code, 0);
+}
+
+TEST(RunRecord, WrongUses_AreRefused) {
+  const ScratchDirectory scratch;
+  const std::string file = scratch / "x.safetensors";
+  EXPECT_EQ(run_mixtral({"--top-k", "3"}).exit_code, 2);
+  EXPECT_EQ(run_mixtral({"--ban-experts", "99"}).exit_code, 2);
+  EXPECT_EQ(run_mixtral({"--expert-budget", "99"}).exit_code, 2);
+  EXPECT_EQ(run_mixtral({"--record-routing", file, "--output", file}).exit_code, 2);
+  EXPECT_EQ(run_mixtral({"--replay", file}).exit_code, 3) << "there is no such file";
+  ASSERT_EQ(run_mixtral({"--random", "4", "--record-routing", file}).exit_code, 0);
+  const ToolResult more = run_mixtral({"--random", "5", "--replay", file});
+  EXPECT_EQ(more.exit_code, 2);
+  EXPECT_NE(more.err.find("position 4"), std::string::npos) << more.err;
+  EXPECT_EQ(run_mixtral({"--replay", file, "--routing", "file"}).exit_code, 2);
+  EXPECT_EQ(run_tool({"compare", file}).exit_code, 2);
+  EXPECT_EQ(run_tool({"compare", file, file, "--tolerance", "-1"}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace conclave::testing
