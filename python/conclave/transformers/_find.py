@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import torch
 
 _EXPERTS = ("experts", "text_moe.experts")
 _ROUTERS = ("gate", "router")
+# Classes that by their name hold experts, in a form that no rule here finds.
+_NAMED = re.compile(r"(Experts|Mo[eE]|Mo[eE]Block|SparseMLP)$")
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -19,7 +22,8 @@ class Candidate:
     path: str
     block: torch.nn.Module
     experts: torch.nn.Module  # the module that holds the experts' weights
-    in_layer: bool  # the decoder layer itself calls router and experts
+    in_layer: bool = False  # the decoder layer itself calls router and experts
+    is_unknown: bool = False  # its name says that it has experts, and nothing else does
 
     @property
     def is_list(self) -> bool:
@@ -71,19 +75,39 @@ def _experts_of(block: torch.nn.Module) -> torch.nn.Module | None:
     return None
 
 
+def _is_named(module: torch.nn.Module) -> bool:
+    """Whether a module's class says that it holds experts, and is not a model that has them."""
+    return (
+        _NAMED.search(type(module).__name__) is not None
+        and not hasattr(module, "config_class")
+        and any(True for _ in module.parameters())
+    )
+
+
+def _is_below(path: str, others: Iterable[str]) -> bool:
+    return any(f"{path}.".startswith(f"{other}.") for other in others)
+
+
 def find_candidates(model: torch.nn.Module) -> Iterator[Candidate]:
-    """Every module that has experts below it, outermost first."""
-    inside: list[str] = []
+    """Every module that has experts below it, outermost first; then those whose names alone say
+    so, that nothing is left out without a word."""
+    found: list[str] = []
+    named: dict[str, torch.nn.Module] = {}
     for path, module in model.named_modules():
-        if not path or any(path.startswith(prefix) for prefix in inside):
+        if not path or _is_below(path, found):
             continue
         experts = _experts_of(module)
         if experts is None:
+            if _is_named(module):
+                named[path] = module
             continue
         children = dict(module.named_children())
-        in_layer = any(_is_attention(name) for name in children)
-        inside.append(f"{path}.")
-        yield Candidate(path, module, experts, in_layer)
+        found.append(path)
+        yield Candidate(path, module, experts, any(_is_attention(name) for name in children))
+    for path, module in named.items():
+        holds_others = any(_is_below(other, [path]) for other in found)
+        if not holds_others and not _is_below(path, (n for n in named if n != path)):
+            yield Candidate(path, module, module, is_unknown=True)
 
 
 def router_of(block: torch.nn.Module) -> torch.nn.Module | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,27 @@ import torch
 
 from conclave.transformers._coded_traits import published_codes
 
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def config_text(model: Any) -> str:
-    """config.json of a model, with the fields that it would leave out."""
-    return model.config.to_json_string(use_diff=False)
+    """config.json of a model, with the fields that it would leave out, and the type that its values
+    have now: `model.float()` leaves the configuration as it was loaded."""
+    text = model.config.to_json_string(use_diff=False)
+    dtype = next((p.dtype for p in model.parameters() if p.dtype in _TYPES), None)
+    if dtype is None:
+        return text
+    fields = json.loads(text)
+    _set_types(fields, str(dtype).removeprefix("torch."))
+    return json.dumps(fields)
+
+
+def _set_types(fields: dict[str, Any], name: str) -> None:
+    fields.pop("torch_dtype", None)
+    fields["dtype"] = name
+    for part, value in fields.items():
+        if part.endswith("_config") and isinstance(value, dict) and "model_type" in value:
+            _set_types(value, name)
 
 
 def layer_number(path: str) -> int | None:

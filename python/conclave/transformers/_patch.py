@@ -147,6 +147,9 @@ def _is_sharded(module: torch.nn.Module) -> bool:
 def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
     """The best replacement that computes the same, and what there is to say about it."""
     name = type(candidate.block).__name__
+    if candidate.is_unknown:
+        reason = "its experts are not stacks of matrices or modules of a list"
+        return None, PatchedModule(candidate.path, name, "", reason)
     try:
         if candidate.is_attention:
             raise NotOurs("a mixture of attention heads is not a MoE block")

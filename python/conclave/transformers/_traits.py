@@ -165,6 +165,7 @@ def read_traits(module: torch.nn.Module, hidden_size: int) -> ExpertsTraits:
         quant = _quant_of(module, getattr(module, weights["gate_up_scale"]), is_fp4)
     elif tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise NotOurs(f"weights are {str(tensor.dtype).removeprefix('torch.')}")
+    _require_nothing_else(module, weights)
     return ExpertsTraits(
         weights=weights,
         activation=found.activation,
@@ -174,6 +175,14 @@ def read_traits(module: torch.nn.Module, hidden_size: int) -> ExpertsTraits:
         quant=quant,
         weight_dtype=_FP4 if is_fp4 else dtype,
     )
+
+
+def _require_nothing_else(module: torch.nn.Module, weights: dict[str, str]) -> None:
+    """Raises NotOurs for a module that computes with more than the weights that were read."""
+    known = set(weights.values())
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        if name not in known:
+            raise NotOurs(f"{type(module).__name__} has {name} besides its matrices")
 
 
 def _has_bias(module: torch.nn.Module, gate_up: str, down: str) -> bool:
