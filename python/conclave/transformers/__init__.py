@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from conclave.transformers import _block, _experts
 from conclave.transformers._experts import experts_forward
+from conclave.transformers._mapping import get_expert_mapping
 from conclave.transformers._packed import forget
 from conclave.transformers._patch import PatchedModule, PatchReport, patch, unpatch
 from conclave.transformers._recording import RecordedRouting, record_routing, replay_routing
@@ -33,6 +34,7 @@ __all__ = [
     "backend_report",
     "experts_forward",
     "forget",
+    "get_expert_mapping",
     "patch",
     "record_routing",
     "register",
