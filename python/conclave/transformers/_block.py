@@ -6,13 +6,13 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
-from conclave.errors import ConclaveRuntimeError
+from conclave.errors import ConclaveRuntimeError, Error
 from conclave.layer import Layer
 from conclave.transformers._coded_traits import codes_of
 from conclave.transformers._experts import logger, why_gradients
@@ -29,11 +29,13 @@ from conclave.transformers._probe import (
 )
 from conclave.transformers._release import free, modules_with_tied_weights, require_weights
 from conclave.transformers._slots import Slots
+from conclave.transformers._split import split_of
 from conclave.transformers._tally import note_eager, note_ours, note_traced
 from conclave.transformers._traits import NotOurs
 
 _blocks: weakref.WeakValueDictionary[int, PatchedBlock] = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
+_Result = TypeVar("_Result")
 
 
 def _zero_of_input(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -47,10 +49,12 @@ class PatchedBlock:
 
     routing: Any = None  # records or replays what the layer chooses (_recording)
 
-    def __init__(self, model: Any, candidate: Candidate) -> None:
+    def __init__(self, model: Any, candidate: Candidate, whole: Any = None) -> None:
+        """`model` has the block's configuration, and is `whole` or a part of that."""
         self.path = candidate.path
         self.released_bytes = 0
         self._model: Any = weakref.ref(model)
+        self._whole: Any = weakref.ref(model if whole is None else whole)
         self._module: Any = weakref.ref(candidate.block)
         self._original = candidate.block.forward
         self._parameters = list(inspect.signature(self._original).parameters)
@@ -60,6 +64,7 @@ class PatchedBlock:
         self._former: dict[str, Any] = {}
         weights = next(candidate.block.parameters())
         self._norm: torch.nn.Module | None = None
+        self._split = split_of(model, candidate.path, candidate.block, candidate.experts)
         self._second = self._fit(candidate, weights.device)
         self.key = next(_keys)
         _blocks[self.key] = self
@@ -83,13 +88,25 @@ class PatchedBlock:
 
     def _try(self, names: Callable, candidate: Candidate, device: torch.device) -> str | None:
         self._names = names
-        self._pack(device)
-        return self._probe(candidate)
+        self._agree(lambda: self._pack(device))
+        return self._agree(lambda: self._probe(candidate))
+
+    def _agree(self, step: Callable[[], _Result]) -> _Result:
+        """A step that every rank with a part of the block takes, or none. Raises NotOurs."""
+        if self._split is None:
+            return step()
+        found, reason = None, ""
+        try:
+            found = step()
+        except (NotOurs, Error) as error:
+            reason = str(error)
+        self._split.require_all(reason)
+        return found  # type: ignore[return-value]
 
     def _pack(self, device: torch.device) -> None:
         # Before: what is written meanwhile is packed again.
         slots, watched = self._watch(self.siblings)
-        made = make_layer(self._model(), [self.path], device, self._names)
+        made = make_layer(self._model(), [self.path], device, self._names, split=self._split)
         if made.parts[1:] != self.siblings:  # the first packing says which they are
             slots, watched = self._watch(made.parts[1:])
         self.layer: Layer = made.layer
@@ -158,7 +175,7 @@ class PatchedBlock:
     def _run(
         self, hidden: torch.Tensor, token_ids: torch.Tensor | None, wants: bool = True
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        rows = hidden.detach().reshape(-1, hidden.shape[-1])
+        rows = hidden.detach().reshape(-1, hidden.shape[-1]).contiguous()
         layer = self._fresh_layer(rows)
         seen: dict[str, torch.Tensor] = {}
         arguments: dict[str, Any] = {}
@@ -174,10 +191,11 @@ class PatchedBlock:
             arguments = {f"captured_{name}": tensor for name, tensor in seen.items()}
         if self._is_hashed and token_ids is not None:
             arguments["token_ids"] = token_ids.reshape(-1)
+        ranked = layer if self._split is None else self._split.over(layer)
         if self.routing is None:
-            out = layer.forward(rows.contiguous(), **arguments)
+            out = ranked.forward(rows, **arguments)
         else:
-            out = self.routing.forward(layer, rows.contiguous(), arguments)
+            out = self.routing.forward(ranked, rows, arguments)
         if wants:
             scores = torch.zeros_like(seen["logits"])
             seen["scores"] = scores.scatter_(1, seen.pop("ids").long(), seen["weights"])
@@ -198,6 +216,8 @@ class PatchedBlock:
         """Why a call is the original's; empty if it is the layer's."""
         _, *others = given.values()
         token_ids = given.get("input_ids")
+        if any(hasattr(value, "to_local") for value in given.values()):
+            return "the block was called with DTensors"
         gradients = self._why_gradients(given)
         if gradients:
             return gradients
@@ -248,6 +268,10 @@ class PatchedBlock:
 
     # Placing
 
+    def sibling_modules(self) -> list[torch.nn.Module]:
+        """What stands beside the block and was replaced with it."""
+        return [self._model().get_submodule(path) for path in self.siblings]
+
     def install(self) -> None:
         """From now on the model calls this block."""
         for path in (self.path, *self.siblings):
@@ -268,7 +292,7 @@ class PatchedBlock:
         """Frees the model's copy of what was packed, except what others hold too and what the
         framework goes on calling: a router that may be listened to, a norm behind the block.
         Modules with codes stay whole: load_state_dict brings these no new ones."""
-        kept = modules_with_tied_weights(self._model())
+        kept = modules_with_tied_weights(self._whole())
         kept |= {m for m in self._modules() if codes_of(m)}
         kept |= {
             m for part in (self._router, self._norm) if part is not None for m in part.modules()

@@ -23,6 +23,7 @@ from conclave.transformers._names import (
     tensors_below,
 )
 from conclave.transformers._packed import max_tokens
+from conclave.transformers._split import Split
 from conclave.transformers._traits import NotOurs
 
 _Result = TypeVar("_Result")
@@ -81,9 +82,15 @@ def _fill(
 
 
 def make_layer(
-    model: Any, parts: Sequence[str], device: torch.device, names: Callable, alone: bool = False
+    model: Any,
+    parts: Sequence[str],
+    device: torch.device,
+    names: Callable,
+    alone: bool = False,
+    split: Split | None = None,
 ) -> BlockLayer:
-    """Packs a block that lies at one path or several. Raises NotOurs or conclave.Error.
+    """Packs a block that lies at one path or several, or this rank's part of it. Raises NotOurs or
+    conclave.Error.
 
     `names` gives tensors their names on disk. Weights beside the block, which the decoder layer
     adds, belong to it unless it is `alone`.
@@ -96,11 +103,15 @@ def make_layer(
     if number not in feed.layers():
         raise NotOurs(f"layer {number} is no MoE layer by the model's configuration")
     taken, kept = _fill(feed, model, parts, further, number, names)
-    context = _runtime.context("cpu" if device.type == "cpu" else f"cuda:{device.index or 0}")
+    context = _runtime.context(
+        "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}",
+        tensor_communicator=split.tensor_communicator if split is not None else None,
+    )
+    parallel = split.parallel() if split is not None else {}
     options = to_dict(LayerOptions(max_tokens=max_tokens(device)))
     plain_rows = needs_plain_rows(layer_info(feed.layer(number)).spec, device.type)
     core = _conclave.Layer.from_feed(
-        context, feed, number, options, {}, device.type == "cpu", plain_rows
+        context, feed, number, options, parallel, device.type == "cpu", plain_rows
     )
     del feed, kept
     return BlockLayer(growing(Layer(core)), taken)

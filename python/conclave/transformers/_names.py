@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from conclave.transformers._coded_traits import published_codes
+from conclave.transformers._split import whole
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,9 +42,11 @@ def layer_number(path: str) -> int | None:
 
 
 def tensors_below(model: torch.nn.Module, path: str) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and codes of a module by their full names. Raises NotOurs."""
+    """Parameters, buffers and codes of a module by their full names, DTensors whole. Raises
+    NotOurs."""
     module = model.get_submodule(path)
-    found = {f"{path}.{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    state = module.state_dict().items()
+    found = {f"{path}.{name}": whole(tensor.detach()) for name, tensor in state}
     for below, part in module.named_modules(prefix=path):
         found |= {f"{below}.{name}": tensor for name, tensor in published_codes(part).items()}
     return found

@@ -29,13 +29,14 @@ from conclave.transformers._traits import NotOurs
 class PatchedPair:
     """Stands in for the forwards of a router and of an experts module."""
 
-    def __init__(self, model: Any, candidate: Candidate) -> None:
+    def __init__(self, model: Any, candidate: Candidate, whole: Any = None) -> None:
         router = router_of(candidate.block)
         if router is None:
             raise NotOurs("no router stands beside the experts")
         self._router: Any = weakref.ref(router)
         self._experts: Any = weakref.ref(candidate.experts)
         self._model: Any = weakref.ref(model)
+        self._whole: Any = weakref.ref(model if whole is None else whole)
         self._route, self._mix = router.forward, candidate.experts.forward
         names = {module: name for name, module in candidate.block.named_children()}
         self._parts = [f"{candidate.path}.{names[m]}" for m in (router, candidate.experts)]
@@ -134,7 +135,7 @@ class PatchedPair:
         """Frees the experts' own copy. Where they are called without the pair's router, they run on
         this layer too."""
         experts = self._experts()
-        if experts in modules_with_tied_weights(self._model()):
+        if experts in modules_with_tied_weights(self._whole()):
             return 0
         try:
             packed = packed_experts(experts, self.layer.spec.hidden_size)

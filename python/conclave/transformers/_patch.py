@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 import weakref
@@ -12,8 +13,8 @@ import torch
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._coded_traits import is_coded
-from conclave.transformers._dispatch import dispatches
-from conclave.transformers._experts import experts_forward
+from conclave.transformers._dispatch import IMPLEMENTATION, dispatches
+from conclave.transformers._experts import ask_again, experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
 from conclave.transformers._list_block import PatchedList
@@ -30,8 +31,9 @@ from conclave.transformers._release import (
     guard_released,
     modules_with_tied_weights,
 )
+from conclave.transformers._split import is_sharded, require_no_fsdp
 from conclave.transformers._tally import forget_calls
-from conclave.transformers._traits import NotOurs
+from conclave.transformers._traits import NotOurs, local_part
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -92,6 +94,7 @@ class _PatchedExperts:
             require_called(candidate.block, module, probe_hidden(candidate.block, hidden_size))
         self._module: Any = weakref.ref(module)
         self._is_tied = is_tied
+        self._former: Any = None  # a configuration of the whole model
 
     @property
     def released_bytes(self) -> int:
@@ -100,12 +103,23 @@ class _PatchedExperts:
 
     def install(self) -> None:
         module = self._module()
+        if is_sharded(module):
+            self._former = module.config
+            # A plan's own forward stands there, which sums over ranks; it goes on to dispatch.
+            module.config = copy.copy(module.config)
+            module.config._experts_implementation = IMPLEMENTATION
+            release_when_packed(module, False)
+            ask_again(module)
+            return
         module.forward = types.MethodType(experts_forward, module)
         release_when_packed(module, False)
 
     def remove(self) -> None:
         module = self._module()
-        module.__dict__.pop("forward", None)
+        if getattr(module.__dict__.get("forward"), "__func__", None) is experts_forward:
+            del module.forward
+        if self._former is not None:
+            module.config = self._former
         release_when_packed(module, False)
         forget(module)
 
@@ -119,7 +133,8 @@ class _PatchedExperts:
 
 
 def _bytes_of(model: torch.nn.Module) -> int:
-    tensors = {t.data_ptr(): t for t in (*model.parameters(), *model.buffers())}
+    every = map(local_part, (*model.parameters(), *model.buffers()))
+    tensors = {t.data_ptr(): t for t in every}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
@@ -140,10 +155,6 @@ def _hidden_size(model: Any) -> int:
     return int(text.hidden_size)
 
 
-def _is_sharded(module: torch.nn.Module) -> bool:
-    return any(hasattr(p, "to_local") for p in module.parameters())
-
-
 def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
     """The best replacement that computes the same, and what there is to say about it."""
     name = type(candidate.block).__name__
@@ -153,13 +164,17 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
     try:
         if candidate.is_attention:
             raise NotOurs("a mixture of attention heads is not a MoE block")
-        if _is_sharded(candidate.block):
-            raise NotOurs("the block is sharded over processes")
+        if is_sharded(candidate.block):
+            require_no_fsdp(model, candidate.path)
+            if candidate.in_layer:
+                raise NotOurs("router and experts without a block of their own, on several ranks")
         kind = PatchedPair if candidate.in_layer else PatchedBlock
         return kind(model, candidate), PatchedModule(candidate.path, name, "block", "")
     except (NotOurs, Error) as error:
         reason = str(error)
     try:
+        if is_sharded(candidate.block):
+            require_no_fsdp(model, candidate.path)
         if candidate.is_list:
             block = _replace_list(model, candidate)
             return block, PatchedModule(candidate.path, name, "experts", reason)
@@ -173,7 +188,7 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
 
 def _replace_list(model: Any, candidate: Candidate) -> PatchedList:
     """Of a block whose experts are modules of their own: these, stacked. Raises NotOurs."""
-    if candidate.is_attention or candidate.in_layer or _is_sharded(candidate.block):
+    if candidate.is_attention or candidate.in_layer or is_sharded(candidate.block):
         raise NotOurs("a list of experts runs within its own block only")
     return PatchedList(model, candidate)
 
@@ -186,7 +201,7 @@ def _refuse_copy(module: torch.nn.Module, *_: Any) -> None:
 
 def _guard_copies(model: Any, candidate: Candidate, replacement: Any) -> None:
     """A copy of what was replaced would call the layer of the original."""
-    parts = [model.get_submodule(path) for path in getattr(replacement, "siblings", ())]
+    parts = getattr(replacement, "sibling_modules", list)()
     for module in (model, *candidate.block.modules(), *parts):
         guard(module, "__reduce_ex__", _refuse_copy)
 

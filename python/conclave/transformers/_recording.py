@@ -27,6 +27,7 @@ from conclave.transformers._dispatch import dispatches, experts_of
 from conclave.transformers._find import Candidate
 from conclave.transformers._pair import PatchedPair
 from conclave.transformers._patch import _patches
+from conclave.transformers._split import SummedLayer
 
 _Routed = tuple[torch.Tensor, torch.Tensor]  # ids and weights [T, k]
 
@@ -99,7 +100,9 @@ class _RecordedBlock:
             ids = torch.where((ids < 0) | (ids >= self.num_experts), -1, ids)
         self.session._record(self, ids.contiguous(), weights.contiguous(), spec)
 
-    def forward(self, layer: Layer, rows: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    def forward(
+        self, layer: Layer | SummedLayer, rows: torch.Tensor, arguments: dict[str, Any]
+    ) -> torch.Tensor:
         """In place of layer.forward, where the layer routes."""
         spec = layer._core.spec()
         shape = (rows.shape[0], spec["top_k"])
@@ -137,7 +140,9 @@ class _ReplayedBlock:
         mask = torch.from_numpy(found)[:, None].to(own.device)
         return mask, ids.to(own.device, own.dtype), weights.to(own.device)
 
-    def forward(self, layer: Layer, rows: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    def forward(
+        self, layer: Layer | SummedLayer, rows: torch.Tensor, arguments: dict[str, Any]
+    ) -> torch.Tensor:
         """In place of layer.forward, where the layer routes."""
         self.seen = True
         spec = layer._core.spec()

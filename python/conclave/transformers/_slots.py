@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from conclave.transformers._coded_traits import codes_of, is_coded
+from conclave.transformers._traits import local_part
 
 
 class Slots:
@@ -20,8 +21,11 @@ class Slots:
         self._coded = [m for m in once if is_coded(m)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """In the same order at every call. Raises NotOurs for codes that are not there."""
-        return self.values() + [codes for m in self._coded for codes in codes_of(m)]
+        """In the same order at every call, of DTensors this process' part. Raises NotOurs for codes
+        that are not there."""
+        return [local_part(t) for t in self.values()] + [
+            codes for m in self._coded for codes in codes_of(m)
+        ]
 
     def values(self) -> list[torch.Tensor]:
         """Without codes, of which nobody requires gradients."""

@@ -1,0 +1,146 @@
+"""How a block is spread over processes, as `tp_plan` of transformers and DTensors say it.
+
+Every process packs its own part of the block, cut from whole tensors by the library, whatever the
+plan cut: slices of every expert, or whole experts where the plan spreads these. All ranks of the
+mesh have the same tokens and end with the same sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from conclave._process_groups import communicator_of
+from conclave.layer import Layer
+from conclave.ranks import Communicator
+from conclave.spec import ParallelSpec, to_dict
+from conclave.transformers._traits import NotOurs
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Whether a module holds a part of its weights, and other processes the rest."""
+    return any(hasattr(p, "to_local") for p in module.parameters())
+
+
+class SummedLayer:
+    """A layer of some of the experts, whose forward adds up what all ranks have."""
+
+    def __init__(self, layer: Layer, communicator: Communicator) -> None:
+        self._layer, self._communicator = layer, communicator
+        self._core = layer._core
+
+    def forward(self, rows: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Raises ConclaveCommError for ranks that do not come."""
+        part = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+        self._layer.forward(rows, out=part, **arguments)
+        total = torch.empty_like(part)
+        self._communicator.all_reduce(part.view(-1), total.view(-1), phase="experts of a block")
+        return total.to(rows.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A block's ranks, and what each of them holds."""
+
+    communicator: Communicator
+    by_expert: bool  # whole experts on each rank; otherwise slices of all of them
+
+    @property
+    def tensor_communicator(self) -> Communicator | None:
+        """Whose sums the layer itself makes; None where they are added behind it."""
+        return None if self.by_expert else self.communicator
+
+    def parallel(self) -> dict[str, Any]:
+        """The library's word for it."""
+        size, rank = self.communicator.size, self.communicator.rank
+        if self.by_expert:
+            return to_dict(ParallelSpec(ep_size=size, ep_rank=rank, reduce="partial"))
+        return to_dict(ParallelSpec(tp_size=size, tp_rank=rank))
+
+    def over(self, layer: Layer) -> Layer | SummedLayer:
+        """The layer with the result of all ranks, on every rank."""
+        return SummedLayer(layer, self.communicator) if self.by_expert else layer
+
+    def require_all(self, reason: str) -> None:
+        """Raises NotOurs on every rank where one of them has a reason: they replace a block
+        together, or not at all."""
+        mine = torch.tensor([float(bool(reason))])
+        total = torch.zeros(1)
+        self.communicator.all_reduce(mine, total, phase="replacing a block")
+        if total.item():
+            raise NotOurs(reason or "another rank cannot replace the block")
+
+
+def _group_of(block: torch.nn.Module) -> Any:
+    """The ranks that a block's weights are spread over."""
+    group, ranks = None, None
+    for name, weights in block.named_parameters():
+        mesh = getattr(weights, "device_mesh", None)
+        if mesh is None:
+            continue
+        if mesh.ndim != 1:
+            raise NotOurs(f"{name} is sharded over a mesh of {mesh.ndim} dimensions, not 1")
+        found = torch.distributed.get_process_group_ranks(mesh.get_group())
+        if ranks is not None and ranks != found:
+            raise NotOurs(f"{name} is sharded over other ranks than the rest of the block")
+        group, ranks = mesh.get_group(), found
+    return group
+
+
+def require_no_fsdp(model: torch.nn.Module, path: str) -> None:
+    """Raises NotOurs for a module whose weights FSDP spreads: its ranks have tokens of their own,
+    and the weights come and go."""
+    above = [model, *(model.get_submodule(p) for p in _paths_above(path))]
+    if any(hasattr(module, "set_reshard_after_forward") for module in above):
+        raise NotOurs("the block is sharded by FSDP, whose ranks have tokens of their own")
+
+
+def _require_shared_batch(model: torch.nn.Module) -> None:
+    """Raises NotOurs where more ranks share the experts than share a batch."""
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    sizes = [getattr(config, name, None) for name in ("tp_size", "ep_size")]
+    if sizes[0] is None or sizes[0] != sizes[1]:
+        raise NotOurs("the ranks that share the experts do not share a batch")
+
+
+def _paths_above(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _spreads_experts(experts: torch.nn.Module) -> bool:
+    """Whether stacks of experts are cut by expert."""
+    for weights in experts.parameters(recurse=False):
+        for placement in getattr(weights, "placements", ()):
+            if weights.dim() == 3 and placement.is_shard(0):
+                return True
+    return False
+
+
+def split_of(
+    model: torch.nn.Module, path: str, block: torch.nn.Module, experts: torch.nn.Module
+) -> Split | None:
+    """Of a sharded block; None for one that this process has whole. All ranks call it.
+
+    Raises NotOurs for a spread that is none of the library's, Error for groups that carry no memory
+    of the block's device.
+    """
+    if not is_sharded(block):
+        return None
+    require_no_fsdp(model, path)
+    by_expert = _spreads_experts(experts)
+    if by_expert:
+        _require_shared_batch(model)
+    group = _group_of(block)
+    if next(block.parameters()).device.type != "cpu":
+        raise NotOurs("the block is sharded over processes with GPUs")
+    communicator = communicator_of(group, "the group of the mesh")
+    return Split(communicator, by_expert)  # type: ignore[arg-type]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor; for a DTensor all ranks call it."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
