@@ -196,7 +196,7 @@ class PatchedList(PatchedBlock):
         stay: their modules hold more than parameters."""
         if self._traits.is_packed:
             return 0
-        kept = modules_with_tied_weights(self._model())
+        kept = modules_with_tied_weights(self._whole())
         freed = [free(m, list(m._parameters)) for m in self._modules() if m not in kept]
         self.released_bytes = sum(freed)
         self._watched = Watched(self._slots.tensors())

@@ -204,11 +204,18 @@ def read_list(experts: torch.nn.Module) -> ListTraits:
     linears = _linears_of(expert)
     owners = [*expert.modules(), *(getattr(m, "config", None) for m in expert.modules())]
     numbers = _activation.numbers_of(*owners)
+    failures: list[str] = []
+    runs = False
     with torch.no_grad():
         for first, down in _arrangements(linears):
             hidden_size, inner = linears[down].weight.shape
             rows = _probe_rows(linears[first[0]], hidden_size)
-            expected = _result_of(expert, rows)
+            try:
+                expected = _result_of(expert, rows)
+            except NotOurs as error:  # of this arrangement, or of all
+                failures.append(str(error))
+                continue
+            runs = True
             products = [linears[name](rows) for name in first]
             for activation, order, formula in _formulas(products, inner, numbers):
                 if _is_equal(linears[down](formula()), expected):
@@ -216,4 +223,6 @@ def read_list(experts: torch.nn.Module) -> ListTraits:
                     return ListTraits(
                         first, down, activation, order, has_bias, hidden_size, inner, is_packed
                     )
+    if failures and not runs:
+        raise NotOurs(failures[0])
     raise NotOurs(f"{type(original).__name__} computes none of the library's formulas")

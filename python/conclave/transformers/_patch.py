@@ -12,12 +12,14 @@ import torch
 
 from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
 from conclave.transformers._block import PatchedBlock
+from conclave.transformers._called_list import PatchedCalls, has_forward
 from conclave.transformers._coded_traits import is_coded
 from conclave.transformers._dispatch import IMPLEMENTATION, dispatches
 from conclave.transformers._experts import ask_again, experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
 from conclave.transformers._list_block import PatchedList
+from conclave.transformers._owner import hidden_size_of, owners_of
 from conclave.transformers._packed import (
     forget,
     packed_experts,
@@ -149,10 +151,17 @@ def _resident_bytes() -> int:
     return pages * mmap.PAGESIZE
 
 
-def _hidden_size(model: Any) -> int:
-    config = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.hidden_size)
+def _replace_block(model: Any, candidate: Candidate) -> Any:
+    """A block by the configuration of a model that holds it. Raises NotOurs or Error: of the
+    outermost, which says most."""
+    first: Exception | None = None
+    kind = PatchedPair if candidate.in_layer else PatchedBlock
+    for owner, inside in owners_of(model, candidate):
+        try:
+            return kind(owner, inside, model)
+        except (NotOurs, Error) as error:
+            first = first or error
+    raise first or NotOurs("no model with a configuration holds the block")
 
 
 def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
@@ -168,8 +177,8 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
             require_no_fsdp(model, candidate.path)
             if candidate.in_layer:
                 raise NotOurs("router and experts without a block of their own, on several ranks")
-        kind = PatchedPair if candidate.in_layer else PatchedBlock
-        return kind(model, candidate), PatchedModule(candidate.path, name, "block", "")
+        block = _replace_block(model, candidate)
+        return block, PatchedModule(candidate.path, name, "block", "")
     except (NotOurs, Error) as error:
         reason = str(error)
     try:
@@ -179,18 +188,19 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
             block = _replace_list(model, candidate)
             return block, PatchedModule(candidate.path, name, "experts", reason)
         is_tied = candidate.experts in modules_with_tied_weights(model)
-        experts = _PatchedExperts(candidate, _hidden_size(model), is_tied)
+        experts = _PatchedExperts(candidate, hidden_size_of(model, candidate), is_tied)
         return experts, PatchedModule(candidate.path, name, "experts", reason)
     except (NotOurs, Error) as error:
         both = f"{reason}; experts alone: {error}"
         return None, PatchedModule(candidate.path, name, "", both)
 
 
-def _replace_list(model: Any, candidate: Candidate) -> PatchedList:
+def _replace_list(model: Any, candidate: Candidate) -> PatchedList | PatchedCalls:
     """Of a block whose experts are modules of their own: these, stacked. Raises NotOurs."""
     if candidate.is_attention or candidate.in_layer or is_sharded(candidate.block):
         raise NotOurs("a list of experts runs within its own block only")
-    return PatchedList(model, candidate)
+    kind = PatchedCalls if has_forward(candidate.experts) else PatchedList
+    return kind(model, candidate)
 
 
 def _refuse_copy(module: torch.nn.Module, *_: Any) -> None:
