@@ -393,9 +393,14 @@ def test_objects_are_told_what_they_have_names_for():
     ],
 )
 def test_what_a_function_returns_is_checked(found, error):
-    layer = filled(custom_routing_function=lambda **_: found)
-    with pytest.raises(error):
-        layer(*tokens())
+    class Own(vllm.FusedTopKRouter):
+        def _compute_routing(self, *_, **__):
+            return found
+
+    for given in ({"custom_routing_function": lambda **_: found}, {"router": Own(K, E)}):
+        layer = filled(**given)
+        with pytest.raises(error):
+            layer(*tokens())
 
 
 def test_layers_with_routers_are_copied_and_stored():

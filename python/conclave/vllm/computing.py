@@ -13,7 +13,7 @@ from conclave.vllm.quant_method.base import FusedMoEMethodBase
 from conclave.vllm.quant_method.call import MethodCall, takes_whole_size
 from conclave.vllm.quant_method.choose import check_eplb, checked_method
 from conclave.vllm.quant_method.modular import FusedMoEModularMethod
-from conclave.vllm.quant_method.own import UnquantizedFusedMoEMethod
+from conclave.vllm.quant_method.own import SchemeFusedMoEMethod, UnquantizedFusedMoEMethod
 from conclave.vllm.routed import RoutedLayer
 from conclave.vllm.router.zero_experts import ZeroExpertRouter
 from conclave.vllm.runner import MoERunner
@@ -34,6 +34,7 @@ class ComputingLayer(RoutedLayer):
         if call.routes:
             self._check_routing_method(type(method).__name__)
         self.quant_method, self._call = method, call
+        self._is_ours = type(method) in (UnquantizedFusedMoEMethod, SchemeFusedMoEMethod)
         self.runner = self._init_runner()
 
     def _make_parameters(self, intermediate_size: int) -> None:
@@ -148,7 +149,8 @@ class ComputingLayer(RoutedLayer):
     def _scaled(self, out: torch.Tensor, dtype: torch.dtype, wide: bool) -> torch.Tensor:
         if self._output_scale != 1.0:
             out = out.float() * self._output_scale
-        return out.to(torch.float32 if wide else dtype)
+        wanted = torch.float32 if wide else dtype
+        return out if out.dtype == wanted else out.to(wanted)
 
     def _wide_sum(
         self, rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
@@ -164,6 +166,10 @@ class ComputingLayer(RoutedLayer):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         """What this rank's experts make of rows [T, H]."""
+        if self._is_ours:  # its names are known
+            ours: Any = self.quant_method
+            found: torch.Tensor = ours.apply(self, rows, weights, ids, out)
+            return found
         return self._call.run(
             self.quant_method, self, rows, out, topk_weights=weights, topk_ids=ids
         )

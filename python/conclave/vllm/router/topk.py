@@ -21,6 +21,8 @@ from conclave.vllm.router.base import BaseRouter, Pair, checked_score, refuse_gr
 class FusedTopKBiasRouter(BaseRouter):
     """The k best scores plus a bias that chooses and never weighs, or the ids of a hash table."""
 
+    _gives_checked = True
+
     def __init__(
         self,
         top_k: int,
@@ -102,6 +104,8 @@ class FusedTopKRouter(FusedTopKBiasRouter):
 
 class GroupedTopKRouter(BaseRouter):
     """The k best experts out of the best groups of experts (DeepSeek)."""
+
+    _gives_checked = True
 
     def __init__(
         self,
