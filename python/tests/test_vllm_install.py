@@ -356,3 +356,33 @@ def test_replicas_are_chosen_and_counted(installed):
     assert of == [0, 1, 2, 0, 1]
     slots = DefaultEplbPolicy.rebalance_experts(torch.tensor([[9.0, 1.0, 1.0]]), 4, 1, 1, 2)
     assert slots.shape == (1, 4) and sorted(slots[0].tolist()) == [0, 0, 1, 2]
+
+
+def test_activations_with_parameters(installed):
+    from vllm.model_executor.layers.fused_moe.activation import (
+        ApplyMoEActivationConfig,
+        MoEActivation,
+        apply_moe_activation,
+    )
+
+    rows = 6 * torch.randn(5, 16, generator=seeded(2))
+    gate, up = rows.double().chunk(2, -1)
+    low, clamped = gate.clamp(max=2.0), up.clamp(-2.0, 2.0)
+    sigmoid, tanh = torch.sigmoid, torch.tanh
+    cases = {
+        "silu": ({"clamp_limit": 2.0}, low * sigmoid(low) * clamped),
+        "swigluoai_uninterleave": (
+            {"clamp_limit": 2.0, "alpha": 1.5, "beta": 0.5},
+            low * sigmoid(1.5 * low) * (clamped + 0.5),
+        ),
+        "situ": (
+            {"activation_situ_beta": 3.0, "activation_situ_linear_beta": 9.0},
+            3 * tanh(gate / 3) * sigmoid(gate) * 9 * tanh(up / 9),
+        ),
+        "gelu": ({}, torch.nn.functional.gelu(gate) * up),
+    }
+    for name, (parameters, wanted) in cases.items():
+        out = torch.empty(5, 8)
+        given = ApplyMoEActivationConfig(**parameters)
+        apply_moe_activation(MoEActivation(name), out, rows, activation_config=given)
+        torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)

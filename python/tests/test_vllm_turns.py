@@ -172,6 +172,12 @@ def test_experts_of_the_newest_interface():
         *case, vllm.MoEActivation.SILU, shared_experts=torch.sum, shared_experts_input=case[0] + 1
     )
     assert torch.equal(shared, (case[0] + 1).sum()) and worst_error(out, wanted) <= FLOAT32_BAR
+    limited = vllm.FusedMoEQuantConfig.make(gemm1_clamp_limit=0.02)
+    made = vllm.FusedMoEKernel(vllm.MoEPrepareAndFinalizeNoEP(), Sums(config_of(), limited))
+    wanted = vllm.fused_experts(*case, quant_config=limited)
+    assert worst_error(wanted, out.double()) > 0.01
+    out = made.apply(*case, vllm.MoEActivation.SILU)
+    assert worst_error(out, wanted.double()) <= 2 * FLOAT32_BAR
     with pytest.raises(ValueError, match="max_num_tokens"):
         Sums(config_of(), PLAIN, 4, 1)
     with pytest.raises(TypeError, match="apply_monolithic"):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from conclave.errors import ConclaveTypeError, ConclaveValueError
-from conclave.vllm.activation import MoEActivation
+from conclave.vllm._activate import ApplyMoEActivationConfig, activate
+from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.modular import (
     ExpertTokensMetadata,
     FusedMoEActivationFormat,
@@ -169,6 +170,22 @@ class FusedMoEExpertsModular(FusedMoEExperts, FusedMoEPermuteExpertsUnpermute):
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
         """The type of the workspaces and of the output."""
         return act_dtype
+
+    def activation(  # type: ignore[override]
+        self,
+        activation: MoEActivation | str,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        topk_ids: torch.Tensor | None = None,
+        expert_map: torch.Tensor | None = None,
+        valid_token_counts: torch.Tensor | None = None,
+    ) -> None:
+        """Writes the activation of input to output, with the parameters of the layer and of its
+        quantisation. Rows that do not count are computed too."""
+        kind = parse_activation(activation)
+        given = ApplyMoEActivationConfig.from_configs(self.moe_config, self.quant_config)
+        activate(kind, output, input, given.spec(kind))
 
     @staticmethod
     def adjust_N_for_activation(N: int, activation: MoEActivation) -> int:

@@ -28,7 +28,7 @@ _MOE = "vllm.model_executor.layers.fused_moe"
 
 _ACTIVATION: Rows = (
     (_V, "MoEActivation"),
-    (f"{_E}.calls", "activation_without_mul apply_moe_activation"),
+    (f"{_E}.calls", "ApplyMoEActivationConfig activation_without_mul apply_moe_activation"),
 )
 _CONFIGS: Rows = (
     (

@@ -8,7 +8,7 @@ import torch
 
 from conclave import permute, routing
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
-from conclave.vllm._activate import activate
+from conclave.vllm._activate import ApplyMoEActivationConfig, activate
 from conclave.vllm.activation import MoEActivation, parse_activation
 from conclave.vllm.experts import fused_experts as run_experts
 from conclave.vllm.mapping import Row, expert_params_mapping
@@ -127,13 +127,20 @@ def moe_permute_unpermute_supported() -> bool:
 
 
 def apply_moe_activation(
-    activation: MoEActivation | str, output: torch.Tensor, input: torch.Tensor, **parameters: Any
+    activation: MoEActivation | str,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    *,
+    activation_config: ApplyMoEActivationConfig | None = None,
+    topk_ids: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    valid_token_counts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Writes the activation of input to output, with the published parameters, and returns it."""
-    for name, value in parameters.items():
-        if value is not None:
-            raise ConclaveUnsupportedError(f"{name}: a call takes published parameters, found it")
-    activate(activation, output, input)
+    """Writes the activation of input to output and returns it. Rows that do not count, by ids or
+    counts, are computed too."""
+    del topk_ids, expert_map, valid_token_counts
+    kind = parse_activation(activation)
+    activate(kind, output, input, (activation_config or ApplyMoEActivationConfig()).spec(kind))
     return output
 
 
