@@ -68,6 +68,8 @@ enum class WeightUse : uint8_t {
 };
 
 class TuningTable;
+struct LoraAdapter;
+struct AdapterInfo;
 
 struct LayerOptions {
   int64_t max_tokens = 4096;  // tokens planned for; forward takes more in equal chunks
@@ -86,6 +88,9 @@ struct LayerOptions {
   // Places for experts on each rank beside those of its placement, into which experts move while
   // forwards go on (conclave/migration.h). Equal on all ranks, 0 to 1024; "cpu" only.
   int32_t spare_experts = 0;
+  // The largest rank of adapters that may be added (conclave/lora.h): 0 to kMostAdapterRank, equal
+  // on all ranks. The workspace has room for their terms; 0: none can be added. "cpu" only.
+  int32_t max_adapter_rank = 0;
   // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};
 };
@@ -150,6 +155,8 @@ struct ForwardArgs {
   ConstTensorView residual_input = {};  // [T, H]; the residual MLP reads it instead of hidden
   ConstTensorView token_ids = {};       // [T] int32 or int64, for router "hash": rows of its table
   ConstTensorView padding_mask = {};    // [T] bool; false: the token is padding, its output is 0
+  ConstTensorView adapter_ids = {};     // [T] int32 or int64 of add_adapter; -1: no adapter
+  int32_t adapter = -1;                 // the same for all tokens, in place of adapter_ids
   // If given, only the first *num_tokens <= T rows count; the other rows of out are not written. On
   // CUDA it is read when the work runs; more than T counts as T, fewer than 0 as 0.
   const int64_t* num_tokens = nullptr;
@@ -322,6 +329,21 @@ class CONCLAVE_API MoeLayer {
   // the same place: Error(kState) otherwise, before anything is overwritten. Experts are packed
   // where they lie now. Error(kState) while experts are on their way.
   void reload(const WeightSource& source, ReloadMode mode);
+
+  // Adds an adapter and returns its id. Every value is checked and copied; each rank keeps what
+  // belongs to its experts and columns. Concurrent with forward: one that is under way does not
+  // see it, one that begins later does. With several ranks all of them add and remove the same
+  // adapters in the same order and between the same forwards: where they differ, forward throws
+  // CommError(kCommMismatch) on each. Layers that share weights share adapters, those of on_ranks
+  // begin without any, reload keeps them. Throws Error as check_adapter (conclave/lora.h) does;
+  // kUnsupported with the reason where the device takes none, kState without
+  // LayerOptions::max_adapter_rank or while experts are on their way, kOutOfMemory.
+  int32_t add_adapter(const LoraAdapter& adapter);
+  // Forwards that are under way keep it until they end. Throws Error(kInvalidArgument) for an id
+  // that is none.
+  void remove_adapter(int32_t id);
+  // In the order of their ids.
+  std::vector<AdapterInfo> adapters() const;
 
   const MoeSpec& spec() const noexcept;
   const ParallelSpec& parallel() const noexcept;  // as given to create

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/context.h"
+#include "conclave/lora.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
 #include "conclave/version.h"
@@ -50,6 +51,9 @@ struct ReferenceArgs {
   ConstTensorView token_ids = {};       // [T]
   int64_t top_k = 0;  // as in ForwardArgs, 0 for the spec's; so are banned_experts
   ConstTensorView banned_experts = {};
+  // Adapters, and for each token the place in this list of the one that it has; -1: none.
+  std::span<const LoraAdapter> adapters = {};
+  ConstTensorView adapter_ids = {};  // [T] int32 or int64
   // A code is ambiguous if a relative error of this size would change it.
   double code_ambiguity = 0;
 };
@@ -102,6 +106,8 @@ struct LayerResult {
   ConstTensorView token_ids = {};
   int64_t top_k = 0;  // the limits that the layer was given
   ConstTensorView banned_experts = {};
+  std::span<const LoraAdapter> adapters = {};  // these two as in ReferenceArgs
+  ConstTensorView adapter_ids = {};
   // Ambiguity of the device that computed the result: kTensorCoreCodeAmbiguity for a GPU.
   double code_ambiguity = kFloat32CodeAmbiguity;
 };

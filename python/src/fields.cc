@@ -171,6 +171,7 @@ void visit(LayerOptions& value, Visitor& fields) {
   fields("micro_batch_tokens", value.micro_batch_tokens);
   fields("determinism", value.determinism);
   fields("spare_experts", value.spare_experts);
+  fields("max_adapter_rank", value.max_adapter_rank);
   fields("tuning", value.tuning);
 }
 

@@ -44,7 +44,8 @@ CONCLAVE_LIST_FIELDS(MoeSpec, num_experts, top_k, hidden_size, intermediate_size
                      quant, router, activation, shared, has_gate, has_bias, has_output_bias,
                      num_zero_experts, weight_on, output_scale, latent, residual)
 CONCLAVE_LIST_FIELDS(LayerOptions, max_tokens, id_policy, kernel, arithmetic, transport, ep_combine,
-                     chunk_order, micro_batch_tokens, determinism, weights, spare_experts, tuning)
+                     chunk_order, micro_batch_tokens, determinism, weights, spare_experts,
+                     max_adapter_rank, tuning)
 CONCLAVE_LIST_FIELDS(ParallelSpec, ep_size, ep_rank, placement, rank_of, num_redundant_experts,
                      replica_of, tp_size, tp_rank, reduce)
 #undef CONCLAVE_LIST_FIELDS

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/flow.h"
+#include "experts/adapters/factors.h"
 
 #include "conclave/context.h"
 #include "conclave/dtype.h"
@@ -71,6 +72,8 @@ struct PackedExperts {
   Slabs down = {};
   // In place of slabs, where the kernel's problem says so: each local expert where others have it.
   std::span<const ExpertMatrices> in_place = {};
+  // The adapter of mark m at m - 1 (experts/adapters/factors.h); empty: no row has one.
+  std::span<const MlpAdapter* const> adapters = {};
   // The quantisation steps of input and activated rows, where a checkpoint states them.
   float input_scale = 1;
   float intermediate_scale = 1;

@@ -43,6 +43,7 @@ struct ExpertsProblem {
   int64_t intermediate_size = 0;  // I
   int64_t top_k = 0;
   int64_t max_tokens = 0;
+  int64_t max_adapter_rank = 0;  // the most that a matrix has; 0: no row has an adapter
   DType weight_dtype = DType::kBF16;
   QuantSpec quant = {};  // for weights that are codes
   // Columns of down's first block of scales that other ranks hold: slices begin anywhere.

@@ -275,6 +275,7 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
     check_vector("padding_mask", args.padding_mask, tokens, {DType::kBool});
   }
   if (!args.token_ids.empty()) check_vector("token_ids", args.token_ids, tokens, kIds);
+  if (!args.adapter_ids.empty()) check_vector("adapter_ids", args.adapter_ids, tokens, kIds);
   if (!args.expert_load.empty() &&
       static_cast<int64_t>(args.expert_load.size()) != spec.num_experts) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",

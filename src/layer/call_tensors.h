@@ -28,6 +28,7 @@ inline constexpr std::array kCallInputs = {
     CallInput{"token_ids", &ForwardArgs::token_ids},
     CallInput{"padding_mask", &ForwardArgs::padding_mask},
     CallInput{"banned_experts", &ForwardArgs::banned_experts, false},
+    CallInput{"adapter_ids", &ForwardArgs::adapter_ids},
 };
 
 inline constexpr std::array kCallOutputs = {

@@ -18,6 +18,17 @@ std::unique_ptr<Engine> Engine::on_ranks(const Context& context, const ParallelS
       *source);
 }
 
+std::unique_ptr<EngineAdapter> Engine::pack_adapter(const LoraAdapter&,
+                                                    std::span<const int32_t>) const {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "this device takes no adapters", .hint = takes_adapters().reason()});
+}
+
+std::shared_ptr<const EngineAdapterTable> Engine::adapter_table(
+    std::span<const HeldAdapter>) const {
+  return nullptr;
+}
+
 int64_t Engine::first_missing(const Engine&, const LayerWeights&) const { return -1; }
 
 std::unique_ptr<LayerWeights> Engine::take_over(const Engine&, const LayerWeights&,

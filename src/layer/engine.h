@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/device.h"
+#include "layer/adapters/adapter_set.h"
 #include "layer/device_runtime.h"
 #include "layer/kernel_counts.h"
 #include "layer/migration/movable_experts.h"
@@ -40,6 +41,7 @@ struct LayerCall {
   int64_t chunks = 0;  // as the ranks agreed
   std::span<std::byte> workspace;
   const PlacementEpoch* epoch = nullptr;  // as the ranks agreed
+  const AdapterSet* adapters = nullptr;   // null: no row of the call has one
 };
 
 // A plan bound to weights. Immutable, so that concurrent calls need only distinct workspaces.
@@ -103,6 +105,17 @@ class Engine {
   // nothing is missing.
   virtual std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                                   const WeightSource* source) const;
+
+  // Whether adapters can be added on this device, or why not.
+  virtual Support takes_adapters() const {
+    return Support::no("adapters are added by layers on the CPU only");
+  }
+  // Copies what this rank needs of a checked adapter; `experts` is the expert in each of its
+  // places. Like the next, for those that take adapters.
+  virtual std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                                      std::span<const int32_t> experts) const;
+  virtual std::shared_ptr<const EngineAdapterTable> adapter_table(
+      std::span<const HeldAdapter> adapters) const;
 
   // Makes the device current for the calling thread and returns the one that was, for leave().
   virtual int32_t enter() const { return 0; }

@@ -1,5 +1,6 @@
 #include "layer/host_engine.h"
 
+#include "layer/adapters/host_adapter.h"
 #include "layer/arguments.h"
 #include "layer/choice_limits.h"
 #include "layer/own_workspace.h"
@@ -77,6 +78,7 @@ KernelCounts HostRunner::run_limited(const HostCall& call) const {
                      .weights = call.weights,
                      .args = args,
                      .epoch = call.epoch,
+                     .adapters = call.adapters,
                      .tokens = call.tokens,
                      .chunks = call.chunks,
                      .workspace = call.workspace,
@@ -88,6 +90,7 @@ void HostRunner::run(const LayerCall& call) const {
                       .weights = weights_.packed,
                       .args = call.args,
                       .epoch = *call.epoch,
+                      .adapters = call.adapters,
                       .tokens = call.tokens,
                       .chunks = call.chunks,
                       .workspace = call.workspace,
@@ -142,6 +145,15 @@ class HostEngine final : public Engine {
   int64_t first_missing(const Engine& from, const LayerWeights& held) const override;
   std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                           const WeightSource* source) const override;
+  Support takes_adapters() const override { return Support::yes(); }
+  std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                              std::span<const int32_t> experts) const override {
+    return pack_host_adapter(context_, plan_, adapter, experts);
+  }
+  std::shared_ptr<const EngineAdapterTable> adapter_table(
+      std::span<const HeldAdapter> adapters) const override {
+    return host_adapter_table(adapters);
+  }
   std::unique_ptr<LayerRunner> bind(LayerWeights& weights, const LayerRunner*) const override {
     return std::make_unique<HostRunner>(context_, plan_, static_cast<HostWeights&>(weights));
   }

@@ -7,6 +7,7 @@
 #include "layer/rank_agreement.h"
 
 #include "conclave/error.h"
+#include "conclave/lora.h"
 
 #include <chrono>
 #include <exception>
@@ -30,6 +31,18 @@ class OnDevice {
   const Engine& engine_;
   int32_t previous_;
 };
+
+// Throws Error(kUnsupported) for a layer that is to take adapters on a device that cannot.
+void check_adapter_support(const Engine& engine) {
+  if (engine.plan().options.max_adapter_rank == 0) return;
+  const Support support = engine.takes_adapters();
+  if (support) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "this device takes no adapters",
+               .tensor = "LayerOptions.max_adapter_rank",
+               .found = std::to_string(engine.plan().options.max_adapter_rank),
+               .hint = support.reason()});
+}
 
 void check_weights(const Engine& engine, const WeightSource& source) {
   engine.check_place(source);
@@ -67,6 +80,7 @@ Layer::Layer(const EngineRequest& request, const WeightSource& source)
       spec_(request.spec),
       engine_(make_engine(request, source)),
       shared_(std::make_shared<Shared>(basis().part.epoch)) {
+  check_adapter_support(*engine_);
   check_weights(*engine_, source);
   const OnDevice scope(*engine_);
   shared_->weights = engine_->load(source, nullptr);
@@ -156,19 +170,25 @@ void Layer::forward(const ForwardArgs& args) {
   check_complete();
   if (context_.device_allocator() != nullptr) refuse_choice_limits(ChoiceLimits::of(args));
   const int64_t tokens = engine_->check(args);
+  const AdapterSetPointer adapters = shared_->adapters.current();
+  // Rows of other ranks may have adapters where this rank's have none.
+  const bool uses_adapters = check_adapter_ids(args, tokens, *adapters) ||
+                             (exchanges_tokens(basis()) && !adapters->empty());
   const OnDevice scope(*engine_);
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
   const EpochOffer offer = shared_->epochs.offer();
-  const CallAgreement agreed =
-      agree_on_call(tokens, args.expert_budget, offer, basis(), context_.communicator());
+  const CallAgreement agreed = agree_on_call(
+      {.tokens = tokens, .adapters = adapters->key, .expert_budget = args.expert_budget}, offer,
+      basis(), context_.communicator());
   const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
   run({.args = args,
        .tokens = tokens,
        .chunks = agreed.chunks,
        .workspace = workspace,
-       .epoch = epoch.get()});
+       .epoch = epoch.get(),
+       .adapters = uses_adapters ? adapters.get() : nullptr});
   shared_->forwards.fetch_add(1, std::memory_order_relaxed);
   shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);
   if (args.timings != nullptr) {
@@ -196,12 +216,45 @@ void Layer::check_at_rest() const {
                                   .hint = "finish or destroy the migration first"});
 }
 
-void Layer::note_places() const {
+Support Layer::moves_experts() const {
+  if (shared_->adapters.current()->empty()) return engine_->moves_experts();
+  return Support::no("they have adapters, which stay: remove these before and add them again");
+}
+
+std::vector<int32_t> Layer::places() const {
   const EpochPointer epoch = shared_->epochs.current();
-  if (epoch->number == 0) return;
+  if (epoch->number == 0) return basis().part.local_experts;
   const auto experts = epoch->places.of_rank(basis().parallel.ep_rank)
                            .first(static_cast<size_t>(basis().part.num_places()));
-  shared_->weights->experts.assign(experts.begin(), experts.end());
+  return {experts.begin(), experts.end()};
+}
+
+AdapterId Layer::add_adapter(const LoraAdapter& adapter) {
+  if (const Support support = engine_->takes_adapters(); !support) {
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "this layer takes no adapters", .hint = support.reason()});
+  }
+  const int64_t max_rank = basis().options.max_adapter_rank;
+  if (max_rank == 0) {
+    throw Error(ErrorCode::kState, {.what = "this layer was made without room for adapters",
+                                    .tensor = "LayerOptions.max_adapter_rank",
+                                    .found = "0"});
+  }
+  check_adapter(adapter, basis().spec, max_rank);
+  check_at_rest();
+  return shared_->adapters.add(
+      adapter, engine_->pack_adapter(adapter, places()),
+      [this](std::span<const HeldAdapter> held) { return engine_->adapter_table(held); });
+}
+
+void Layer::remove_adapter(AdapterId id) {
+  shared_->adapters.remove(
+      id, [this](std::span<const HeldAdapter> held) { return engine_->adapter_table(held); });
+}
+
+void Layer::note_places() const {
+  if (shared_->epochs.current()->number == 0) return;
+  shared_->weights->experts = places();
 }
 
 // Experts are packed where they lie now, not where they lay at first.
@@ -222,7 +275,7 @@ void Layer::reload(const WeightSource& source, ReloadMode mode) {
 
 // In the background nothing may take the weights from under a forward.
 Support Layer::moves_in_background() const {
-  if (!engine_->shares_memory(*shared_->weights)) return engine_->moves_experts();
+  if (!engine_->shares_memory(*shared_->weights)) return moves_experts();
   return Support::no(
       "another layer still reads the same memory, the one that this was taken to other ranks from "
       "or one that was taken from this: destroy that one first, or use update_placement");
@@ -238,6 +291,7 @@ MigratingLayer Layer::lend() const {
           .epochs = shared_->epochs,
           .experts = engine_->movable(*shared_->weights),
           .movable = moves_in_background(),
+          .adapters = shared_->adapters.current()->key,
           .communicator = context_.communicator()};
 }
 
@@ -254,6 +308,7 @@ void Layer::update_placement(const ExpertSlots& slots, const MigrationOptions& o
                               .communicator = layer.communicator,
                               .epochs = layer.epochs,
                               .movable = layer.movable,
+                              .adapters = layer.adapters,
                               .experts = layer.experts,
                               .slots = slots,
                               .options = options,

@@ -2,6 +2,7 @@
 // several layers share.
 #pragma once
 
+#include "layer/adapters/adapter_set.h"
 #include "layer/engine.h"
 #include "layer/migration/epoch_switch.h"
 #include "layer/migration/migrating_layer.h"
@@ -38,6 +39,9 @@ class Layer {
   // `refusal`: why this rank has no slots, which its peers learn of.
   void update_placement(const ExpertSlots& slots, const MigrationOptions& options,
                         std::exception_ptr refusal = nullptr);
+  AdapterId add_adapter(const LoraAdapter& adapter);
+  void remove_adapter(AdapterId id);
+  AdapterSetPointer adapters() const { return shared_->adapters.current(); }
   // The slots of another split. Throws Error(kInvalidArgument) where it differs in more than these.
   ExpertSlots slots_of_split(const ParallelSpec& next) const;
   EpochPointer epoch() const { return shared_->epochs.current(); }
@@ -56,6 +60,7 @@ class Layer {
     explicit Shared(EpochPointer first) : epochs(std::move(first)) {}
     std::unique_ptr<LayerWeights> weights;
     EpochSwitch epochs;
+    AdapterStore adapters;
     // False from the first byte an in-place reload overwrites until it completes.
     std::atomic<bool> weights_complete{true};
     std::atomic<int64_t> forwards{0};
@@ -71,6 +76,10 @@ class Layer {
   void check_complete() const;
   // Throws Error(kState) while experts are on their way.
   void check_at_rest() const;
+  // Adapters do not move with their experts.
+  Support moves_experts() const;
+  // The expert in each place of this rank now, -1 for a free one.
+  std::vector<int32_t> places() const;
   // Tells the weights which expert lies in which place now.
   void note_places() const;
   std::span<std::byte> workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own);

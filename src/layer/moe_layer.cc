@@ -3,6 +3,7 @@
 #include "layer/moe_layer_impl.h"
 
 #include "conclave/layer.h"
+#include "conclave/lora.h"
 
 #include <exception>
 #include <utility>
@@ -49,6 +50,18 @@ void MoeLayer::update_placement(const ParallelSpec& next, const MigrationOptions
     refusal = std::current_exception();
   }
   impl_->layer.update_placement(slots, options, refusal);
+}
+
+int32_t MoeLayer::add_adapter(const LoraAdapter& adapter) {
+  return impl_->layer.add_adapter(adapter);
+}
+
+void MoeLayer::remove_adapter(int32_t id) { impl_->layer.remove_adapter(id); }
+
+std::vector<AdapterInfo> MoeLayer::adapters() const {
+  std::vector<AdapterInfo> infos;
+  for (const HeldAdapter& held : impl_->layer.adapters()->adapters) infos.push_back(held.info);
+  return infos;
 }
 
 ExpertSlots MoeLayer::slots() const { return slots_of(impl_->layer.epoch()->places); }

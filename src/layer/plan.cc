@@ -98,6 +98,7 @@ MlpProblems problems_of(const LayerPlan& plan) {
   return mlp_problems({.spec = plan.spec,
                        .part = plan.part,
                        .max_tokens = plan.options.max_tokens,
+                       .max_adapter_rank = plan.options.max_adapter_rank,
                        .target = experts::CpuTarget{.isa = plan.isa,
                                                     .arithmetic = plan.arithmetic,
                                                     .permutes_bytes = cpu::permutes_bytes(),

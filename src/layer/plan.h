@@ -32,6 +32,7 @@ struct StageFacts {
   bool weighs_shared_rows = false;         // shared_weights apply
   bool mixes = false;                      // the routed part has a factor too
   bool computes_factors = false;           // a stage makes factors of the parts of a sum
+  bool marks_hidden_rows = false;          // rows of hidden say which adapter they have
   bool factors_read_hidden = false;        // that stage reads hidden, in float32
   experts::BatchRequirements hidden_rows;  // what kernels of width H read
   int64_t routed_sum_stride = 0;

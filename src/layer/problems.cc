@@ -6,6 +6,7 @@
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
+#include "conclave/lora.h"
 
 #include <string>
 #include <variant>
@@ -63,6 +64,7 @@ ExpertsProblem routed_problem(const MlpRequest& request) {
           .intermediate_size = request.part.inner.size(),
           .top_k = spec.top_k,
           .max_tokens = request.max_tokens,
+          .max_adapter_rank = request.max_adapter_rank,
           .weight_dtype = spec.weight_dtype,
           .quant = quant_of_slice(quant, request.part.inner),
           .skipped_columns = skipped_columns(quant, request.part.inner),
@@ -84,6 +86,7 @@ ExpertsProblem shared_problem(const MlpRequest& request) {
           .intermediate_size = request.part.shared_inner.size(),
           .top_k = spec.shared.count,
           .max_tokens = request.max_tokens,
+          .max_adapter_rank = request.max_adapter_rank,
           .weight_dtype = dtype,
           .quant = quant_of_slice(quant, request.part.shared_inner),
           .skipped_columns = skipped_columns(quant, request.part.shared_inner),
@@ -140,10 +143,15 @@ void check_options(const LayerOptions& options, const experts::Target& target) {
                  .expected = "0, or more with ChunkOrder::kMicroBatches",
                  .found = std::to_string(options.micro_batch_tokens)});
   }
-  if (options.spare_experts >= 0 && options.spare_experts <= kMostSpareExperts) return;
-  throw Error(ErrorCode::kInvalidArgument, {.what = "LayerOptions.spare_experts is out of range",
-                                            .found = std::to_string(options.spare_experts),
-                                            .limit = "0 to " + std::to_string(kMostSpareExperts)});
+  const auto check = [](const char* what, int32_t value, int32_t most) {
+    if (value >= 0 && value <= most) return;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        {.what = what, .found = std::to_string(value), .limit = "0 to " + std::to_string(most)});
+  };
+  check("LayerOptions.spare_experts is out of range", options.spare_experts, kMostSpareExperts);
+  check("LayerOptions.max_adapter_rank is out of range", options.max_adapter_rank,
+        kMostAdapterRank);
 }
 
 }  // namespace conclave::inline v0

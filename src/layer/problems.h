@@ -24,6 +24,7 @@ struct MlpRequest {
   const MoeSpec& spec;
   const RankPart& part;
   int64_t max_tokens = 0;
+  int64_t max_adapter_rank = 0;
   experts::Target target = {};
   InPlaceParts in_place = {};
 };

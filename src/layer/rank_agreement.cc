@@ -12,10 +12,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-bool exchanges_tokens(const PlanBase& plan) {
-  return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
-}
-
 constexpr const char* kTokensPhase = "forward: agree on the tokens";
 constexpr const char* kChunksPhase = "forward: agree on the chunks";
 
@@ -50,22 +46,31 @@ void check_budgets(int64_t least, int64_t most, const char* phase) {
                       std::to_string(most) + " experts; they must have the same one");
 }
 
+void check_adapters(int64_t largest, int64_t least, const char* phase) {
+  if (largest == least) return;
+  throw CommError(ErrorCode::kCommMismatch, -1, phase,
+                  "ranks have added or removed other adapters; all must do the same in the same "
+                  "order, between the same forwards");
+}
+
 // One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
 // Slices whose experts are on their way to different places stay where they are.
-EpochBounds agree_over_slices(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
+EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
                               const RankPart& part) {
+  const int64_t tokens = call.tokens;
   const EpochBounds mine = bounds_of(offer);
   const int64_t key = offer.next != nullptr ? offer.next->key : -1;
-  const auto largest =
-      largest_of(std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready,
-                            key, -key, expert_budget, -expert_budget},
-                 *part.tensor_communicator, kTokensPhase);
+  const auto largest = largest_of(
+      std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready, key, -key,
+                 call.expert_budget, -call.expert_budget, call.adapters, -call.adapters},
+      *part.tensor_communicator, kTokensPhase);
   if (largest[0] != -largest[1]) {
     throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
                     "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
                         std::to_string(largest[0]) + " tokens; they must have the same ones");
   }
   check_budgets(-largest[8], largest[7], kTokensPhase);
+  check_adapters(largest[9], -largest[10], kTokensPhase);
   const bool same_target = largest[5] == -largest[6];
   return {.least_current = -largest[3],
           .most_current = largest[2],
@@ -92,6 +97,10 @@ void end_exchanges(Communicator& communicator, const char* why) {
 }
 
 }  // namespace
+
+bool exchanges_tokens(const PlanBase& plan) {
+  return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
+}
 
 void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
                        Communicator* communicator) {
@@ -133,12 +142,12 @@ void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator
                .hint = "give a source to read them from"});
 }
 
-CallAgreement agree_on_call(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
-                            const PlanBase& plan, Communicator* communicator) {
+CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
+                            Communicator* communicator) {
   EpochBounds bounds = bounds_of(offer);
   if (plan.part.reduces() && plan.part.asks_ranks) {
     try {
-      bounds = agree_over_slices(tokens, expert_budget, offer, plan.part);
+      bounds = agree_over_slices(call, offer, plan.part);
     } catch (const CommError& error) {
       // The ranks of the other group have not seen the error: without an abort they would wait for
       // us.
@@ -147,13 +156,15 @@ CallAgreement agree_on_call(int64_t tokens, int64_t expert_budget, const EpochOf
     }
   }
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
-  int64_t chunks = num_chunks(tokens, plan.chunk_rule.value_or(uncut));
+  int64_t chunks = num_chunks(call.tokens, plan.chunk_rule.value_or(uncut));
   if (exchanges_tokens(plan)) {
-    const auto largest = largest_of(std::array{chunks, bounds.most_current, -bounds.least_current,
-                                               -bounds.ready, expert_budget, -expert_budget},
-                                    *communicator, kChunksPhase);
+    const auto largest = largest_of(
+        std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
+                   call.expert_budget, -call.expert_budget, call.adapters, -call.adapters},
+        *communicator, kChunksPhase);
     check_budgets(-largest[5], largest[4], kChunksPhase);
     chunks = largest[0];
+    check_adapters(largest[6], -largest[7], kChunksPhase);
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
   }
   check_epochs(bounds);

@@ -19,17 +19,25 @@ namespace conclave::inline v0 {
 void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
                        Communicator* communicator);
 
+// Whether rows of several ranks meet at their experts in a forward.
+bool exchanges_tokens(const PlanBase& plan);
+
+// What a rank brings to a call.
+struct CallOffer {
+  int64_t tokens = 0;
+  int64_t adapters = 0;       // AdapterSet::key
+  int64_t expert_budget = 0;  // every rank or none takes part in its exchange
+};
 struct CallAgreement {
   int64_t chunks = 0;  // the largest number of all expert-parallel ranks: each takes part in all
   uint64_t epoch = 0;  // the placement epoch of the call
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
-// where numbers of tokens differ, or epochs: here, or, where a forward only enqueues, from the sum
-// over ranks.
-// `expert_budget` is compared over both groups: every rank or none takes part in its exchange.
-CallAgreement agree_on_call(int64_t tokens, int64_t expert_budget, const EpochOffer& offer,
-                            const PlanBase& plan, Communicator* communicator);
+// where numbers of tokens differ, or budgets, adapters or epochs: here, or, where a forward only
+// enqueues, from the sum over ranks.
+CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
+                            Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of
 // experts if no weights that it holds serve, or -1. Throws Error(kTensorMissing) on every rank if
 // one lacks something.

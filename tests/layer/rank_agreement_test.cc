@@ -134,6 +134,7 @@ const std::vector<Case> kCases = {
     {"options.chunk_order", [](LayerPlan& p) { p.options.chunk_order = ChunkOrder::kByTwos; }},
     {"options.micro_batch_tokens", [](LayerPlan& p) { p.options.micro_batch_tokens = 8; }},
     {"options.spare_experts", [](LayerPlan& p) { p.options.spare_experts = 1; }},
+    {"options.max_adapter_rank", [](LayerPlan& p) { p.options.max_adapter_rank = 1; }},
     {"arithmetic", [](LayerPlan& p) { p.arithmetic = cpu::Arithmetic::kDpBf16; }},
     {"parallel.ep_size", [](LayerPlan& p) { p.parallel.ep_size = 2; }},
     {"the rank in the other group", [](LayerPlan& p) { p.parallel.ep_rank = 1; }},

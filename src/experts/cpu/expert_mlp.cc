@@ -3,6 +3,7 @@
 #include "core/workspace_layout.h"
 #include "cpu/parallel.h"
 #include "experts/coded_rows.h"
+#include "experts/cpu/adapters/adapter_pass.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
 #include "gemm/cpu/transpose_lanes.h"
@@ -30,7 +31,11 @@ struct Call {
   std::byte* intermediate;  // activated rows, grouped or prepared in the same way
   float* widened;     // each worker's scales and offsets of a panel; unused if none are narrow
   std::byte* panels;  // each worker's panel; unused if experts lie in slabs
+  AdapterCall adapters;
 
+  const std::byte* source_row(const WorkItem& item, int64_t i) const {
+    return batch.bundle.rows + batch.source_row[item.first_slot + i] * batch.bundle.row_bytes;
+  }
   bool in_place() const { return !weights.in_place.empty(); }
   const ExpertMatrices& expert(const WorkItem& item) const {
     return weights.in_place[static_cast<size_t>(item.expert)];
@@ -182,7 +187,8 @@ class ExpertMlp final : public ExpertsKernel {
                 .code_dtype = config_.code_dtype}),
         parameters_(activation::formula_parameters(problem.activation)),
         panel_room_(problem.reads_in_place ? layout_.panel_room() : 0),
-        transpose_(gemm::transpose_function(problem.cpu().isa)) {
+        transpose_(gemm::transpose_function(problem.cpu().isa)),
+        adapters_(problem, problem.cpu().isa, config_.row_dtype) {
     // A panel that is made once for every block should be made seldom.
     if (problem.reads_in_place) config_.tiling.block *= kBlocksInPlace;
     if (config_.functions.down_product == nullptr) {
@@ -192,7 +198,8 @@ class ExpertMlp final : public ExpertsKernel {
 
   BatchRequirements requirements() const override {
     return {.row_dtype = config_.row_dtype,
-            .row_bytes = round_up(layout_.hidden_size, 32) * byte_size(config_.row_dtype)};
+            .row_bytes = round_up(layout_.hidden_size, 32) * byte_size(config_.row_dtype) +
+                         adapters_.mark_bytes()};
   }
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
   std::string packed_layout() const override { return layout_.name(); }
@@ -225,10 +232,13 @@ class ExpertMlp final : public ExpertsKernel {
                                    batch.bundle.num_rows <= work.num_rows(),
                     .intermediate = slice_as<std::byte>(workspace, slices.intermediate),
                     .widened = slice_as<float>(workspace, slices.widened),
-                    .panels = slice_as<std::byte>(workspace, slices.panels)};
+                    .panels = slice_as<std::byte>(workspace, slices.panels),
+                    .adapters = adapters_.call(weights.adapters, workspace, slices.adapters)};
+    if (call.adapters) begin_gate_up_adapters(call, executor);
     if (grouped()) group_rows(call, executor);
     if (input_.changes()) prepare_input(call, executor);
     run_gate_up(call, executor);
+    if (call.adapters) begin_down_adapters(call, executor);
     if (inner_.changes()) prepare_activated(call, executor);
     run_down(call, executor);
   }
@@ -241,6 +251,7 @@ class ExpertMlp final : public ExpertsKernel {
     WorkspaceSlice intermediate;
     WorkspaceSlice widened;
     WorkspaceSlice panels;
+    AdapterPass::Slices adapters;
   };
 
   int64_t intermediate_row_bytes() const {
@@ -275,7 +286,8 @@ class ExpertMlp final : public ExpertsKernel {
     return {.prepared = workspace.book_bytes(num_rows, prepared_bytes),
             .intermediate = workspace.book_bytes(num_rows, intermediate_bytes),
             .widened = workspace.book<float>(workers * worker_room()),
-            .panels = workspace.book_bytes(workers, panel_room_)};
+            .panels = workspace.book_bytes(workers, panel_room_),
+            .adapters = adapters_.book(workspace, num_rows)};
   }
   std::byte* panel_of(const Call& call, int32_t worker) const {
     return call.panels + static_cast<size_t>(worker) * panel_room_;
@@ -340,6 +352,58 @@ class ExpertMlp final : public ExpertsKernel {
     });
   }
 
+  static AdapterRows adapter_rows(const WorkItem& item) {
+    return {.expert = item.expert, .first_row = item.first_row, .num_rows = item.num_rows};
+  }
+
+  // Adapters read rows as the batch has them, and activated rows before these become codes.
+  void begin_gate_up_adapters(const Call& call, Executor& executor) const {
+    for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      adapters_.begin_gate_up(call.adapters, adapter_rows(item), call.batch.bundle.row_bytes,
+                              [&](int64_t i) { return call.source_row(item, i); });
+    });
+  }
+  void begin_down_adapters(const Call& call, Executor& executor) const {
+    const int64_t group = config_.tiling.group;
+    const int64_t block_bytes = kBlockColumns * byte_size(config_.row_dtype);
+    for_each_block(call, 1, executor, [&](const WorkItem& item) {
+      const auto activated = [&](int64_t i) {
+        const int64_t row = item.first_row + i;
+        return call.intermediate + row / group * group * intermediate_row_bytes() +
+               row % group * block_bytes;
+      };
+      // Rows that are not grouped lie whole.
+      if (group == 1) {
+        adapters_.begin_down(call.adapters, adapter_rows(item), block_bytes, [&](int64_t i) {
+          return call.intermediate + (item.first_row + i) * intermediate_row_bytes();
+        });
+      } else {
+        adapters_.begin_down(call.adapters, adapter_rows(item), block_bytes * group, activated);
+      }
+    });
+  }
+
+  // The epilogue of a panel of gate and up: what adapters add comes before the activation.
+  struct AdaptedEpilogue {
+    const AdapterPass& pass;
+    const AdapterCall& call;
+    const WorkItem& item;
+    gemm::EpilogueFunction activate;
+    const void* parameters;
+
+    static void run(const gemm::PanelTask& task, const gemm::FinishedTile& tile) noexcept {
+      const auto& own = *static_cast<const AdaptedEpilogue*>(task.epilogue_parameters);
+      own.pass.add_gate_up(own.call,
+                           {.expert = own.item.expert,
+                            .first_row = own.item.first_row + tile.first_row,
+                            .num_rows = tile.num_rows},
+                           own.item.panel, tile.sums);
+      gemm::PanelTask plain = task;
+      plain.epilogue_parameters = own.parameters;
+      own.activate(plain, tile);
+    }
+  };
+
   void run_gate_up(const Call& call, Executor& executor) const {
     const Stage stage{.slabs = call.weights.gate_up,
                       .places = gate_up_at_,
@@ -356,6 +420,15 @@ class ExpertMlp final : public ExpertsKernel {
                 gemm::PanelTask task = gate_up_task(call, item, panel, next_panel);
                 gate_up_meaning_.set(task, room_of(call, worker));
                 if (fetches_begin(task)) gate_up_meaning_.fetch_begin(next_panel);
+                const AdaptedEpilogue adapted{.pass = adapters_,
+                                              .call = call.adapters,
+                                              .item = item,
+                                              .activate = task.epilogue,
+                                              .parameters = task.epilogue_parameters};
+                if (call.adapters) {
+                  task.epilogue = &AdaptedEpilogue::run;
+                  task.epilogue_parameters = &adapted;
+                }
                 config_.functions.product(task);
               });
   }
@@ -407,13 +480,23 @@ class ExpertMlp final : public ExpertsKernel {
                 down_meaning_.set(task, room_of(call, worker));
                 if (fetches_begin(task)) down_meaning_.fetch_begin(next_panel);
                 config_.functions.down_product(task);
+                if (call.adapters) {
+                  adapters_.add_down(call.adapters, adapter_rows(item), item.panel,
+                                     down_out(call, item), call.output.row_stride,
+                                     task.valid_columns);
+                }
               });
+  }
+
+  static float* down_out(const Call& call, const WorkItem& item) {
+    return call.output.rows + item.first_slot * call.output.row_stride +
+           item.panel * gemm::kPanelColumns;
   }
 
   gemm::PanelTask down_task(const Call& call, const WorkItem& item, const std::byte* panel,
                             const std::byte* next_panel) const {
     const int64_t column = item.panel * gemm::kPanelColumns;
-    float* out = call.output.rows + item.first_slot * call.output.row_stride + column;
+    float* const out = down_out(call, item);
     const std::byte* const rows = call.intermediate + item.first_row * intermediate_row_bytes();
     return {.panel = panel,
             .next_panel = fetch_ahead(item) ? next_panel : nullptr,
@@ -444,6 +527,7 @@ class ExpertMlp final : public ExpertsKernel {
   activation::FormulaParameters parameters_;
   size_t panel_room_;
   gemm::TransposeFunction transpose_;
+  AdapterPass adapters_;
 };
 
 }  // namespace

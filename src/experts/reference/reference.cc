@@ -3,6 +3,7 @@
 #include "core/workspace_layout.h"
 #include "cpu/parallel.h"
 #include "experts/coded_rows.h"
+#include "experts/cpu/adapters/adapter_pass.h"
 #include "experts/slab_layout.h"
 #include "gemm/reference_product.h"
 
@@ -21,6 +22,7 @@ struct Call {
   std::byte* input;  // unused where rows are read in place
   std::byte* activated;
   std::byte* panels;  // each worker's panel; unused if experts lie in slabs
+  AdapterCall adapters;
 };
 
 const float* floats(const std::byte* row) {
@@ -42,11 +44,13 @@ class ReferenceKernel final : public ExpertsKernel {
                 .value_bytes = layout_.padded_intermediate() * int64_t{sizeof(float)},
                 .panels = layout_.down}),
         activation_(problem.activation),
-        panel_room_(problem.reads_in_place ? layout_.panel_room() : 0) {}
+        panel_room_(problem.reads_in_place ? layout_.panel_room() : 0),
+        adapters_(problem, cpu::Isa::kScalar, DType::kF32) {}
 
   BatchRequirements requirements() const override {
     return {.row_dtype = DType::kF32,
-            .row_bytes = round_up(layout_.hidden_size, 16) * int64_t{sizeof(float)}};
+            .row_bytes = round_up(layout_.hidden_size, 16) * int64_t{sizeof(float)} +
+                         adapters_.mark_bytes()};
   }
   SlabBytes slab_bytes() const override { return layout_.bytes(); }
   std::string packed_layout() const override { return layout_.name(); }
@@ -73,12 +77,19 @@ class ReferenceKernel final : public ExpertsKernel {
                     .output = output,
                     .input = slice_as<std::byte>(workspace, slices.input),
                     .activated = slice_as<std::byte>(workspace, slices.activated),
-                    .panels = slice_as<std::byte>(workspace, slices.panels)};
+                    .panels = slice_as<std::byte>(workspace, slices.panels),
+                    .adapters = adapters_.call(weights.adapters, workspace, slices.adapters)};
+    if (call.adapters) {
+      for_each_task(call, 1, executor, [&](const Task& task) { begin_gate_up(call, task); });
+    }
     if (input_.changes()) {
       for_each_task(call, 1, executor, [&](const Task& task) { prepare_input(call, task); });
     }
     for_each_task(call, layout_.gate_up_panels(), executor,
                   [&](const Task& task) { activate_panel(call, task); });
+    if (call.adapters) {
+      for_each_task(call, 1, executor, [&](const Task& task) { begin_down(call, task); });
+    }
     if (inner_.changes()) {
       for_each_task(call, 1, executor, [&](const Task& task) { prepare_activated(call, task); });
     }
@@ -91,13 +102,15 @@ class ReferenceKernel final : public ExpertsKernel {
     WorkspaceSlice input;
     WorkspaceSlice activated;
     WorkspaceSlice panels;
+    AdapterPass::Slices adapters;
   };
 
   Slices book(WorkspaceLayout& workspace, int64_t max_slots, int32_t workers) const {
     const auto input_bytes = static_cast<size_t>(input_.changes() ? input_.row_bytes() : 0);
     return {.input = workspace.book_bytes(max_slots, input_bytes),
             .activated = workspace.book_bytes(max_slots, static_cast<size_t>(inner_.row_bytes())),
-            .panels = workspace.book_bytes(workers, panel_room_)};
+            .panels = workspace.book_bytes(workers, panel_room_),
+            .adapters = adapters_.book(workspace, max_slots)};
   }
 
   // A task of an expert, whose occupied rows begin at first_row of all.
@@ -142,6 +155,23 @@ class ReferenceKernel final : public ExpertsKernel {
   }
   std::byte* activated_row(const Call& call, const Task& task, int64_t i) const {
     return call.activated + (task.first_row + i) * inner_.row_bytes();
+  }
+
+  static AdapterRows rows_of(const Call& call, const Task& task) {
+    return {.expert = task.expert,
+            .first_row = task.first_row,
+            .num_rows = call.batch.expert_count[task.expert]};
+  }
+  void begin_gate_up(const Call& call, const Task& task) const {
+    adapters_.begin_gate_up(call.adapters, rows_of(call, task), call.batch.bundle.row_bytes,
+                            [&](int64_t i) { return source_row(call, task, i); });
+  }
+  void begin_down(const Call& call, const Task& task) const {
+    adapters_.begin_down(call.adapters, rows_of(call, task), kHalfColumns * int64_t{sizeof(float)},
+                         [&](int64_t i) { return activated_row(call, task, i); });
+  }
+  static AdapterRows row_of(const Task& task, int64_t i) {
+    return {.expert = task.expert, .first_row = task.first_row + i, .num_rows = 1};
   }
 
   void prepare_input(const Call& call, const Task& task) const {
@@ -194,7 +224,10 @@ class ReferenceKernel final : public ExpertsKernel {
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const std::byte* const x =
           input_.changes() ? input_row(call, task, i) : source_row(call, task, i);
-      const Sums sums = biased_product(panel, x, input_);
+      Sums sums = biased_product(panel, x, input_);
+      if (call.adapters) {
+        adapters_.add_gate_up(call.adapters, row_of(task, i), task.panel, sums.data());
+      }
       // Without a gate both are the one product.
       const float* up = sums.data() + (gemm::kPanelColumns - width);
       auto* const row =
@@ -238,7 +271,12 @@ class ReferenceKernel final : public ExpertsKernel {
     for (int64_t i = 0; i < call.batch.expert_count[task.expert]; ++i) {
       const int64_t slot = call.batch.expert_begin[task.expert] + i;
       const Sums sums = biased_product(panel, activated_row(call, task, i), inner_);
-      std::copy_n(sums.data(), valid, call.output.rows + slot * call.output.row_stride + first);
+      float* const out = call.output.rows + slot * call.output.row_stride + first;
+      std::copy_n(sums.data(), valid, out);
+      if (call.adapters) {
+        adapters_.add_down(call.adapters, row_of(task, i), task.panel, out, call.output.row_stride,
+                           valid);
+      }
     }
   }
 
@@ -249,6 +287,7 @@ class ReferenceKernel final : public ExpertsKernel {
   CodedRows inner_;
   activation::Activation activation_;
   size_t panel_room_;
+  AdapterPass adapters_;
 };
 
 }  // namespace

@@ -306,6 +306,7 @@ void compute_paired_strips(const PanelTask& task, int64_t first, int64_t count, 
     }
   }
   finish_tile(task, {.sums = sums.total[0],
+                     .first_row = first,
                      .num_rows = count,
                      .out = task.out + first * task.out_row_bytes,
                      .out_row_bytes = task.out_row_bytes,
@@ -330,6 +331,7 @@ struct ComputeFewPairedRows {
       decode_and_add<Format, kRows, false>(task, rows, pieces, ahead, nullptr, {sums, 0});
     }
     finish_tile(task, {.sums = sums.total[0],
+                       .first_row = first,
                        .num_rows = kRows,
                        .out = task.out + first * task.out_row_bytes,
                        .out_row_bytes = task.out_row_bytes,

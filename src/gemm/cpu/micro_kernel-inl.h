@@ -55,6 +55,7 @@ void compute_tile(const PanelTask& task, int64_t first_row, Ahead& ahead) {
     }
   }
   finish_tile(task, {.sums = sums[0],
+                     .first_row = first_row,
                      .num_rows = kRows,
                      .out = task.out + first_row * task.out_row_bytes,
                      .out_row_bytes = task.out_row_bytes,

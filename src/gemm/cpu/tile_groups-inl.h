@@ -22,6 +22,7 @@ CONCLAVE_KERNEL_INLINE void finish_group(const PanelTask& task, int64_t group, i
   // Activated rows form a group again; float32 rows stand alone, and those that become codes do.
   const bool grouped = task.epilogue != nullptr && task.row_scales.first == nullptr;
   finish_tile(task, {.sums = sums.value[0],
+                     .first_row = group * kTileRows,
                      .num_rows = num_rows,
                      .out = task.out + group * kTileRows * task.out_row_bytes,
                      .out_row_bytes = grouped ? kTileRowBytes : task.out_row_bytes,

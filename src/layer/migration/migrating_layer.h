@@ -17,6 +17,8 @@ struct MigratingLayer {
   EpochSwitch& epochs;
   MovableExperts experts;
   Support movable;
+  // The key of its adapters: a layer has none while experts move, but may have had some.
+  int64_t adapters = 0;
   Communicator* communicator = nullptr;  // the context's
 };
 

@@ -152,7 +152,8 @@ void MigrationWorker::finish() {
   while (true) {
     await_step();
     const EpochOffer offer = layer_.epochs.offer();
-    const uint64_t agreed = agree_on_call(0, 0, offer, layer_.plan, layer_.communicator).epoch;
+    const uint64_t agreed =
+        agree_on_call({.adapters = layer_.adapters}, offer, layer_.plan, layer_.communicator).epoch;
     if (agreed != offer.current->number) {
       layer_.epochs.take(offer, agreed);
       continue;

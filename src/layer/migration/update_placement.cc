@@ -124,7 +124,9 @@ class Update {
   // All ranks take the round's epoch up, or none: those of other slices may have failed.
   uint64_t agree_on_epoch(const EpochOffer& offer) const {
     if (!is_full()) return offer.ready();
-    return agree_on_call(0, 0, offer, request_.plan, request_.communicator).epoch;
+    return agree_on_call({.adapters = request_.adapters}, offer, request_.plan,
+                         request_.communicator)
+        .epoch;
   }
 
   void run_round() {

@@ -18,6 +18,7 @@ struct UpdateRequest {
   Communicator* communicator = nullptr;  // the context's
   EpochSwitch& epochs;
   const Support& movable;  // whether this layer's experts can move
+  int64_t adapters = 0;    // the key of its adapters
   const MovableExperts& experts;
   const ExpertSlots& slots;
   const MigrationOptions& options;

@@ -40,6 +40,22 @@ void check_routing(const ReferenceArgs& args, const MoeSpec& spec) {
   }
 }
 
+void check_adapters(const ReferenceArgs& args, const MoeSpec& spec, int64_t tokens) {
+  for (const LoraAdapter& adapter : args.adapters) check_adapter(adapter, spec);
+  if (args.adapter_ids.empty()) return;
+  check_vector("adapter_ids", args.adapter_ids, tokens, kIds);
+  const auto count = static_cast<int64_t>(args.adapters.size());
+  for (int64_t token = 0; token < tokens; ++token) {
+    const int64_t id = load_token_id(args.adapter_ids, token);
+    if (id >= -1 && id < count) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a token has an adapter that was not given",
+                 .tensor = "adapter_ids[" + std::to_string(token) + "]",
+                 .found = std::to_string(id),
+                 .limit = std::to_string(count) + " adapters"});
+  }
+}
+
 }  // namespace
 
 void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec) {
@@ -66,6 +82,7 @@ void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec) {
                        .gives_ids = !args.topk_ids.empty(),
                        .padding_mask = {}},
                       spec, tokens, tokens);
+  check_adapters(args, spec, tokens);
   if (tokens != 0) check_routing(args, spec);
 }
 

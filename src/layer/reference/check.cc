@@ -159,6 +159,8 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                       .token_ids = result.token_ids,
                       .top_k = result.top_k,
                       .banned_experts = result.banned_experts,
+                      .adapters = result.adapters,
+                      .adapter_ids = result.adapter_ids,
                       .code_ambiguity = result.code_ambiguity};
   check_reference_arguments(given, spec);
   StageCheck check;

@@ -181,28 +181,44 @@ void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
   struct Working {
     std::vector<double> seen;
     std::vector<double> inner;
+    std::vector<double> gate_terms;
+    std::vector<double> up_terms;
+    std::vector<double> down_terms;
+  };
+  static const Float64Adapter kNone;
+  const auto adapter_of = [](const Float64Row& row) -> const Float64Adapter& {
+    return row.adapter != nullptr ? *row.adapter : kNone;
   };
   std::vector<Working> working;
   for (const Float64Row& row : rows) {
     working.push_back({.seen = seen_row(mlp.input_rule, times(row.x, mlp.up.cols(),
                                                               mlp.input_factors, mlp.input_rule)),
-                       .inner = {}});
+                       .inner = {},
+                       .gate_terms = adapter_of(row).gate.terms(row.x),
+                       .up_terms = adapter_of(row).up.terms(row.x),
+                       .down_terms = {}});
   }
   std::vector<double> gate;
   std::vector<double> up;
   for (int64_t i = 0; i < mlp.up.rows(); ++i) {
     if (!mlp.gate.empty()) mlp.gate.widen(i, gate);
     mlp.up.widen(i, up);
-    for (Working& row : working) {
+    for (size_t at = 0; at < rows.size(); ++at) {
+      Working& row = working[at];
+      const Float64Adapter& adapter = adapter_of(rows[at]);
       const auto product = [&](const std::vector<double>& weights, const Float64Matrix& bias) {
         return biased(dot(weights.data(), row.seen.data(), mlp.up.cols()), bias, i);
       };
-      const double gated = mlp.gate.empty() ? 0.0 : product(gate, mlp.gate_bias);
-      row.inner.push_back(activation::apply_reference(activation, gated, product(up, mlp.up_bias)));
+      const double gated =
+          mlp.gate.empty() ? 0.0
+                           : product(gate, mlp.gate_bias) + adapter.gate.delta(row.gate_terms, i);
+      row.inner.push_back(activation::apply_reference(
+          activation, gated, product(up, mlp.up_bias) + adapter.up.delta(row.up_terms, i)));
     }
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     std::vector<double>& inner = working[i].inner;
+    working[i].down_terms = adapter_of(rows[i]).down.terms(inner.data());
     inner = times(inner.data(), mlp.up.rows(), mlp.inner_factors, mlp.inner_rule);
     rows[i].allowed = allowed_square(mlp, inner, code_ambiguity);
     inner = seen_row(mlp.inner_rule, std::move(inner));
@@ -212,7 +228,8 @@ void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
     mlp.down.widen(h, down);
     for (size_t i = 0; i < rows.size(); ++i) {
       const double sum = dot(down.data(), working[i].inner.data(), mlp.down.cols());
-      rows[i].out[h] = biased(sum, mlp.down_bias, h);
+      rows[i].out[h] =
+          biased(sum, mlp.down_bias, h) + adapter_of(rows[i]).down.delta(working[i].down_terms, h);
     }
   }
 }

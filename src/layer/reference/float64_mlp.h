@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activation/activations.h"
+#include "layer/reference/adapters.h"
 #include "layer/reference/float64_matrix.h"
 #include "quant/activation_rows.h"
 
@@ -41,6 +42,7 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
 struct Float64Row {
   const double* x = nullptr;
   double* out = nullptr;
+  const Float64Adapter* adapter = nullptr;  // reads rows before they become codes
   // The square of how far `out` may move in L2 if codes of the activated row are ambiguous at the
   // relative error `code_ambiguity`: the sum of the squares of their moves, each through its column
   // of down, as if these columns were orthogonal.

@@ -71,8 +71,9 @@ struct SlotRows {
   std::vector<double> allowed;
 };
 SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                            const Float64Matrix& rows, const ReferenceResult& result,
+                            const AdaptedRows& input, const ReferenceResult& result,
                             double code_ambiguity) {
+  const Float64Matrix& rows = input.hidden;
   const int64_t width = rows.cols;
   const int64_t slots = num_slots(spec);
   const activation::Activation activation = activation_of(spec, WeightMlp::kRouted);
@@ -81,16 +82,21 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
   made.rows.resize(result.topk_ids.size() * static_cast<size_t>(width));
   made.allowed.resize(result.topk_ids.size());
   const ExpertSlots work = slots_by_expert(spec, result);
-  const auto run_expert = [&](const Float64Mlp& mlp, const std::vector<int64_t>& its_slots) {
+  const auto run_expert = [&](const Float64Mlp& mlp, int64_t expert,
+                              const std::vector<int64_t>& its_slots) {
+    const std::vector<Float64Adapter> adapters =
+        input.adapters.of_expert(WeightMlp::kRouted, expert);
     std::vector<std::vector<double>> inputs;
     std::vector<Float64Row> batch;
     for (const int64_t slot : its_slots) {
       const double* const x = rows.row(slot / slots);
-      std::vector<double>& input = inputs.emplace_back(x, x + width);
+      std::vector<double>& own = inputs.emplace_back(x, x + width);
       if (weigh_input) {
-        for (double& value : input) value *= result.topk_weights[static_cast<size_t>(slot)];
+        for (double& value : own) value *= result.topk_weights[static_cast<size_t>(slot)];
       }
-      batch.push_back({.x = input.data(), .out = made.rows.data() + slot * width});
+      batch.push_back({.x = own.data(),
+                       .out = made.rows.data() + slot * width,
+                       .adapter = input.adapters.of_token(adapters, slot / slots)});
     }
     run_mlp(mlp, activation, batch, code_ambiguity);
     for (size_t i = 0; i < batch.size(); ++i) {
@@ -105,7 +111,7 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
                                for (int64_t index = begin; index < end; ++index) {
                                  const auto& [expert, its_slots] = work[static_cast<size_t>(index)];
                                  run_expert(read_mlp(spec, source, WeightMlp::kRouted, expert),
-                                            its_slots);
+                                            expert, its_slots);
                                }
                              });
   return made;
@@ -138,10 +144,10 @@ double shared_weight(const MoeSpec& spec, const ReferenceResult& result, int64_t
 
 // Runs an MLP on every row, a share of them by each worker; finish(token, row) takes what it
 // yields.
-template <class Finish>
+template <class AdapterOf, class Finish>
 void run_in_parallel(const Context& context, const Float64Mlp& mlp,
                      const activation::Activation& activation, const Float64Matrix& input,
-                     double code_ambiguity, const Finish& finish) {
+                     double code_ambiguity, const AdapterOf& adapter_of, const Finish& finish) {
   const int64_t share = ceil_div(input.rows, int64_t{context.executor().concurrency()});
   cpu::parallel_for_throwing(
       context.executor(), input.rows, std::max<int64_t>(share, 1),
@@ -150,7 +156,8 @@ void run_in_parallel(const Context& context, const Float64Mlp& mlp,
         out.values.resize(static_cast<size_t>(out.rows * out.cols));
         std::vector<Float64Row> batch;
         for (int64_t token = begin; token < end; ++token) {
-          batch.push_back({.x = input.row(token), .out = out.row(token - begin)});
+          batch.push_back(
+              {.x = input.row(token), .out = out.row(token - begin), .adapter = adapter_of(token)});
         }
         run_mlp(mlp, activation, batch, code_ambiguity);
         for (int64_t token = begin; token < end; ++token) {
@@ -166,10 +173,12 @@ void scale(std::vector<double>& rows, int64_t row, int64_t cols, double factor) 
 }  // namespace
 
 void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
+                const AdaptedRows& input, ReferenceResult& result, Allowances& allowances) {
+  const Float64Matrix& hidden = input.hidden;
   const Float64Matrix rows = expert_rows(spec, source, hidden);
   const SlotRows slot_rows =
-      weighted_slot_rows(context, spec, source, rows, result, allowances.code_ambiguity);
+      weighted_slot_rows(context, spec, source, {.hidden = rows, .adapters = input.adapters},
+                         result, allowances.code_ambiguity);
   allowances.routed.assign(static_cast<size_t>(hidden.rows), 0.0);
   Float64Matrix sums{.rows = hidden.rows, .cols = rows.cols, .values = {}};
   sums.values.resize(static_cast<size_t>(hidden.rows * rows.cols));
@@ -203,14 +212,18 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
 }
 
 void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances) {
+                const AdaptedRows& input, ReferenceResult& result, Allowances& allowances) {
+  const Float64Matrix& hidden = input.hidden;
   allowances.shared.assign(static_cast<size_t>(hidden.rows), 0.0);
   if (!shared_facts(spec).is_there) return;
   const activation::Activation activation = activation_of(spec, WeightMlp::kShared);
   result.shared.assign(static_cast<size_t>(hidden.rows * hidden.cols), 0.0);
   for (int64_t expert = 0; expert < spec.shared.count; ++expert) {
     const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kShared, expert);
-    run_in_parallel(context, mlp, activation, hidden, allowances.code_ambiguity,
+    const std::vector<Float64Adapter> adapters =
+        input.adapters.of_expert(WeightMlp::kShared, expert);
+    const auto adapter_of = [&](int64_t token) { return input.adapters.of_token(adapters, token); };
+    run_in_parallel(context, mlp, activation, hidden, allowances.code_ambiguity, adapter_of,
                     [&](int64_t token, const Float64Row& row) {
                       const double weight = shared_weight(spec, result, token, expert);
                       allowances.shared[static_cast<size_t>(token)] +=
@@ -228,9 +241,11 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
   const Float64Mlp mlp = read_mlp(spec, source, WeightMlp::kResidual, 0);
   result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
   // These rows are never quantised, so nothing is ambiguous.
-  run_in_parallel(context, mlp, activation, input, 0, [&](int64_t token, const Float64Row& row) {
-    std::copy_n(row.out, input.cols, result.residual.data() + token * input.cols);
-  });
+  const auto no_adapter = [](int64_t) -> const Float64Adapter* { return nullptr; };
+  run_in_parallel(context, mlp, activation, input, 0, no_adapter,
+                  [&](int64_t token, const Float64Row& row) {
+                    std::copy_n(row.out, input.cols, result.residual.data() + token * input.cols);
+                  });
 }
 
 void mix_parts(const MoeSpec& spec, const WeightSource& source, const Float64Matrix& hidden,

@@ -1,6 +1,7 @@
 // The parts of a layer's output in float64: routed experts, shared experts, residual MLP.
 #pragma once
 
+#include "layer/reference/adapters.h"
 #include "layer/reference/float64_matrix.h"
 
 #include "conclave/context.h"
@@ -17,11 +18,17 @@ struct Allowances {
   std::vector<double> shared;
 };
 
+// Hidden rows and the adapters of their tokens.
+struct AdaptedRows {
+  const Float64Matrix& hidden;
+  ReferenceAdapters adapters;
+};
+
 // Each fills its field of `result` [T, H] from topk_ids, topk_weights and shared_weights there.
 void run_routed(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances);
+                const AdaptedRows& input, ReferenceResult& result, Allowances& allowances);
 void run_shared(const Context& context, const MoeSpec& spec, const WeightSource& source,
-                const Float64Matrix& hidden, ReferenceResult& result, Allowances& allowances);
+                const AdaptedRows& input, ReferenceResult& result, Allowances& allowances);
 void run_residual(const Context& context, const MoeSpec& spec, const WeightSource& source,
                   const Float64Matrix& input, ReferenceResult& result);
 

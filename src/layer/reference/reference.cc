@@ -28,8 +28,9 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
   ReferenceResult result;
   reference_routing(spec, source, args, result);
   Allowances allowances{.code_ambiguity = args.code_ambiguity, .routed = {}, .shared = {}};
-  run_routed(context, spec, source, hidden, result, allowances);
-  run_shared(context, spec, source, hidden, result, allowances);
+  const AdaptedRows rows{.hidden = hidden, .adapters = ReferenceAdapters(args)};
+  run_routed(context, spec, source, rows, result, allowances);
+  run_shared(context, spec, source, rows, result, allowances);
   mix_parts(spec, source, hidden, result, allowances);
   run_residual(context, spec, source,
                args.residual_input.empty() ? hidden : to_float64(args.residual_input), result);

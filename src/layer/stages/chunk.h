@@ -1,6 +1,7 @@
 // A call on the CPU: the order of its chunks and of their stages.
 #pragma once
 
+#include "layer/adapters/adapter_set.h"
 #include "layer/chunks.h"
 #include "layer/kernel_counts.h"
 #include "layer/packed_weights.h"
@@ -20,6 +21,7 @@ struct HostCall {
   const PackedWeights& weights;
   const ForwardArgs& args;  // checked
   const PlacementEpoch& epoch;
+  const AdapterSet* adapters = nullptr;  // null: no row has one
   int64_t tokens = 0;
   int64_t chunks = 0;              // as the ranks agreed
   std::span<std::byte> workspace;  // plan.workspace_bytes

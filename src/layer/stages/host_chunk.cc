@@ -1,6 +1,8 @@
 #include "layer/stages/host_chunk.h"
 
+#include "experts/adapters/factors.h"
 #include "experts/quantize_rows.h"
+#include "layer/adapters/host_adapter.h"
 #include "layer/stages/dense_mlp.h"
 #include "layer/stages/finish.h"
 #include "layer/stages/ranks.h"
@@ -46,7 +48,20 @@ void fill_zero(const TensorView& rows) {
   }
 }
 
+const HostAdapterTable& table_of(const AdapterSet& set) {
+  return static_cast<const HostAdapterTable&>(*set.table);
+}
+
 }  // namespace
+
+// Notes in each row which adapter its token has, for the kernels of any rank.
+void HostChunk::mark_rows(const RowBundle& rows, std::byte* memory, int64_t rows_per_token) const {
+  if (adapters_ == nullptr) return;
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    experts::set_mark(memory + row * rows.row_bytes, rows.row_bytes,
+                      adapter_mark(args_, row / rows_per_token, *adapters_));
+  }
+}
 
 // The rows in the kernels' format, and in float32 if this call reads them so.
 HostChunk::Hidden HostChunk::convert_hidden(const HostScratch& own) const {
@@ -56,6 +71,7 @@ HostChunk::Hidden HostChunk::convert_hidden(const HostScratch& own) const {
     hidden.rows = experts::quantize_rows(args_.hidden, facts.hidden_rows.row_dtype,
                                          facts.hidden_rows.row_bytes,
                                          own.at<std::byte>(kHiddenRows), executor_);
+    if (facts.marks_hidden_rows) mark_rows(hidden.rows, own.at<std::byte>(kHiddenRows), 1);
   }
   if (facts.hidden_rows_are_float()) {
     hidden.floats = hidden.rows;
@@ -158,10 +174,12 @@ ExpertInput HostChunk::expert_input(const HostScratch& own, const Hidden& hidden
   const Routing& weighed = own.made(kTopkWeights, routing);
   const experts::BatchRequirements wanted = plan_.experts->requirements();
   auto* const to = own.at<std::byte>(kExpertInput);
-  if (plan_.spec.weight_on == WeightOn::kOutput) {
-    return convert_expert_input(source, weighed, wanted, to, executor_);
-  }
-  return weigh_expert_input(source, weighed, wanted, to, own.at<float>(kUnitWeights), executor_);
+  const ExpertInput input =
+      plan_.spec.weight_on == WeightOn::kOutput
+          ? convert_expert_input(source, weighed, wanted, to, executor_)
+          : weigh_expert_input(source, weighed, wanted, to, own.at<float>(kUnitWeights), executor_);
+  if (plan_.options.max_adapter_rank > 0) mark_rows(input.rows, to, plan_.facts.rows_per_token);
+  return input;
 }
 
 // Returns the routing as the dispatcher takes it, in physical experts.
@@ -215,10 +233,20 @@ ExpertOutput HostChunk::run_experts(const HostScratch& own) const {
                      {.gate_up = weights_.gate_up.view(),
                       .down = weights_.down.view(),
                       .in_place = weights_.lent_experts.matrices,
+                      .adapters = routed_adapters(),
                       .input_scale = weights_.static_scales.input,
                       .intermediate_scale = weights_.static_scales.intermediate},
                      output, own.bytes(kExpertScratch), executor_);
   return output;
+}
+
+std::span<const experts::MlpAdapter* const> HostChunk::routed_adapters() const {
+  if (adapters_ == nullptr) return {};
+  return table_of(*adapters_).routed;
+}
+std::span<const experts::MlpAdapter* const> HostChunk::shared_adapters() const {
+  if (adapters_ == nullptr) return {};
+  return table_of(*adapters_).shared;
 }
 
 // Everything but the terms that join the sum: those are made while results travel.
@@ -269,6 +297,7 @@ const float* HostChunk::run_shared(const HostScratch& own) const {
        .weights = {.gate_up = weights_.shared_gate_up.view(),
                    .down = weights_.shared_down.view(),
                    .in_place = weights_.lent_shared.matrices,
+                   .adapters = shared_adapters(),
                    .input_scale = weights_.shared_static_scales.input,
                    .intermediate_scale = weights_.shared_static_scales.intermediate},
        .num_experts = plan_.spec.shared.count,

@@ -28,6 +28,7 @@ class HostChunk {
       : plan_(call.plan),
         weights_(call.weights),
         epoch_(call.epoch),
+        adapters_(call.adapters),
         executor_(call.executor),
         at_(chunk_at(call.tokens, call.chunks, index)),
         args_(chunk_of(call.args, at_)),
@@ -76,6 +77,9 @@ class HostChunk {
     return args_.topk_weights.empty() && args_.router_logits.empty() && plan_.spec.has_gate;
   }
 
+  std::span<const experts::MlpAdapter* const> routed_adapters() const;
+  std::span<const experts::MlpAdapter* const> shared_adapters() const;
+  void mark_rows(const RowBundle& rows, std::byte* memory, int64_t rows_per_token) const;
   Hidden convert_hidden(const HostScratch& own) const;
   RowBundle gate_rows(const HostScratch& own, const Gate& gate, const Hidden& hidden) const;
   const float* logits(const HostScratch& own, const Hidden& hidden) const;
@@ -101,6 +105,7 @@ class HostChunk {
   const LayerPlan& plan_;
   const PackedWeights& weights_;
   const PlacementEpoch& epoch_;
+  const AdapterSet* adapters_;
   Executor& executor_;
   TokenChunk at_;
   ForwardArgs args_;  // the chunk's rows

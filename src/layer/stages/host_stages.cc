@@ -305,6 +305,9 @@ StageFacts stage_facts(const LayerPlan& plan) {
   if (reader == nullptr) reader = plan.shared ? plan.shared.get() : plan.residual.get();
   facts.reads_hidden_rows = !facts.has_expert_input || plan.shared || plan.residual;
   if (facts.reads_hidden_rows) facts.hidden_rows = reader->requirements();
+  // Residual MLPs alone take no adapters.
+  const bool adapts = reader == plan.experts.get() || plan.shared;
+  facts.marks_hidden_rows = facts.reads_hidden_rows && adapts && plan.options.max_adapter_rank > 0;
   facts.floats = facts.hidden_rows_are_float() ? kHiddenRows : kHiddenFloats;
   facts.expert_input = facts.has_expert_input ? kExpertInput : kHiddenRows;
   facts.ids = plan.part.has_replicas() ? kPhysicalIds : kTopkIds;
