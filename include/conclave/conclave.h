@@ -17,6 +17,7 @@
 #include "conclave/gguf_layers.h"
 #include "conclave/layer.h"
 #include "conclave/lora.h"
+#include "conclave/lora_checkpoint.h"
 #include "conclave/methods.h"
 #include "conclave/migration.h"
 #include "conclave/model_trunk.h"

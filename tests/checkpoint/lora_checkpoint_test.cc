@@ -1,0 +1,317 @@
+// Adapters that PEFT saved, against PEFT's own results, and files that are wrong.
+#include "conclave/lora_checkpoint.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/error.h"
+#include "conclave/layer.h"
+#include "conclave/lora.h"
+#include "conclave/reference.h"
+#include "conclave/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conclave::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+Tensor zero_ids(int64_t tokens) { return Tensor(DType::kI32, {tokens}); }
+
+class PeftAdapters : public ::testing::TestWithParam<const char*> {};
+
+// PEFT computed its outputs in float64 on the recorded inputs and routing.
+TEST_P(PeftAdapters, Results_AreThoseOfPeft) {
+  const std::string name = GetParam();
+  const Checkpoint model = Checkpoint::open("testdata/" + name);
+  const LoraCheckpoint adapters = LoraCheckpoint::open("testdata/adapters/" + name);
+  const auto inputs = SafetensorsFile::open("testdata/" + name + "/reference.safetensors");
+  const auto outputs =
+      SafetensorsFile::open("testdata/adapters/" + name + "/reference.safetensors");
+  const Context context({.num_threads = 2});
+  ASSERT_EQ(adapters.layers().size(), model.layers().size());
+  for (const int64_t index : adapters.layers()) {
+    const std::string prefix = "layers." + std::to_string(index) + ".";
+    const Tensor hidden = inputs.load(prefix + "hidden_states");
+    const Tensor ids = inputs.load(prefix + "topk_ids");
+    const Tensor weights = inputs.load(prefix + "topk_weights");
+    const Tensor expected = outputs.load(prefix + "output");
+    const auto count = static_cast<size_t>(expected.shape().num_elements());
+    const std::span<const double> wanted(expected.as<double>(), count);
+    const MoeSpec& spec = model.layer(index).spec;
+    const auto source = model.layer_source(index);
+    const std::vector<LoraAdapter> adapter = {adapters.layer(index, model)};
+    const Tensor places = zero_ids(hidden.shape()[0]);
+    const ReferenceResult reference = reference_forward(context, spec, *source,
+                                                        {.hidden = hidden.view(),
+                                                         .topk_ids = ids.view(),
+                                                         .topk_weights = weights.view(),
+                                                         .adapters = adapter,
+                                                         .adapter_ids = places.view()});
+    Tensor exact(DType::kF32, expected.shape());
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_NEAR(reference.output[i], wanted[i], 1e-12 + 1e-9 * std::abs(wanted[i]));
+    }
+    MoeLayer layer = MoeLayer::create(
+        context, spec, *source, {.max_adapter_rank = static_cast<int32_t>(adapters.max_rank())});
+    const int32_t id = layer.add_adapter(adapter[0]);
+    Tensor out(DType::kF32, expected.shape());
+    layer.forward({.hidden = hidden.view(),
+                   .topk_ids = ids.view(),
+                   .topk_weights = weights.view(),
+                   .adapter = id,
+                   .out = out.view()});
+    EXPECT_LE(worst(token_errors(out.view(), wanted)),
+              accuracy_bar(spec.weight_dtype, DType::kF32));
+    layer.forward({.hidden = hidden.view(),
+                   .topk_ids = ids.view(),
+                   .topk_weights = weights.view(),
+                   .out = out.view()});
+    EXPECT_GT(worst(token_errors(out.view(), wanted)), 0.1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PeftAdapters, ::testing::Values("mixtral-tiny", "qwen2-moe-tiny"));
+
+// A directory with an adapter of a model with E = 3, H = 8, I = 6.
+class SavedAdapter {
+ public:
+  using Shape2 = std::pair<int64_t, int64_t>;
+
+  explicit SavedAdapter(const std::string& name)
+      : folder_(fs::temp_directory_path() / ("conclave_lora_" + name)) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  SavedAdapter(const SavedAdapter&) = delete;
+  SavedAdapter& operator=(const SavedAdapter&) = delete;
+  ~SavedAdapter() { fs::remove_all(folder_); }
+
+  // Values count up from `first`, so that each has its place.
+  void put(const std::string& module, Shape2 a, Shape2 b, float first = 0) {
+    tensors_["base_model.model." + module + ".lora_A.weight"] = {a, first};
+    tensors_["base_model.model." + module + ".lora_B.weight"] = {b, first + 1000};
+  }
+  void put_tensor(const std::string& name, Shape2 shape) { tensors_[name] = {shape, 0}; }
+  void erase(const std::string& name) { tensors_.erase(name); }
+  fs::path save(const std::string& config) const {
+    std::ofstream(folder_ / "adapter_config.json") << config;
+    SafetensorsWriter writer(folder_ / "adapter_model.safetensors");
+    for (const auto& [name, tensor] : tensors_) {
+      writer.declare(name, DType::kF32, {tensor.first.first, tensor.first.second});
+    }
+    for (const auto& [name, tensor] : tensors_) {
+      std::vector<float> values(static_cast<size_t>(tensor.first.first * tensor.first.second));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = tensor.second + static_cast<float>(i);
+      writer.write(std::as_bytes(std::span(values)));
+    }
+    writer.finish();
+    return folder_;
+  }
+
+ private:
+  fs::path folder_;
+  std::map<std::string, std::pair<Shape2, float>> tensors_;
+};
+
+constexpr const char* kConfig =
+    R"({"peft_type": "LORA", "peft_version": "0.21.2", "r": 2, "lora_alpha": 3})";
+
+MoeSpec small_spec() {
+  MoeSpec spec;
+  spec.num_experts = 3;
+  spec.top_k = 2;
+  spec.hidden_size = 8;
+  spec.intermediate_size = 6;
+  return spec;
+}
+
+float at(const ConstTensorView& view, int64_t row, int64_t col) {
+  return static_cast<const float*>(view.data)[row * view.shape[1] + col];
+}
+
+const LoraFactors& find(const LoraAdapter& adapter, WeightMatrix matrix, int64_t expert) {
+  for (const LoraFactors& factors : adapter.factors) {
+    if (factors.matrix == matrix && factors.expert == expert) return factors;
+  }
+  throw Error(ErrorCode::kInternal, "no such factors");
+}
+
+// The projections of single experts, by either family's names.
+TEST(LoraCheckpoint, ProjectionsOfExperts_AreRead) {
+  for (const auto& [block, names] :
+       {std::pair{"block_sparse_moe", std::array{"w1", "w3", "w2"}},
+        std::pair{"mlp", std::array{"gate_proj", "up_proj", "down_proj"}}}) {
+    SavedAdapter saved("experts");
+    const std::string expert = "model.layers.4." + std::string(block) + ".experts.2.";
+    saved.put(expert + names[0], {2, 8}, {6, 2}, 10);
+    saved.put(expert + names[1], {2, 8}, {6, 2}, 20);
+    saved.put(expert + names[2], {2, 6}, {8, 2}, 30);
+    saved.put("model.layers.4.self_attn.q_proj", {2, 8}, {8, 2});
+    const LoraCheckpoint adapters = LoraCheckpoint::open(saved.save(kConfig));
+    EXPECT_EQ(adapters.layers().size(), 1U);
+    EXPECT_EQ(adapters.max_rank(), 2);
+    ASSERT_EQ(adapters.others().size(), 1U);
+    EXPECT_EQ(adapters.others()[0], "model.layers.4.self_attn.q_proj");
+    const LoraAdapter adapter = adapters.layer(4, small_spec());
+    ASSERT_EQ(adapter.factors.size(), 3U);
+    EXPECT_EQ(at(find(adapter, WeightMatrix::kGate, 2).a, 0, 0), 10);
+    EXPECT_EQ(at(find(adapter, WeightMatrix::kUp, 2).b, 0, 1), 1021);
+    EXPECT_EQ(at(find(adapter, WeightMatrix::kDown, 2).a, 1, 0), 36);
+    EXPECT_EQ(adapter.factors[0].scale, 1.5);
+    check_adapter(adapter, small_spec());
+  }
+}
+
+// lora_A counts expert * r + rank, lora_B rank * E + expert.
+TEST(LoraCheckpoint, StackedParameters_AreTakenApart) {
+  SavedAdapter saved("stacked");
+  saved.put("model.layers.0.mlp.experts.base_layer", {6, 8}, {12, 6}, 100);
+  saved.put("model.layers.0.mlp.experts", {6, 6}, {8, 6}, 5000);
+  const LoraCheckpoint adapters = LoraCheckpoint::open(saved.save(kConfig));
+  const LoraAdapter joined = adapters.layer(0, small_spec());
+  ASSERT_EQ(joined.factors.size(), 9U);
+  EXPECT_EQ(at(find(joined, WeightMatrix::kGate, 1).a, 1, 3), 100 + 3 * 8 + 3);
+  EXPECT_EQ(at(find(joined, WeightMatrix::kGate, 1).b, 2, 1), 1100 + 2 * 6 + 1 * 3 + 1);
+  EXPECT_EQ(at(find(joined, WeightMatrix::kUp, 1).b, 2, 1), 1100 + (6 + 2) * 6 + 1 * 3 + 1);
+  EXPECT_EQ(at(find(joined, WeightMatrix::kDown, 2).b, 7, 0), 6000 + 7 * 6 + 2);
+  const LoraAdapter in_turn = adapters.layer(0, small_spec(), GateUpOrder::kInterleaved);
+  EXPECT_EQ(at(find(in_turn, WeightMatrix::kUp, 1).b, 2, 1), 1100 + 5 * 6 + 1 * 3 + 1);
+  check_adapter(joined, small_spec());
+}
+
+// Before 0.19 PEFT took rows for columns: lora_A^T lora_B^T is the change of the same parameter.
+TEST(LoraCheckpoint, StacksOfOlderVersions_AreTurned) {
+  SavedAdapter saved("older");
+  saved.put("model.layers.0.mlp.experts", {6, 12}, {8, 6}, 100);
+  const LoraAdapter adapter =
+      LoraCheckpoint::open(saved.save(R"({"peft_type": "LORA", "peft_version": "0.18.1", "r": 2,
+                                          "lora_alpha": 2})"))
+          .layer(0, small_spec());
+  ASSERT_EQ(adapter.factors.size(), 6U);
+  // W[i, o] changes by the sum over r of B[o, r E + e] A[e r + r, i].
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kUp, 2).b, 1, 0), 100 + 4 * 12 + 6 + 1);
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kUp, 2).a, 1, 5), 1100 + 5 * 6 + 1 * 3 + 2);
+  check_adapter(adapter, small_spec());
+}
+
+struct Wrong {
+  const char* name;
+  const char* config;
+  std::function<void(SavedAdapter&)> spoil;
+  ErrorCode code;
+  std::string text;
+};
+
+const std::vector<Wrong> kWrong = {
+    {"type", R"({"peft_type": "IA3", "r": 2, "lora_alpha": 3})", nullptr, ErrorCode::kUnsupported,
+     "IA3"},
+    {"rank_0", R"({"peft_type": "LORA", "r": 0, "lora_alpha": 3})", nullptr,
+     ErrorCode::kConfigValue, "r"},
+    {"no_rank", R"({"peft_type": "LORA", "lora_alpha": 3})", nullptr, ErrorCode::kConfigMissingKey,
+     "r"},
+    {"dora", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "use_dora": true})", nullptr,
+     ErrorCode::kUnsupported, "use_dora"},
+    {"pissa", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "init_lora_weights": "pissa"})",
+     nullptr, ErrorCode::kUnsupported, "init_lora_weights"},
+    {"pattern", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "rank_pattern": {"(": 2}})",
+     nullptr, ErrorCode::kConfigValue, "rank_pattern"},
+    {"other_rank", R"({"peft_type": "LORA", "r": 4, "lora_alpha": 3})", nullptr,
+     ErrorCode::kConfigValue, "adapter_config.json"},
+    {"json", R"({"peft_type": )", nullptr, ErrorCode::kJsonSyntax, "adapter_config.json"},
+    {"router", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.gate", {2, 8}, {3, 2});
+     },
+     ErrorCode::kUnsupported, "mlp.gate"},
+    {"whole", kConfig,
+     [](SavedAdapter& s) {
+       s.put_tensor("base_model.model.model.layers.0.mlp.gate.weight", {3, 8});
+     },
+     ErrorCode::kUnsupported, "mlp.gate.weight"},
+    {"projection", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts.0.w9", {2, 8}, {6, 2});
+     },
+     ErrorCode::kUnsupported, "w9"},
+    {"half", kConfig,
+     [](SavedAdapter& s) {
+       s.erase("base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_B.weight");
+     },
+     ErrorCode::kTensorMissing, "up_proj"},
+    {"ranks", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts.1.up_proj", {2, 8}, {6, 3});
+     },
+     ErrorCode::kTensorShape, "[6, 2]"},
+    {"model", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts.1.up_proj", {2, 9}, {6, 2});
+     },
+     ErrorCode::kTensorShape, "[2, 8]"},
+    {"expert", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts.3.up_proj", {2, 8}, {6, 2});
+     },
+     ErrorCode::kTensorUnexpected, "3 experts"},
+    {"shared", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.shared_expert.up_proj", {2, 8}, {6, 2});
+     },
+     ErrorCode::kTensorUnexpected, "shared"},
+    {"stack", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts", {4, 8}, {12, 4});
+     },
+     ErrorCode::kTensorShape, "multiple of 3"},
+    {"stack_model", kConfig,
+     [](SavedAdapter& s) {
+       s.put("model.layers.0.mlp.experts", {6, 10}, {12, 6});
+     },
+     ErrorCode::kTensorShape, "[6, 10]"},
+};
+
+TEST(LoraCheckpoint, WrongFiles_AreNamed) {
+  for (const Wrong& wrong : kWrong) {
+    SCOPED_TRACE(wrong.name);
+    SavedAdapter saved(std::string("wrong_") + wrong.name);
+    saved.put("model.layers.0.mlp.experts.1.up_proj", {2, 8}, {6, 2});
+    if (wrong.spoil) wrong.spoil(saved);
+    try {
+      LoraCheckpoint::open(saved.save(wrong.config)).layer(0, small_spec());
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), wrong.code) << error.what();
+      EXPECT_NE(std::string(error.what()).find(wrong.text), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(LoraCheckpoint, LayersThatTheModelLacks_AreNamed) {
+  SavedAdapter saved("layers");
+  saved.put("model.layers.7.mlp.experts.1.up_proj", {2, 72}, {40, 2});
+  const LoraCheckpoint adapters = LoraCheckpoint::open(saved.save(kConfig));
+  const Checkpoint model = Checkpoint::open("testdata/mixtral-tiny");
+  const auto code = [&](const auto& action) {
+    try {
+      action();
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode{0};
+  };
+  EXPECT_EQ(code([&] { adapters.layer(0, model); }), ErrorCode::kLayerNotFound);
+  EXPECT_EQ(code([&] { adapters.layer(0, small_spec()); }), ErrorCode::kLayerNotFound);
+  EXPECT_EQ(code([&] { LoraCheckpoint::open("testdata/mixtral-tiny"); }), ErrorCode::kFileNotFound);
+}
+
+}  // namespace
+}  // namespace conclave::testing
