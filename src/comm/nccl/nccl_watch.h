@@ -104,7 +104,7 @@ class NcclWatch {
     int64_t waited_ms = 0;
     int32_t nccl_error = 0;  // what NCCL has reported, or 0
     int32_t disagrees = 0;   // 1: the claims are set
-    ClaimPair claims;
+    ClaimPair claims = {};
   };
 
   void watch();
