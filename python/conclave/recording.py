@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from conclave import _conclave, _frameworks
 from conclave.errors import ConclaveTypeError, ConclaveValueError
@@ -209,13 +209,21 @@ class RoutingRecorder:
         self._core.clear()
 
 
-Recorded = RoutingRecord | RoutingRecorder | str | os.PathLike
+class HasSnapshot(Protocol):
+    """A recorder: `RoutingRecorder`, or that of `conclave.transformers.record_routing`."""
+
+    def snapshot(self) -> RoutingRecord: ...
+
+
+Recorded = RoutingRecord | HasSnapshot | str | os.PathLike
 
 
 def _record_of(recorded: Recorded) -> RoutingRecord:
-    if hasattr(recorded, "snapshot"):
-        return recorded.snapshot()
-    return recorded if isinstance(recorded, RoutingRecord) else RoutingRecord.open(recorded)
+    if isinstance(recorded, RoutingRecord):
+        return recorded
+    if isinstance(recorded, (str, os.PathLike)):
+        return RoutingRecord.open(recorded)
+    return recorded.snapshot()
 
 
 class RoutingReplay:

@@ -57,6 +57,7 @@ def test_every_enumerator_of_an_option_has_a_word():
 
 def test_options_are_arguments_of_python():
     known = {"device", "num_threads", *inspect.signature(conclave.Checkpoint.__init__).parameters}
+    known |= inspect.signature(conclave.RoutingRecorder.__init__).parameters.keys()
     for name in ("from_tensors", "reload"):
         known |= inspect.signature(getattr(conclave.Layer, name)).parameters.keys()
     for record in vars(spec).values():

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace conclave {
@@ -391,6 +392,29 @@ TEST(ChoiceLimits, ARouterOfTheApplication_IsMadeForFewerAndHeldToBans) {
   const LayerOutput none =
       run_layer(layer, hidden.view(), DType::kF32, {.banned_experts = bans.for_all()});
   EXPECT_EQ(id_at(none.ids, 0, 0), -1);
+}
+
+// Routers for fewer choices are made by the first call that asks, here by several at once.
+TEST(ChoiceLimits, ConcurrentCalls_HaveTheBitsOfOne) {
+  const OwnedLayer owned = make_layer(make_spec(8, 4, 24, 16, DType::kF32));
+  const Tensor hidden = random_tensor(DType::kF32, kTokens, 24, 3);
+  std::vector<LayerOutput> expected;
+  const OwnedLayer alone = make_layer(make_spec(8, 4, 24, 16, DType::kF32));
+  for (const int64_t few : {1, 2, 3}) {
+    expected.push_back(run_layer(alone.layer, hidden.view(), DType::kF32, {.top_k = few}));
+  }
+  std::vector<std::thread> threads;
+  for (size_t thread = 0; thread < 6; ++thread) {
+    threads.emplace_back([&, thread] {
+      Workspace workspace(*owned.context, owned.layer.workspace_bytes());
+      const auto few = static_cast<int64_t>(thread % 3 + 1);
+      const LayerOutput output =
+          run_layer(owned.layer, hidden.view(), DType::kF32,
+                    {.top_k = few, .expert_budget = 8, .workspace = &workspace});
+      EXPECT_TRUE(same_bits(output.out, expected[thread % 3].out));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(ChoiceLimits, TokenRouter_TakesThemToo) {

@@ -256,7 +256,7 @@ class RecordedRouting:
 class ReplayedRouting:
     """What `replay_routing` gives to the blocks."""
 
-    def __init__(self, recorded: Recorded | RecordedRouting, missing: str) -> None:
+    def __init__(self, recorded: Recorded, missing: str) -> None:
         if missing not in ("error", "route"):
             raise ConclaveValueError(f"missing: expected error or route, found {missing!r}")
         self._replay = RoutingReplay(recorded)
@@ -441,7 +441,7 @@ def record_routing(
 @contextlib.contextmanager
 def replay_routing(
     model: Any,
-    recorded: Recorded | RecordedRouting,
+    recorded: Recorded,
     *,
     sequences: Sequence[int] | None = None,
     missing: str = "error",
@@ -463,7 +463,7 @@ def replay_routing(
         ConclaveValueError: a layer or token was not recorded, or has another k.
         ConclaveUnsupportedError: a block cannot be given its routing, with the reason.
     """
-    session = ReplayedRouting(recorded, missing)  # type: ignore[arg-type]
+    session = ReplayedRouting(recorded, missing)
     attached = _Attachment(
         model, lambda number, tokens: _ReplayedBlock(number, tokens, session), sequences
     )
