@@ -39,6 +39,20 @@ def flags_of(banned: Array | Sequence[int] | None, num_columns: Callable[[], int
     return memoryview(flags).cast("B").cast("?")
 
 
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """The value of an argument that is an integer between two others.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument and its limits.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConclaveTypeError(f"{name}: expected an integer, found {type(value).__name__}")
+    number = int(value)
+    if not low <= number <= high:
+        raise ConclaveValueError(f"{name}: expected {low} to {high}, found {number}")
+    return number
+
+
 def refuse(top_k: int | None, banned: Any, expert_budget: int | None) -> None:
     """Raises ConclaveUnsupportedError if a call on a GPU has limits."""
     for name, value in (

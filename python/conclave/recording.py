@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from conclave import _conclave, _frameworks
+from conclave import _conclave, _frameworks, _limits
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, to_dict
@@ -19,6 +19,10 @@ from conclave.spec import MoeSpec, to_dict
 Array = Any
 Tokens = Any  # int64 [T, 2], [T], or sequences of pairs or positions
 Path = str | os.PathLike[str]
+
+_MOST_LAYERS = 65536
+_MOST_TOKENS = 1 << 40
+_MOST = (1 << 63) - 1
 
 
 def _keys(tokens: Tokens, count: int | None = None) -> Any:
@@ -41,6 +45,8 @@ def _keys(tokens: Tokens, count: int | None = None) -> Any:
         raise ConclaveValueError(f"tokens: expected [T, 2] or [T], found {list(keys.shape)}")
     if count is not None and len(keys) != count:
         raise ConclaveValueError(f"tokens: expected {count}, one for each row, found {len(keys)}")
+    if keys.dtype.kind == "u" and keys.size and int(keys.max()) > _MOST:
+        raise ConclaveValueError(f"tokens: expected integers up to {_MOST}, found {keys.max()}")
     return numpy.ascontiguousarray(keys, dtype="int64")
 
 
@@ -133,11 +139,12 @@ class RoutingRecorder:
         self._core = _conclave.RoutingRecorder(
             [
                 _conclave.recorded_layer(
-                    number, layer._core.spec() if isinstance(layer, Layer) else to_dict(layer)
+                    _limits.integer("layer", number, 0, _MOST_LAYERS - 1),
+                    layer._core.spec() if isinstance(layer, Layer) else to_dict(layer),
                 )
                 for number, layer in layers.items()
             ],
-            capacity,
+            _limits.integer("capacity", capacity, 1, _MOST_TOKENS),
             when_full,
             model,
             model_type,
@@ -159,7 +166,7 @@ class RoutingRecorder:
         """
         ids, weights = _frameworks.on_the_host(topk_ids), _frameworks.on_the_host(topk_weights)
         keys = None if tokens is None else _keys(tokens, int(ids.shape[0]))
-        self._core.record(layer, ids, weights, keys)
+        self._core.record(_limits.integer("layer", layer, 0, _MOST_LAYERS), ids, weights, keys)
 
     def forward(
         self,
@@ -259,7 +266,7 @@ class RoutingReplay:
         keys = _keys(tokens)
         shape = (len(keys), self._slots.get(layer, 1))
         ids, weights = numpy.empty(shape, "int32"), numpy.empty(shape, "float32")
-        self._core.find(layer, keys, ids, weights)
+        self._core.find(_limits.integer("layer", layer, 0, _MOST_LAYERS), keys, ids, weights)
         if like is not None and _frameworks.is_torch(like):
             torch = _frameworks.torch()
             return torch.from_numpy(ids).to(like.device), torch.from_numpy(weights).to(like.device)

@@ -185,10 +185,8 @@ def route(
         own["hash_table"] = hash_table
     tokens, num_experts = (int(n) for n in gating_output.shape)
     _check_topk(topk, num_experts)
-    if expert_budget is not None and not topk <= expert_budget <= num_experts:
-        raise ConclaveValueError(
-            f"expert_budget: expected {topk} to {num_experts}, found {expert_budget}"
-        )
+    if expert_budget is not None:
+        expert_budget = _limits.integer("expert_budget", expert_budget, topk, num_experts)
     device = _frameworks.device_of(gating_output)
     ids = _frameworks.empty_like(gating_output, (tokens, topk), "int32", "topk_ids")
     weights = _frameworks.empty_like(gating_output, (tokens, topk), "float32", "topk_weights")

@@ -105,5 +105,7 @@ def test_a_budget_beside_given_choices_is_refused(setup):
     problem, layer = setup
     with pytest.raises(conclave.Error, match="brings its choices"):
         layer(problem.hidden, **problem.routing, expert_budget=6)
+    with pytest.raises(ConclaveTypeError, match="expert_budget"):
+        conclave.route(numpy.zeros((2, E), "float32"), K, conclave.RouterSpec(), expert_budget="5")
     with pytest.raises(ConclaveValueError, match="4 to 12"):
         conclave.route(numpy.zeros((2, E), "float32"), K, conclave.RouterSpec(), expert_budget=3)

@@ -134,8 +134,15 @@ def test_what_cannot_be_is_refused(setup, tmp_path):
         recorder.record(0, ids + 10, weights)
     with pytest.raises(ConclaveValueError, match="drop_oldest"):
         conclave.RoutingRecorder({0: layer}, when_full="never")
-    with pytest.raises(ConclaveValueError, match="capacity"):
-        conclave.RoutingRecorder({0: layer}, capacity=0)
+    for capacity in (0, 2**70):
+        with pytest.raises(ConclaveValueError, match="capacity"):
+            conclave.RoutingRecorder({0: layer}, capacity=capacity)
+    with pytest.raises(ConclaveTypeError, match="capacity"):
+        conclave.RoutingRecorder({0: layer}, capacity=1.5)
+    with pytest.raises(ConclaveTypeError, match="layer"):
+        conclave.RoutingRecorder({"0": layer})
+    with pytest.raises(ConclaveValueError, match="tokens"):
+        recorder.record(0, ids, weights, tokens=numpy.full(T, 2**63, "uint64"))
     recorder.record(0, ids, weights)
     replay = conclave.RoutingReplay(recorder)
     with pytest.raises(ConclaveValueError, match="sequence 0, position 99"):

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMostLayers = 65536;
 constexpr int64_t kMostIds = int64_t{1} << 24;
+constexpr int64_t kMostSlots = int64_t{1} << 16;  // times the largest capacity, within 63 bits
 
 void check_number(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
@@ -35,7 +36,7 @@ void check_length(const RecordedRows& rows, const char* name, size_t found, size
 void check_layer(const RecordedLayer& layer) {
   check_number("layer", layer.layer, 0, kMostLayers - 1);
   check_number("num_ids", layer.num_ids, 1, kMostIds);
-  check_number("num_slots", layer.num_slots, 1, kMostIds);
+  check_number("num_slots", layer.num_slots, 1, kMostSlots);
 }
 
 void check_record(const RoutingRecord& record) {

@@ -160,6 +160,7 @@ TEST(RoutingRecorder, WhatCannotBe_IsRefusedAndChangesNothing) {
   EXPECT_EQ(made({two_layers()[0], two_layers()[0]}, 1), kInvalidArgument);
   EXPECT_EQ(made({{.layer = -1, .num_ids = 8, .num_slots = 2}}, 1), kInvalidArgument);
   EXPECT_EQ(made({{.layer = 1, .num_ids = 8, .num_slots = 0}}, 1), kInvalidArgument);
+  EXPECT_EQ(made({{.layer = 1, .num_ids = 8, .num_slots = 65537}}, 1), kInvalidArgument);
   EXPECT_EQ(made({{.layer = 1, .num_ids = 0, .num_slots = 1}}, 1), kInvalidArgument);
 }
 
