@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--models", action="store_true", help="only the model files")
     parser.add_argument("--tests", action="store_true", help="only the tests")
     parser.add_argument("--most", type=int, default=24, help="tests of one function that are run")
+    parser.add_argument("--seconds", type=int, default=150, help="for one file of tests")
+    parser.add_argument("--part", default="", help="of the names of files of tests to run")
     options = parser.parse_args()
     if not (options.tree / "vllm" / "model_executor").is_dir():
         parser.error(f"{options.tree} holds no vllm/model_executor")
@@ -42,7 +44,7 @@ def main() -> int:
                 failed += found.startswith("failed")
                 print(f"| {model.name} | {model.file}.py | {found} |", flush=True)
     if options.tests or both:
-        kernel_tests.report(options.tree, options.most)
+        kernel_tests.report(options.tree, options.most, options.seconds, options.part)
     return 1 if failed else 0
 
 

@@ -265,7 +265,7 @@ def get_offloader() -> _Here:
     return _Here()
 
 
-class rocm_aiter_ops:  # noqa: N801
+class rocm_aiter_ops:
     is_fused_moe_enabled = is_fusion_moe_shared_experts_enabled = staticmethod(lambda: False)
 
 

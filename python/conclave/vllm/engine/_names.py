@@ -12,10 +12,8 @@ Rows = tuple[tuple[str, str], ...]
 REASONS = {
     "kernel": "a kernel of vLLM's, which is not here; conclave.vllm.fused_experts and "
     "ConclaveExperts run every format that conclave has",
-    "router": "no such router class is here; FusedMoEFactory routes by its arguments, and "
-    "conclave.route by a RouterSpec",
-    "method": "methods of quantisation of vLLM's classes are not here; FusedMoEFactory takes a "
-    "configuration as in config.json",
+    "router": "a class of parameters of vLLM's, which is not here; create_fused_moe_router takes "
+    "them as arguments",
     "engine": "belongs to vLLM's engine, which is not here",
     "triton": "no code here is written in Triton",
     "moves": "moves experts of vLLM's engine; conclave.Balancer and conclave.Migration move those "
@@ -92,7 +90,7 @@ _LAYER: Rows = (
 _OWNER: Rows = ((f"{_E}.runner", "RoutedExperts"), (_V, "FusedMoeWeightScaleSupported"))
 _RUNNER: Rows = ((f"{_E}.runner", "MoERunner"),)
 _GATE: Rows = ((f"{_E}.gate", "GateLinear"),)
-_METHODS: Rows = (("!method", "FusedMoEMethodBase UnquantizedFusedMoEMethod"),)
+_METHODS: Rows = ((f"{_V}.quant_method", "FusedMoEMethodBase UnquantizedFusedMoEMethod"),)
 _KERNELS: Rows = (
     (
         f"{_E}.experts",
@@ -156,7 +154,8 @@ _FUSED_MOE: dict[str, Rows] = {
         *_GROUPED,
         *_METHODS,
         *_KERNELS,
-        ("!router", "FusedMoERouter GroupedTopk"),
+        (f"{_V}.router", "FusedMoERouter"),
+        ("!router", "GroupedTopk"),
         ("!kernel", "SharedExperts override_config get_config"),
     ),
     f"{_MOE}.activation": _ACTIVATION,
@@ -190,18 +189,27 @@ _FUSED_MOE: dict[str, Rows] = {
     f"{_MOE}.runner.moe_runner": _RUNNER,
     f"{_MOE}.router": (),
     f"{_MOE}.router.gate_linear": _GATE,
-    f"{_MOE}.router.fused_moe_router": (("!router", "FusedMoERouter"),),
+    f"{_MOE}.router.fused_moe_router": ((f"{_V}.router", "FusedMoERouter"),),
     f"{_MOE}.router.base_router": (
         (f"{_E}.eplb", "eplb_map_to_physical_and_record"),
-        ("!router", "BaseRouter"),
+        (f"{_V}.router", "BaseRouter"),
     ),
-    f"{_MOE}.router.router_factory": (("!router", "create_fused_moe_router"),),
-    f"{_MOE}.router.fused_topk_router": (*_TOPK, ("!router", "FusedTopKRouter")),
-    f"{_MOE}.router.fused_topk_bias_router": (*_TOPK_BIAS, ("!router", "FusedTopKBiasRouter")),
+    f"{_MOE}.router.router_factory": ((f"{_V}.router", "create_fused_moe_router"),),
+    f"{_MOE}.router.fused_topk_router": (*_TOPK, (f"{_V}.router", "FusedTopKRouter")),
+    f"{_MOE}.router.fused_topk_bias_router": (*_TOPK_BIAS, (f"{_V}.router", "FusedTopKBiasRouter")),
     f"{_MOE}.router.grouped_topk_router": (
         *_GROUPED,
         (f"{_E}.calls", "fused_grouped_topk"),
-        ("!router", "GroupedTopk GroupedTopKRouter"),
+        (f"{_V}.router", "GroupedTopKRouter"),
+        ("!router", "GroupedTopk"),
+    ),
+    f"{_MOE}.router.custom_routing_router": ((f"{_V}.router", "CustomRoutingRouter"),),
+    f"{_MOE}.router.zero_expert_router": ((f"{_V}.router", "ZeroExpertRouter"),),
+    f"{_MOE}.router.routing_simulator_router": (
+        (
+            f"{_V}.router",
+            "RoutingSimulatorRouter RoutingSimulator RoutingStrategy DistributionBasedRouting",
+        ),
     ),
     f"{_MOE}.experts": (),
     f"{_MOE}.experts.triton_moe": _KERNELS,
@@ -256,9 +264,9 @@ _BESIDE: dict[str, Rows] = {
         (f"{_E}.platform", "set_random_seed"),
     ),
     "vllm.model_executor.layers": (),
-    "vllm.model_executor.layers.quantization": (("!method", "QuantizationConfig"),),
+    "vllm.model_executor.layers.quantization": ((f"{_V}.quant_method", "QuantizationConfig"),),
     "vllm.model_executor.layers.quantization.base_config": (
-        ("!method", "QuantizationConfig QuantizeMethodBase"),
+        (f"{_V}.quant_method", "QuantizationConfig QuantizeMethodBase"),
     ),
 }
 
