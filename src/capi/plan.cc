@@ -72,14 +72,16 @@ namespace capi = conclave::capi;
 conclave_status conclave_layer_explain(const conclave_layer* layer, char** text) noexcept {
   return capi::guarded([&] {
     const conclave::Plan& plan = capi::required(layer, "layer").layer.plan();
-    capi::required(text, "text") = capi::copy_text(conclave::explain(plan));
+    char*& to = capi::required(text, "text");
+    to = capi::copy_text(conclave::explain(plan));
   });
 }
 
 conclave_status conclave_layer_plan_json(const conclave_layer* layer, char** json) noexcept {
   return capi::guarded([&] {
     const conclave::Plan& plan = capi::required(layer, "layer").layer.plan();
-    capi::required(json, "json") = capi::copy_json(capi::json_of_plan(plan));
+    char*& to = capi::required(json, "json");
+    to = capi::copy_json(capi::json_of_plan(plan));
   });
 }
 

@@ -53,7 +53,8 @@ conclave_status conclave_spec_from_json(const char* json, conclave_spec** out) n
 conclave_status conclave_spec_to_json(const conclave_spec* spec, char** json) noexcept {
   return capi::guarded([&] {
     const conclave::MoeSpec& from = capi::required(spec, "spec").spec;
-    capi::required(json, "json") = capi::copy_json(capi::json_of_spec(from));
+    char*& to = capi::required(json, "json");
+    to = capi::copy_json(capi::json_of_spec(from));
   });
 }
 

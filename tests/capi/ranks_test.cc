@@ -4,10 +4,12 @@
 
 #include "conclave/comm.h"
 
-#include <atomic>
-#include <cstring>
+#include <algorithm>
+#include <chrono>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace conclave {
 namespace {

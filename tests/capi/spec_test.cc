@@ -1,7 +1,6 @@
 // Specs as JSON: every member comes back, and what is wrong is named.
 #include "capi/handles.h"
 #include "capi/spec_json.h"
-#include "core/spec_fields.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/synthetic.h"
@@ -10,6 +9,8 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace conclave {
 namespace {

@@ -6,8 +6,13 @@
 #include "conclave/checkpoint.h"
 #include "conclave/safetensors.h"
 
-#include <cstring>
+#include <algorithm>
+#include <cstdio>
 #include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 namespace conclave {
 namespace {
