@@ -260,7 +260,7 @@ _BESIDE: dict[str, Rows] = {
     "vllm.model_executor": (),
     "vllm.model_executor.custom_op": ((f"{_E}.helpers", "CustomOp PluggableLayer"),),
     "vllm.model_executor.utils": (
-        (f"{_E}.helpers", "set_weight_attrs"),
+        (f"{_V}.quant_method", "set_weight_attrs"),
         (f"{_E}.platform", "set_random_seed"),
     ),
     "vllm.model_executor.layers": (),

@@ -91,14 +91,6 @@ class CustomOp(PluggableLayer):
         return self.forward_native(*args, **kwargs)
 
 
-def set_weight_attrs(weight: torch.Tensor, weight_attrs: dict[str, Any] | None) -> None:
-    """Sets attributes of a parameter. Raises ConclaveValueError for one that it has."""
-    for name, value in (weight_attrs or {}).items():
-        if hasattr(weight, name):
-            raise ConclaveValueError(f"{name}: the parameter has such an attribute already")
-        setattr(weight, name, value)
-
-
 # No kernel here is compiled by Triton, whether it is installed or not.
 HAS_NO_TRITON = False
 
