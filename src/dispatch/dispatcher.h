@@ -39,7 +39,9 @@ struct DispatchProblem {
   EpTransport transport = EpTransport::kVariable;
   EpCombine combine = EpCombine::kUnreduced;
   Communicator* communicator = nullptr;  // needed when ep_size > 1 and kFull
-  bool in_background = false;            // other work is done while rows and results travel
+  // Other work is done while these travel.
+  bool rows_in_background = false;
+  bool results_in_background = false;
 };
 
 struct DispatchArgs {

@@ -31,7 +31,7 @@ class EpDispatcher final : public Dispatcher {
       : plan_(make_ep_plan(problem)),
         tables_(plan_, layout_),
         blocks_(layout_.book<AssignmentBlock>(problem.ep_size)),
-        return_exchange_(problem.ep_size, plan_.moves(), layout_),
+        return_exchange_(problem.ep_size, plan_.moves_results(), layout_),
         return_handle_(layout_.book<CommHandle>(1)),
         transport_(plan_.fixed_slots ? make_fixed_slot_transport(plan_, layout_)
                                      : make_variable_transport(plan_, layout_)) {}

@@ -28,9 +28,11 @@ struct EpPlan {
   int64_t max_home_rows = 0;  // result rows that this rank gets
 
   int32_t ranks() const { return problem.ep_size; }
-  MovesBytes moves() const {
-    return problem.in_background ? MovesBytes::kInBackground : MovesBytes::kInCalls;
+  static MovesBytes moves(bool in_background) {
+    return in_background ? MovesBytes::kInBackground : MovesBytes::kInCalls;
   }
+  MovesBytes moves_rows() const { return moves(problem.rows_in_background); }
+  MovesBytes moves_results() const { return moves(problem.results_in_background); }
 };
 
 // Throws Error(kSizeOverflow).

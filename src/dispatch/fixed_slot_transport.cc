@@ -21,7 +21,7 @@ class FixedSlotTransport final : public RowTransport {
   FixedSlotTransport(const EpPlan& plan, WorkspaceLayout& layout)
       : plan_(plan),
         block_rows_(plan.problem.max_tokens + description_rows(plan)),
-        exchange_(plan.ranks(), plan.moves(), layout),
+        exchange_(plan.ranks(), plan.moves_rows(), layout),
         handle_(layout.book<CommHandle>(1)),
         counts_(layout.book<int64_t>(int64_t{2} * plan.ranks())),
         sent_(book(plan, block_rows_, layout)),

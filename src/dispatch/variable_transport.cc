@@ -18,9 +18,9 @@ class VariableTransport final : public RowTransport {
   VariableTransport(const EpPlan& plan, WorkspaceLayout& layout)
       : plan_(plan),
         header_exchange_(plan.ranks(), MovesBytes::kInCalls, layout),
-        row_exchange_(plan.ranks(), plan.moves(), layout),
-        id_exchange_(plan.ranks(), plan.moves(), layout),
-        weight_exchange_(plan.ranks(), plan.moves(), layout),
+        row_exchange_(plan.ranks(), plan.moves_rows(), layout),
+        id_exchange_(plan.ranks(), plan.moves_rows(), layout),
+        weight_exchange_(plan.ranks(), plan.moves_rows(), layout),
         sent_headers_(layout.book<WireHeader>(plan.ranks())),
         received_headers_(layout.book<WireHeader>(plan.ranks())),
         handles_(layout.book<Handles>(1)),

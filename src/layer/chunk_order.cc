@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -28,11 +29,38 @@ Support moves_meanwhile(const LayerPlan& plan, const Context& context) {
   return context.communicator()->supports(CommFeature::kOverlap);
 }
 
+// Bytes that a token of evenly spread choices sends to other ranks, and that come back for it.
+struct TokenTraffic {
+  double rows = 0;
+  double results = 0;
+};
+
+TokenTraffic traffic_of(const LayerPlan& plan) {
+  const auto ranks = static_cast<double>(plan.parallel.ep_size);
+  const auto choices = static_cast<double>(plan.spec.top_k);
+  const bool has_own_rows = dispatched_rows_per_token(plan.spec) > 1;
+  const double others = (ranks - 1) / ranks;
+  const double reached = ranks * (1 - std::pow(others, choices)) * others;
+  double sent = has_own_rows ? choices * others : reached;
+  if (plan.options.transport == EpTransport::kFixedSlots) {
+    sent = (ranks - 1) * (has_own_rows ? choices : 1);
+  }
+  const bool is_reduced = plan.options.ep_combine == EpCombine::kReducedPerRank;
+  const auto row_bytes = static_cast<double>(plan.experts->requirements().row_bytes);
+  const auto result_bytes = static_cast<double>(expert_width(plan.spec)) * sizeof(float);
+  return {.rows = sent * row_bytes,
+          .results = (is_reduced ? reached : choices * others) * result_bytes};
+}
+
 // With tensor-parallel ranks shared parts end in a sum over these, which all make at the same
 // place of a chunk: a choice by what has come would differ between them. Where bytes move in calls
 // only, peers would get this rank's rows behind its shared parts.
-bool fills_waits(const LayerPlan& plan, const Support& overlap) {
-  return exchanges_rows(plan) && has_shared_parts(plan) && !plan.part.reduces() && overlap;
+FillsWait choose_wait(const LayerPlan& plan, const Support& overlap) {
+  if (!exchanges_rows(plan) || !has_shared_parts(plan)) return FillsWait::kForResults;
+  if (plan.part.reduces() || !overlap) return FillsWait::kForResults;
+  if (plan.options.chunk_order != ChunkOrder::kInTurn) return FillsWait::kByTurns;
+  const TokenTraffic traffic = traffic_of(plan);
+  return traffic.rows >= traffic.results ? FillsWait::kForRows : FillsWait::kForResults;
 }
 
 // The tokens from which on a call is cut in two, if every rank brings as many.
@@ -74,8 +102,14 @@ void record_order(LayerPlan& plan, const Support& overlap) {
 }
 
 void record_shared(LayerPlan& plan, const Support& overlap) {
-  std::string reason = "while rows travel, if they have not come yet, otherwise while results do";
+  std::string reason = "while results travel, which are heavier than rows";
   if (plan.part.reduces()) reason = "while results travel: tensor-parallel ranks add up together";
+  if (plan.fills_wait == FillsWait::kForRows) {
+    reason = "while rows travel, which are no lighter than results, if they have not come yet";
+  }
+  if (plan.fills_wait == FillsWait::kByTurns) {
+    reason = "of one chunk while rows travel, of the other while results do";
+  }
   if (!overlap) reason = "behind the experts, as bytes move in calls only: " + overlap.reason();
   plan.summary.rows.push_back(
       {.table = "shared parts", .name = "in waits", .chosen = true, .reason = std::move(reason)});
@@ -85,10 +119,12 @@ void record_shared(LayerPlan& plan, const Support& overlap) {
 
 void choose_chunks(LayerPlan& plan, const Context& context) {
   const bool exchanges = exchanges_rows(plan);
-  plan.fills_waits = fills_waits(plan, moves_meanwhile(plan, context));
+  plan.fills_wait = choose_wait(plan, moves_meanwhile(plan, context));
   if (exchanges) plan.chunk_order = plan.options.chunk_order;
   if (plan.chunk_order == ChunkOrder::kMicroBatches) plan.chunk_rule = micro_batch_rule(plan);
-  plan.overlaps = exchanges && (plan.chunk_order != ChunkOrder::kInTurn || has_shared_parts(plan));
+  const bool takes_two = plan.chunk_order != ChunkOrder::kInTurn;
+  plan.rows_in_background = takes_two || plan.fills_wait == FillsWait::kForRows;
+  plan.results_in_background = takes_two || (exchanges && has_shared_parts(plan));
 }
 
 void record_chunks(LayerPlan& plan, const Context& context) {

@@ -228,7 +228,8 @@ void fill_plan(LayerPlan& plan, const Context& context, const WeightPlaces& plac
                                            .transport = options.transport,
                                            .combine = options.ep_combine,
                                            .communicator = context.communicator(),
-                                           .in_background = plan.overlaps};
+                                           .rows_in_background = plan.rows_in_background,
+                                           .results_in_background = plan.results_in_background};
   const auto* dispatcher = choose_first(dispatch::dispatcher_catalog(), {.table = "dispatcher"},
                                         exchange, plan.summary.rows);
   if (dispatcher == nullptr) throw_no_row("dispatcher", plan.summary.rows);

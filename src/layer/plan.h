@@ -49,6 +49,11 @@ struct StageFacts {
   }
 };
 
+// Says which wait a rank's shared experts and residual MLP fill: for the rows of others, unless
+// these have come already, or for its results. By turns: one chunk the former, the next one the
+// latter.
+enum class FillsWait : uint8_t { kForRows, kForResults, kByTurns };
+
 struct LayerPlan : PlanBase {
   cpu::Isa isa = cpu::Isa::kScalar;
   cpu::Arithmetic arithmetic = cpu::Arithmetic::kF32Fma;
@@ -68,8 +73,9 @@ struct LayerPlan : PlanBase {
   size_t router_scratch_bytes = 0;
   HostSlices slices;
   ChunkOrder chunk_order = ChunkOrder::kInTurn;
-  bool fills_waits = false;          // shared parts may run before the experts
-  bool overlaps = false;             // something is computed while rows or results travel
+  FillsWait fills_wait = FillsWait::kForResults;
+  bool rows_in_background = false;  // something is computed while rows travel
+  bool results_in_background = false;
   size_t chunk_workspace_bytes = 0;  // what the slices take
   size_t workspace_bytes = 0;        // for all chunks under way at once
   int64_t gate_row_bytes = 0;        // bytes per float32 row, zero padded

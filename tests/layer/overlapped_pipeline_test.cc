@@ -231,22 +231,47 @@ TEST(OverlappedPipeline, OneMicroBatch_TravelsWhileTheOtherComputes) {
   EXPECT_EQ(notes[1], expected);
 }
 
-// Between a rank's rows and the wait for those of others, or behind them where these have come.
-TEST(SharedExperts, RunWhereARankWouldWait) {
-  const LayerOptions options{.max_tokens = 8, .transport = EpTransport::kFixedSlots};
-  const std::string begin = "all_to_all_v in background";
-  const auto behind = [&](const std::vector<std::string>& notes, int nth) {
-    auto place = notes.begin();
-    for (; nth > 0; --nth) place = std::find(place, notes.end(), begin) + 1;
-    return *place;
-  };
-  for (const auto& notes : notes_of(shared_spec(), options, {8, 5}, false)) {
-    EXPECT_EQ(behind(notes, 1), "products");
-    EXPECT_EQ(behind(notes, 2), "combine.rows");
+// The exchange behind which products come first, and whether they do.
+std::string behind(const std::vector<std::string>& notes, int nth_exchange) {
+  auto place = notes.begin();
+  for (; nth_exchange > 0; --nth_exchange) {
+    const auto exchanges = [](const std::string& note) { return note.starts_with("all_to_all_v"); };
+    place = std::find_if(place, notes.end(), exchanges) + 1;
   }
-  for (const auto& notes : notes_of(shared_spec(), options, {8, 5}, true)) {
-    EXPECT_EQ(behind(notes, 1), "dispatch.slots");
+  return *place;
+}
+
+// Results are heavier than rows where each choice has one; with one choice and slots of a fixed
+// number rows are.
+TEST(SharedExperts, InTurn_FillTheWaitForWhatIsHeavier) {
+  const LayerOptions options{.max_tokens = 8, .transport = EpTransport::kFixedSlots};
+  MoeSpec one_choice = shared_spec();
+  one_choice.top_k = 1;
+  for (const bool has_come : {false, true}) {
+    for (const auto& notes : notes_of(shared_spec(), options, {8, 5}, has_come)) {
+      EXPECT_EQ(behind(notes, 1), "dispatch.slots");
+      EXPECT_EQ(behind(notes, 2), "products");
+    }
+    for (const auto& notes : notes_of(one_choice, options, {8, 5}, has_come)) {
+      EXPECT_EQ(behind(notes, 1), has_come ? "dispatch.slots" : "products");
+      EXPECT_EQ(behind(notes, 2), has_come ? "products" : "combine.rows");
+    }
+  }
+}
+
+// The first to wait for rows is one micro-batch, the last to wait for results the other.
+TEST(SharedExperts, MicroBatches_FillTheFirstWaitAndTheLast) {
+  LayerOptions options = micro_batches(8, 2);
+  options.transport = EpTransport::kFixedSlots;
+  for (const auto& notes : notes_of(shared_spec(), options, {8, 8}, false)) {
     EXPECT_EQ(behind(notes, 2), "products");
+    EXPECT_EQ(behind(notes, 3), "dispatch.slots");
+    EXPECT_EQ(behind(notes, 4), "products");
+  }
+  for (const auto& notes : notes_of(shared_spec(), options, {8, 8}, true)) {
+    EXPECT_EQ(behind(notes, 2), "dispatch.slots");
+    EXPECT_EQ(behind(notes, 3), "products");
+    EXPECT_EQ(behind(notes, 4), "products");
   }
 }
 

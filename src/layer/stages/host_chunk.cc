@@ -357,7 +357,7 @@ void HostChunk::run_own_parts() {
 }
 
 void HostChunk::run() {
-  const bool fills_wait = runs(kFillWait) && awaits_rows(at(kFillWait));
+  const bool fills_wait = runs(kFillWait) && fills_wait_ && awaits_rows(at(kFillWait));
   if (fills_wait) run_own_parts();
   results_.output = run_experts(at(kExperts));
   send_results(at(kSendResults));

@@ -30,6 +30,7 @@ class HostChunk {
         epoch_(call.epoch),
         adapters_(call.adapters),
         executor_(call.executor),
+        fills_wait_(call.plan.fills_wait == FillsWait::kForRows || index % 2 == 0),
         at_(chunk_at(call.tokens, call.chunks, index)),
         args_(chunk_of(call.args, at_)),
         padding_(args_.padding_mask),
@@ -44,7 +45,7 @@ class HostChunk {
   // Routes the chunk and sends its rows off.
   void begin(KernelCounts& counts);
   // Runs the experts on the rows that came and sends the results home. What every rank computes for
-  // its own tokens runs before, if the rows have not come yet, or else while the results travel.
+  // its own tokens runs while the results travel, or before, as the plan says.
   void run();
   // Takes the results and writes the chunk's rows of `out`.
   void finish();
@@ -107,6 +108,7 @@ class HostChunk {
   const PlacementEpoch& epoch_;
   const AdapterSet* adapters_;
   Executor& executor_;
+  bool fills_wait_;  // for rows, if the plan has that
   TokenChunk at_;
   ForwardArgs args_;  // the chunk's rows
   Padding padding_;

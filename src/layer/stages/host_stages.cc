@@ -121,7 +121,7 @@ class Declaration {
   }
 
   void run() {
-    if (plan_.fills_waits) fill_wait();
+    if (plan_.fills_wait != FillsWait::kForResults) fill_wait();
     add(kExperts,
         fmt::format("experts {}{}", spec_.activation.name, spec_.has_bias ? " with biases" : ""),
         BufferSet(kDispatch) | expert_input_, BufferSet(kExpertScratch) | kExpertRows);
