@@ -180,10 +180,10 @@ size_t answers_of(const World& world) {
   return answers.size();
 }
 
-TEST(Ballots, TenThousandSchedules_HaveOneAnswerEach) {
+TEST(Ballots, FiveThousandSchedules_HaveOneAnswerEach) {
   int with_faults = 0;
   int stopped_ranks_told = 0;
-  for (uint32_t seed = 0; seed < 10'000; ++seed) {
+  for (uint32_t seed = 0; seed < 5'000; ++seed) {
     World world(seed, true);
     world.run();
     ASSERT_LE(answers_of(world), 1U) << "two groups go on, seed " << seed;
@@ -201,7 +201,7 @@ TEST(Ballots, TenThousandSchedules_HaveOneAnswerEach) {
     }
   }
   EXPECT_GT(with_faults, 1000) << "the schedules plant no faults";
-  EXPECT_GT(stopped_ranks_told, 1000);
+  EXPECT_GT(stopped_ranks_told, 500);
 }
 
 // The simulation finds what it looks for.
