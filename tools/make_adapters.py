@@ -3,8 +3,8 @@
 
 Needs torch, transformers, peft and safetensors. Each folder is what `save_pretrained` of PEFT wrote
 for random factors; beside them lies reference.safetensors with, for each MoE layer N of the model,
-`layers.N.output` [T, H]: the block in float64 with PEFT's wrappers active, on the hidden states, ids
-and weights of the checkpoint's own reference.safetensors.
+`layers.N.output` [T, H]: the block in float64 with PEFT's wrappers active, on the hidden states,
+ids and weights of the checkpoint's own reference.safetensors.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def block_output(block: torch.nn.Module, recorded: dict[str, torch.Tensor]) -> t
 
 def make(name: str, settings: dict[str, Any], folder: Path) -> None:
     source = ROOT / "testdata" / name
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, experts_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        source, experts_implementation="eager"
+    )
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
     randomise(adapted, 20261129)
     adapted.save_pretrained(folder)

@@ -165,6 +165,8 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
   // What a budget leaves depends on tokens that are not in the sample.
   const bool judges_routing = run.has_logits() && input.expert_budget == 0;
+  const Tensor first_adapter(DType::kI32, {static_cast<int64_t>(tokens.size())});
+  const bool adapted = input.adapter != nullptr;
   const StageCheck check = check_against_reference(
       context, spec, source,
       {.hidden = hidden.view(),
@@ -177,6 +179,8 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
        .token_ids = token_ids.view(),
        .top_k = input.top_k,
        .banned_experts = input.banned_experts,
+       .adapters = {input.adapter, adapted ? size_t{1} : size_t{0}},
+       .adapter_ids = adapted ? first_adapter.view() : ConstTensorView{},
        .code_ambiguity = context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity
                                                               : kFloat32CodeAmbiguity});
   judge_output(check.token_errors, tokens, result);

@@ -58,6 +58,7 @@ void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetit
                    .router_input = input.router_input,
                    .residual_input = input.residual_input,
                    .token_ids = input.token_ids,
+                   .adapter = input.adapter != nullptr ? layer.adapters().front().id : kNoAdapter,
                    .top_k = input.top_k,
                    .banned_experts = input.banned_experts,
                    .expert_budget = input.expert_budget,

@@ -3,6 +3,7 @@
 
 #include "conclave/context.h"
 #include "conclave/layer.h"
+#include "conclave/lora.h"
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
 
@@ -27,6 +28,7 @@ struct LayerInput {
   int64_t top_k = 0;
   ConstTensorView banned_experts = {};  // [E + Z]
   int64_t expert_budget = 0;
+  const LoraAdapter* adapter = nullptr;  // every token has it
 
   int64_t num_tokens() const { return hidden.shape[0]; }
 };
@@ -56,6 +58,7 @@ struct LayerRun {
 
 // Runs one untimed forward that captures everything, then `repetitions` timed ones. `context` is
 // the layer's: on a device the tensors go there and back, and times are those of a replayed graph.
+// An adapter of the input must be the layer's only one.
 LayerRun run_layer(const Context& context, const MoeLayer& layer, const LayerInput& input,
                    int32_t repetitions);
 

@@ -1,6 +1,7 @@
 // conclave run: runs a checkpoint's MoE layers on hidden states, timed and checked.
 #include "checks.h"
 #include "commands.h"
+#include "input/adapter_option.h"
 #include "input/batch.h"
 #include "input/choice_options.h"
 #include "input/layer_selection.h"
@@ -50,6 +51,7 @@ struct RunOptions {
   int32_t repetitions = 5;
   bool check_manifest = false;
   std::string rows;
+  std::string adapter;
   MachineOptions machine;
   RankOptions ranks;
   OutputOptions printing;
@@ -69,6 +71,7 @@ class RunCommand {
                                                  .extra_layers = options.extra_layers,
                                                  .verify_manifest = options.check_manifest})),
         layers_(select_layers(checkpoint_, options.layers)),
+        adapter_(options.adapter),
         batches_(batch_options(options)),
         console_(team.leads() ? options.printing.progress() : ProgressMode::kOff),
         context_(make_context(options.machine, &console_, team)),
@@ -169,6 +172,10 @@ class RunCommand {
         fmt::format("input: {}{}{}", batches_.describe(), options_.choices.any() ? "; " : "",
                     options_.choices.describe()),
         fmt::format("check: {}", check)};
+    if (adapter_) {
+      facts["adapter"] = options_.adapter;
+      lines.push_back("adapter: " + adapter_.describe());
+    }
     if (!team_.alone()) lines.push_back("ranks: " + team_.describe());
     table_.writer().header(facts, lines);
   }
@@ -177,6 +184,8 @@ class RunCommand {
     console_.subject(fmt::format("layer {}", info.index));
     const Batch batch = batches_.load(info.index, info.spec);
     LayerInput input = batch.view();
+    const std::optional<LoraAdapter> adapter = adapter_.of_layer(info.index, checkpoint_);
+    if (adapter) input.adapter = &*adapter;
     const MoeSpec spec = with_rows(options_.rows, info.spec, options_.model_dir);
     const ChoiceLimitsOfLayer limits(options_.choices, spec);
     limits.apply(input);
@@ -187,12 +196,13 @@ class RunCommand {
     }
     const std::unique_ptr<WeightSource> source = checkpoint_.layer_source(info.index);
     const int64_t planned = std::clamp<int64_t>(input.num_tokens(), 1, LayerOptions().max_tokens);
-    const LayerRun result = run_split_layer({.team = team_,
-                                             .context = context_,
-                                             .spec = spec,
-                                             .source = *source,
-                                             .options = layer_options(options_.machine, planned)},
-                                            input, options_.repetitions);
+    const LayerRun result =
+        run_split_layer({.team = team_,
+                         .context = context_,
+                         .spec = spec,
+                         .source = *source,
+                         .options = adapter_.with_room(layer_options(options_.machine, planned))},
+                        input, options_.repetitions);
     if (!team_.leads()) return {};
     if (results_) results_->write(result);
     if (routing_) routing_->add(info.index, result);
@@ -218,6 +228,7 @@ class RunCommand {
   const OutputFormat format_;
   const Checkpoint checkpoint_;
   const LayerList layers_;
+  const AdapterOption adapter_;
   const BatchSource batches_;
   std::optional<LayerTensors> reference_;
   Console console_;
@@ -286,6 +297,7 @@ void add_run_command(CommandLine& line) {
       .excludes(input);
   command.seed(options->seed, "Seed of the random hidden states");
   add_rows_option(command, options->rows);
+  add_adapter_option(command, options->adapter);
   command.choice("--routing", options->routing, {"gate", "file"},
                  "Route by the layer's gate, or as topk_ids or router_logits of --input say");
   add_choice_options(command, options->choices);

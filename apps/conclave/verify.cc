@@ -1,6 +1,7 @@
 // conclave verify: checks every layer of a checkpoint against float64, stage by stage.
 #include "checks.h"
 #include "commands.h"
+#include "input/adapter_option.h"
 #include "input/batch.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
@@ -14,6 +15,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 namespace conclave::tool {
 namespace {
@@ -26,26 +28,38 @@ struct VerifyOptions {
   int64_t tokens = 32;
   uint64_t seed = 0;
   std::string rows;
+  std::string adapter;
   bool check_manifest = false;
   MachineOptions machine;
   RankOptions ranks;
   OutputOptions printing;
 };
 
-LayerRow verify_layer(const RankTeam& team, const Context& context, const Checkpoint& checkpoint,
-                      const CheckpointLayer& info, const VerifyOptions& options) {
+struct VerifiedModel {
+  const RankTeam& team;
+  const Context& context;
+  const Checkpoint& checkpoint;
+  const AdapterOption& adapter;
+};
+
+LayerRow verify_layer(const VerifiedModel& model, const CheckpointLayer& info,
+                      const VerifyOptions& options) {
+  const auto& [team, context, checkpoint, adapters] = model;
   const BatchSource batches(
       {.input = "", .record = "", .random_tokens = options.tokens, .seed = options.seed});
   const Batch batch = batches.load(info.index, info.spec);
   const MoeSpec spec = with_rows(options.rows, info.spec, options.model_dir);
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(info.index);
-  const LayerRun result =
-      run_split_layer({.team = team,
-                       .context = context,
-                       .spec = spec,
-                       .source = *source,
-                       .options = layer_options(options.machine, options.tokens)},
-                      batch.view(), 0);
+  LayerInput input = batch.view();
+  const std::optional<LoraAdapter> adapter = adapters.of_layer(info.index, checkpoint);
+  if (adapter) input.adapter = &*adapter;
+  const LayerRun result = run_split_layer(
+      {.team = team,
+       .context = context,
+       .spec = spec,
+       .source = *source,
+       .options = adapters.with_room(layer_options(options.machine, options.tokens))},
+      input, 0);
 
   LayerRow row;
   if (!team.leads()) return row;
@@ -53,7 +67,7 @@ LayerRow verify_layer(const RankTeam& team, const Context& context, const Checkp
   row.spec = spec;
   row.tokens = options.tokens;
   row.work = layer_work(spec, row.tokens, result.expert_load);
-  row.check = check_against_float64(context, spec, *source, batch.view(), result, options.tokens,
+  row.check = check_against_float64(context, spec, *source, input, result, options.tokens,
                                     accuracy_bar(spec.weight_dtype, batch.hidden.dtype()));
   return row;
 }
@@ -66,6 +80,7 @@ ExitCode run_verify(const VerifyOptions& options, const RankTeam& team) {
                                            .extra_layers = options.extra_layers,
                                            .verify_manifest = options.check_manifest});
   const auto layers = select_layers(checkpoint, options.layers);
+  const AdapterOption adapter(options.adapter);
   Console console(team.leads() ? options.printing.progress() : ProgressMode::kOff);
   const Context context = make_context(options.machine, &console, team);
 
@@ -85,11 +100,15 @@ ExitCode run_verify(const VerifyOptions& options, const RankTeam& team) {
                   shape_text(spec)),
       fmt::format("check: {} random tokens per layer against float64 on the stored weights",
                   options.tokens)};
+  if (adapter) {
+    facts["adapter"] = options.adapter;
+    lines.push_back("adapter: " + adapter.describe());
+  }
   if (!team.alone()) lines.push_back("ranks: " + team.describe());
   table.writer().header(facts, lines);
   for (const CheckpointLayer* layer : layers) {
     console.subject(fmt::format("layer {}", layer->index));
-    const LayerRow row = verify_layer(team, context, checkpoint, *layer, options);
+    const LayerRow row = verify_layer({team, context, checkpoint, adapter}, *layer, options);
     console.clear();
     if (team.leads()) table.add(row);
     team.meet("check the layer");
@@ -117,6 +136,7 @@ void add_verify_command(CommandLine& line) {
       .with_default();
   command.seed(options->seed, "Seed of the random tokens");
   add_rows_option(command, options->rows);
+  add_adapter_option(command, options->adapter);
   command.flag("--check-manifest", options->check_manifest,
                "Verify the tensors read against what manifest has written");
   add_machine_options(command, options->machine);

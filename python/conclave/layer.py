@@ -221,6 +221,7 @@ class Layer:
         residual_input: Array | None = None,
         token_ids: Array | None = None,
         padding_mask: Array | None = None,
+        adapter_ids: int | Array | None = None,
         num_tokens: int | Array | None = None,
         top_k: int | None = None,
         banned_experts: Array | Sequence[int] | None = None,
@@ -244,6 +245,7 @@ class Layer:
             router_input, residual_input: [T, H], read instead of hidden.
             token_ids: [T] integers, of router "hash".
             padding_mask: [T] bool; False: the token is padding, its output is 0.
+            adapter_ids: [T] integers that `load_adapter` returned, -1 for none; or one for all.
             num_tokens: only that many rows count; on a GPU an int64 tensor of one element.
             top_k, banned_experts, expert_budget: limits of this call's choices, on the CPU. Fewer
                 experts for each token; ids that nobody shall choose, or bools [E] or [T, E] (E and
@@ -269,6 +271,8 @@ class Layer:
             out = _frameworks.empty_like(
                 hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
             )
+        if isinstance(adapter_ids, int):
+            adapter_ids = self._one_for_all(hidden, adapter_ids)
         arguments = (
             hidden,
             out,
@@ -279,6 +283,7 @@ class Layer:
             residual_input,
             token_ids,
             padding_mask,
+            adapter_ids,
             num_tokens,
             top_k,
             _limits.flags_of(banned_experts, self._num_columns),
@@ -310,6 +315,69 @@ class Layer:
     def workspace_bytes(self, tokens: int) -> int:
         """Bytes of scratch memory that a call of so many tokens needs."""
         return int(self._core.workspace_bytes(tokens))
+
+    @staticmethod
+    def _one_for_all(hidden: Array, adapter_id: int) -> Array:
+        if not -1 <= adapter_id < 2**31:
+            raise ConclaveValueError(
+                f"adapter_ids: expected -1 or an id of load_adapter, found {adapter_id}"
+            )
+        tokens = _frameworks.shape_of(hidden, "hidden")[:1]
+        ids = _frameworks.empty_like(hidden, tokens, "int32", "adapter_ids")
+        ids[...] = adapter_id
+        return ids
+
+    def load_adapter(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        layer: int | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+        gate_up_order: str | None = None,
+        scale: float = 1.0,
+        name: str = "",
+        **factors: Array,
+    ) -> int:
+        """Adds low-rank adapters of the experts, and returns the id that calls name them by.
+
+        The layer needs `LayerOptions.max_adapter_rank`; CPU only. Forwards that are under way do
+        not see it. With several ranks all add and remove the same adapters in the same order,
+        between the same forwards; each keeps those of its experts.
+
+        Args:
+            directory: what PEFT saved. layer: N of model.layers.N there.
+            checkpoint: the model's, which says how gate and up lie in its stacks, and whether it
+                has the adapter's layers.
+            gate_up_order: instead of it: "concatenated" (by default) or "interleaved" (gpt-oss).
+            scale, name: of an adapter of arrays.
+            factors: such arrays: ``gate_a`` [E, r, H] and ``gate_b`` [E, I, r], ``up_a``,
+                ``up_b``, ``down_a`` [E, r, I] and ``down_b`` [E, H, r]; of shared experts
+                ``shared_gate_a`` [S, r, H] and so on. What is missing is not adapted.
+
+        Raises:
+            Error: naming the file, tensor or array, with what was expected and found.
+        """
+        if directory is None:
+            return self._core.add_adapter_from_arrays(factors, scale, name)
+        if factors:
+            raise ConclaveTypeError(
+                f"{next(iter(factors))}: expected no arrays beside a directory, found some"
+            )
+        if layer is None:
+            raise ConclaveTypeError("layer: expected a layer's number, found None")
+        core = checkpoint._core if checkpoint is not None else None
+        return self._core.add_adapter_from_directory(
+            os.fspath(directory), layer, gate_up_order, core
+        )
+
+    def remove_adapter(self, adapter_id: int) -> None:
+        """Removes an adapter. Forwards that are under way keep it."""
+        self._core.remove_adapter(adapter_id)
+
+    @property
+    def adapters(self) -> list[dict[str, Any]]:
+        """For each adapter its id, name, max_rank, num_factors, and the bytes this rank holds."""
+        return self._core.adapters()
 
     def reload(
         self,

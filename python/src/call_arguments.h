@@ -86,6 +86,10 @@ inline constexpr std::array kCallArguments = {
                  .shape = "[T]",
                  .types = kMaskTypes,
                  .read = &ForwardArgs::padding_mask},
+    CallArgument{.name = "adapter_ids",
+                 .shape = "[T]",
+                 .types = kIdTypes,
+                 .read = &ForwardArgs::adapter_ids},
     CallArgument{
         .name = "num_tokens", .shape = "[1]", .types = kCountTypes, .use = ArgumentUse::kCount},
     CallArgument{.name = "top_k",

@@ -1,3 +1,4 @@
+#include "adapters.h"
 #include "arrays.h"
 #include "call_arguments.h"
 #include "fields.h"
@@ -255,6 +256,7 @@ void bind_layer(nb::module_& module) {
       },
       nb::arg("max_tokens"), nb::arg("max_workspace_bytes"),
       "From now on calls of more tokens than are planned for plan anew, up to these limits.");
+  bind_adapters(layer);
   bind_migration(module, layer);
   module.def("call_arguments", &call_arguments,
              "The arguments of Layer.forward, in its order, with shapes and types.");

@@ -65,7 +65,10 @@ def layer() -> conclave.Layer:
         "residual_gate_up": torch.rand(2 * INNER, H),
         "residual_down": torch.rand(H, INNER),
     }
-    return conclave.Layer.from_tensors(spec, **matrices)
+    layer = conclave.Layer.from_tensors(spec, options={"max_adapter_rank": 2}, **matrices)
+    for _ in range(2):
+        layer.load_adapter(up_a=torch.rand(E, 2, H), up_b=torch.rand(E, INNER, 2))
+    return layer
 
 
 SIZES = {"T": T, "hidden_size": H, "num_experts": E, "top_k": K, "1": 1}

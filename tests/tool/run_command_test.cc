@@ -50,6 +50,35 @@ TEST_P(BundledModel, Verify_PassesEveryStage) {
   }
 }
 
+// PEFT's own results, on the recorded inputs and routing.
+TEST(Adapters, Run_GivesTheResultsOfPeft) {
+  for (const std::string model : {"mixtral-tiny", "qwen2-moe-tiny"}) {
+    const std::string adapter = "testdata/adapters/" + model;
+    const auto run = [&](std::vector<std::string> more) {
+      std::vector<std::string> arguments = {
+          "run",           bundled(model),
+          "--input",       bundled(model) + "/reference.safetensors",
+          "--routing",     "file",
+          "--reference",   adapter + "/reference.safetensors",
+          "--repetitions", "1"};
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      return run_tool(arguments);
+    };
+    const ToolResult adapted = run({"--adapter", adapter});
+    EXPECT_EQ(adapted.exit_code, 0) << adapted.err << adapted.out;
+    EXPECT_NE(adapted.out.find("adapter: " + adapter), std::string::npos) << adapted.out;
+    EXPECT_NE(run({}).exit_code, 0);
+    const ToolResult split = run({"--adapter", adapter, "--ranks", "2"});
+    EXPECT_EQ(split.exit_code, 0) << split.err << split.out;
+    const ToolResult verified = run_tool({"verify", bundled(model), "--adapter", adapter});
+    EXPECT_EQ(verified.exit_code, 0) << verified.err << verified.out;
+  }
+  const ToolResult other = run_tool(
+      {"verify", bundled("qwen2-moe-tiny"), "--adapter", "testdata/adapters/mixtral-tiny"});
+  EXPECT_EQ(other.exit_code, 3);
+  EXPECT_NE(other.err.find("kLayerNotFound"), std::string::npos) << other.err;
+}
+
 // The same codes of rows on both sides: beside plain rows the output would be off by a hundredth.
 TEST(Verify, RowsOfInt8_AreComparedWithRowsCodedLikewise) {
   for (const std::string model : {"testdata/quantised/qwen3_moe-compressed-int4-group32",

@@ -36,7 +36,8 @@ LayerInput share_of(const LayerInput& input, RowRange range) {
           .token_ids = rows_of(input.token_ids, range),
           .top_k = input.top_k,
           .banned_experts = input.banned_experts,
-          .expert_budget = input.expert_budget};
+          .expert_budget = input.expert_budget,
+          .adapter = input.adapter};
 }
 
 constexpr std::string_view kGatherPhase = "gather the results";
@@ -55,8 +56,9 @@ void gather(const RankTeam& team, int64_t num_tokens, Tensor& tensor) {
 
 LayerRun run_split_layer(const SplitLayer& split, const LayerInput& input, int32_t repetitions) {
   const RankTeam& team = split.team;
-  const MoeLayer layer =
+  MoeLayer layer =
       MoeLayer::create(split.context, split.spec, split.source, split.options, team.parallel());
+  if (input.adapter != nullptr) layer.add_adapter(*input.adapter);
   // Without tokens there is nothing to time, on any rank.
   const int32_t timed = input.num_tokens() == 0 ? 0 : repetitions;
   const auto run_share = [&](const LayerInput& share) {

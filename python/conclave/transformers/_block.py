@@ -32,6 +32,7 @@ from conclave.transformers._slots import Slots
 from conclave.transformers._split import split_of
 from conclave.transformers._tally import note_eager, note_ours, note_traced
 from conclave.transformers._traits import NotOurs
+from conclave.transformers._wiring import Wiring
 
 _blocks: weakref.WeakValueDictionary[int, PatchedBlock] = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
@@ -59,6 +60,7 @@ class PatchedBlock:
         self._original = candidate.block.forward
         self._parameters = list(inspect.signature(self._original).parameters)
         self._router = router_of(candidate.block)
+        self._wiring = Wiring(candidate.block)
         self._lock = ForkSafeLock()
         self.siblings: tuple[str, ...] = ()
         self._former: dict[str, Any] = {}
@@ -221,6 +223,10 @@ class PatchedBlock:
         gradients = self._why_gradients(given)
         if gradients:
             return gradients
+        # In a graph the operator asks, at every call.
+        replaced = "" if torch.compiler.is_compiling() else self._wiring.why_other()
+        if replaced:
+            return replaced
         if any(o is not None and o is not token_ids and _says_something(o) for o in others):
             return "the block was called with further arguments"
         return ""
@@ -335,6 +341,9 @@ def _operator(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     block = _blocks[key]
     block._refuse_if_released(reason)
+    replaced = block._wiring.why_other()
+    if replaced:
+        raise ConclaveRuntimeError(f"{block.path}: {replaced}")
     with torch.no_grad():
         out, seen = block._run(hidden_states, input_ids, wants=block._second is not None)
     note_ours(block._module())

@@ -24,6 +24,7 @@ from conclave.transformers._release import modules_with_tied_weights, require_we
 from conclave.transformers._slots import Slots
 from conclave.transformers._tally import note_ours
 from conclave.transformers._traits import NotOurs
+from conclave.transformers._wiring import is_parametrized
 
 
 class PatchedPair:
@@ -94,6 +95,8 @@ class PatchedPair:
     def _is_simple(self, hidden: torch.Tensor) -> bool:
         """Whether nothing but the result is wanted: no gradients, no graph, nobody listening."""
         if torch.compiler.is_compiling() or self._router()._forward_hooks:
+            return False
+        if is_parametrized(self._router()) or is_parametrized(self._experts()):
             return False
         if not torch.is_grad_enabled():
             return True
