@@ -152,7 +152,9 @@ def test_two_models_of_two_families_in_one() -> None:
     pair = trees.Pair(language_model("mixtral"), language_model("qwen3_moe"))
     expected = run(pair, models.prompt())
     report = library.patch(pair)
-    assert {m.replaced for m in report.modules} == {"block"}, str(report)
+    if models.IS_NEWEST:
+        assert {m.replaced for m in report.modules} == {"block"}, str(report)
+    assert not report.not_replaced, str(report)
     assert {m.path.split(".")[0] for m in report.modules} == {"first", "second"}
     require_equal(run(pair, models.prompt()), expected)
 

@@ -188,7 +188,7 @@ class PatchedCalls:
 
     def release(self) -> int:
         """Frees the experts' own copies; codes of quantisers stay, whose modules hold more."""
-        if self._traits.is_packed:
+        if self._traits.in_own_form:
             return 0
         kept = modules_with_tied_weights(self._model())
         modules = [m for m in self._experts().modules() if m not in kept]

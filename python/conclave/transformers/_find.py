@@ -43,7 +43,9 @@ def _holds_experts(module: torch.nn.Module) -> bool:
     """Whether a module's weights are those of experts: in stacks of its own or of a child's (Aria),
     flat in a child (DBRX), or in a list of modules, as code has them for transformers 4."""
     if isinstance(module, _LISTS):
-        return any(True for _ in (*module.parameters(), *module.buffers()))
+        # Some quantisers' modules have neither: their codes are objects.
+        matrices = (part for part in module.modules() if hasattr(part, "in_features"))
+        return any(True for _ in (*module.parameters(), *module.buffers(), *matrices))
     if any(_has_stacks(part) for part in (module, *module.children())):
         return True
     return (

@@ -98,7 +98,7 @@ class PatchedList(PatchedBlock):
         self._is_hashed = False
         self._traits: ListTraits = read_list(candidate.experts)
         # Packed experts have no type of their own; scales may have another than the model.
-        owner = candidate.block if self._traits.is_packed else candidate.experts
+        owner = candidate.block if self._traits.in_own_form else candidate.experts
         hidden = probe_hidden(owner, self._traits.hidden_size)
         with torch.no_grad():
             expected = call_original(self._original, hidden)
@@ -194,7 +194,7 @@ class PatchedList(PatchedBlock):
     def release(self) -> int:
         """Frees the experts' own copies; router and shared experts go on being called. Packed ones
         stay: their modules hold more than parameters."""
-        if self._traits.is_packed:
+        if self._traits.in_own_form:
             return 0
         kept = modules_with_tied_weights(self._whole())
         freed = [free(m, list(m._parameters)) for m in self._modules() if m not in kept]

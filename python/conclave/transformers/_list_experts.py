@@ -22,8 +22,11 @@ from conclave.layer import Layer
 from conclave.spec import ActivationSpec, LayerOptions, MoeSpec
 from conclave.transformers import _activation
 from conclave.transformers._packed_linears import (
+    is_opaque,
     method_tensors,
+    opaque_linears_of,
     packed_linears_of,
+    values_of,
     with_values,
 )
 from conclave.transformers._traits import NotOurs
@@ -46,7 +49,13 @@ class ListTraits:
     has_bias: bool
     hidden_size: int
     inner_size: int
-    is_packed: bool
+    is_packed: bool  # codes that the library reads
+    is_opaque: bool = False  # codes of other quantisers, whose values it packs
+
+    @property
+    def in_own_form(self) -> bool:
+        """Whether the experts' modules hold codes, in more than parameters."""
+        return self.is_packed or self.is_opaque
 
     def layer(self, experts: torch.nn.Module, top_k: int, options: LayerOptions) -> Layer:
         """A layer of the experts. Raises NotOurs for what is packed in several ways."""
@@ -90,7 +99,9 @@ class ListTraits:
 
 
 def _linear(expert: torch.nn.Module, path: str) -> torch.nn.Linear:
-    return expert.get_submodule(path)  # type: ignore[return-value]
+    """A matrix with its values, which some quantisers' modules do not show."""
+    found = expert.get_submodule(path)
+    return values_of(found) if is_opaque(found) else found  # type: ignore[return-value]
 
 
 def _bias_of(linear: torch.nn.Linear) -> torch.Tensor:
@@ -197,7 +208,8 @@ def read_list(experts: torch.nn.Module) -> ListTraits:
     """What each of the experts computes. Raises NotOurs, with the reason."""
     original = _require_alike(experts)
     is_packed = bool(packed_linears_of(original))
-    if is_packed:
+    is_opaque_list = bool(opaque_linears_of(original))
+    if is_packed or is_opaque_list:
         original = with_values(original)
     _require_matrices(original)
     expert = _in_double(original)
@@ -221,7 +233,15 @@ def read_list(experts: torch.nn.Module) -> ListTraits:
                 if _is_equal(linears[down](formula()), expected):
                     has_bias = any(m.bias is not None for m in linears.values())
                     return ListTraits(
-                        first, down, activation, order, has_bias, hidden_size, inner, is_packed
+                        first,
+                        down,
+                        activation,
+                        order,
+                        has_bias,
+                        hidden_size,
+                        inner,
+                        is_packed,
+                        is_opaque_list,
                     )
     if failures and not runs:
         raise NotOurs(failures[0])

@@ -45,7 +45,7 @@ def tensors_below(model: torch.nn.Module, path: str) -> dict[str, torch.Tensor]:
     """Parameters, buffers and codes of a module by their full names, DTensors whole. Raises
     NotOurs."""
     module = model.get_submodule(path)
-    state = module.state_dict().items()
+    state = ((n, t) for n, t in module.state_dict().items() if isinstance(t, torch.Tensor))
     found = {f"{path}.{name}": whole(tensor.detach()) for name, tensor in state}
     for below, part in module.named_modules(prefix=path):
         found |= {f"{below}.{name}": tensor for name, tensor in published_codes(part).items()}

@@ -51,7 +51,7 @@ def _four_bits(module: Any) -> PackedLinear | None:
 def _eight_bits(module: Any) -> PackedLinear | None:
     """bitsandbytes' int8."""
     weight = getattr(module, "weight", None)
-    if weight is None or weight.dtype != torch.int8:
+    if not isinstance(weight, torch.Tensor) or weight.dtype != torch.int8:
         return None
     steps = getattr(weight, "SCB", None)
     if steps is None:
@@ -115,6 +115,42 @@ def read_packed(module: torch.nn.Module) -> PackedLinear | None:
     return None
 
 
+def is_opaque(module: torch.nn.Module) -> bool:
+    """Whether a matrix's values show in what it does alone: a module of another quantiser, or a
+    linear module whose weight is a tensor of its own kind, as torchao's are."""
+    if not (hasattr(module, "in_features") and hasattr(module, "out_features")):
+        return False
+    if type(module) is not torch.nn.Linear:
+        return read_packed(module) is None
+    return type(module.weight) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def opaque_linears_of(expert: torch.nn.Module) -> dict[str, Any]:
+    """By their paths in the expert, the outermost of each."""
+    found: dict[str, Any] = {}
+    for name, module in expert.named_modules():
+        if is_opaque(module) and not any(name.startswith(f"{above}.") for above in found):
+            found[name] = module
+    return found
+
+
+def values_of(module: Any) -> torch.nn.Linear:
+    """A linear module with the values that an opaque one multiplies by, of the type of rows that it
+    takes. Raises NotOurs."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        unit = torch.eye(module.in_features, device=_place_of(module), dtype=dtype)
+        try:
+            return _evaluated(module, unit, module.out_features).to(dtype)
+        except Exception as error:
+            reason = f"{type(module).__name__} cannot be unpacked: {error}"
+    raise NotOurs(reason)
+
+
+def _place_of(module: torch.nn.Module) -> torch.device:
+    tensors = (*module.parameters(), *module.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
 def packed_linears_of(expert: torch.nn.Module) -> dict[str, PackedLinear]:
     """By their paths in the expert."""
     found = ((name, read_packed(module)) for name, module in expert.named_modules())
@@ -123,27 +159,32 @@ def packed_linears_of(expert: torch.nn.Module) -> dict[str, PackedLinear]:
 
 def with_values(expert: torch.nn.Module) -> torch.nn.Module:
     """A copy of an expert whose packed matrices hold values: what each makes of unit rows."""
-    packed = packed_linears_of(expert)
+    twins: dict[int, Any] = {}
     try:
-        twin = copy.deepcopy(expert)
-        for name, linear in packed.items():
-            twin.set_submodule(name, _values_of(expert.get_submodule(name), linear))
+        for name, linear in packed_linears_of(expert).items():
+            module = expert.get_submodule(name)
+            twins[id(module)] = _values_of(module, linear)
+        for module in opaque_linears_of(expert).values():
+            twins[id(module)] = values_of(module)
+        return copy.deepcopy(expert, twins)
     except Exception as error:
         raise NotOurs(f"{type(expert).__name__} cannot be unpacked: {error}") from error
-    return twin
 
 
 def _values_of(module: Any, packed: PackedLinear) -> torch.nn.Linear:
     device = next(iter(packed.tensors.values())).device
+    return _evaluated(module, torch.eye(packed.in_features, device=device), packed.out_features)
+
+
+def _evaluated(module: Any, unit: torch.Tensor, rows: int) -> torch.nn.Linear:
+    """What a module makes of unit rows, in float32."""
     bias = getattr(module, "bias", None)
+    bias = bias() if callable(bias) else bias  # of torch's own quantised modules
     with torch.no_grad():
-        unit = torch.eye(packed.in_features, device=device)
         weight = module(unit).float()
         if bias is not None:
             weight = weight - bias.float()
-        linear = torch.nn.Linear(
-            packed.in_features, packed.out_features, bias=bias is not None, device=device
-        )
+        linear = torch.nn.Linear(len(unit), rows, bias=bias is not None, device=unit.device)
         linear.weight.copy_(weight.T)
         if bias is not None:
             linear.bias.copy_(bias)

@@ -18,20 +18,22 @@ from conclave.transformers._release import (
 from conclave.transformers._tally import forget_calls
 
 
-def _registries() -> list[Any]:
-    """Where this version of transformers looks functions up: in one place, or in two."""
-    found = []
+def _registries() -> tuple[list[Any], ImportError | None]:
+    """Where this version of transformers looks functions up: in one place, or in two. With what
+    kept another from being found: a package that transformers imports there may be broken."""
+    found, failed = [], None
     for module, name in (
         ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),
         ("transformers.integrations.finegrained_fp8", "ALL_FP8_EXPERTS_FUNCTIONS"),
     ):
         try:
             registry = getattr(importlib.import_module(module), name, None)
-        except ImportError:
+        except ImportError as error:
+            failed = error
             continue
         if registry is not None:
             found.append(registry)
-    return found
+    return found, failed
 
 
 def register() -> None:
@@ -39,13 +41,15 @@ def register() -> None:
 
     Raises ImportError for a transformers without an experts interface: 5.0 is the first with one.
     """
-    registries = _registries()
+    registries, failed = _registries()
     if not registries:
         import transformers
 
+        cause = f" ({failed})" if failed is not None else ""
         raise ImportError(
-            f"transformers {transformers.__version__} has no experts interface; 5.0 or newer has"
-        )
+            f"transformers {transformers.__version__} has no experts interface; 5.0 or newer "
+            f"has{cause}"
+        ) from failed
     for registry in registries:
         registry.register(IMPLEMENTATION, experts_forward)
     _allow_name()
