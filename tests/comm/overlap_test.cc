@@ -244,7 +244,7 @@ struct Blocks {
   std::vector<std::byte> send, recv;
   std::vector<int64_t> counts, none, offsets;
 };
-constexpr int64_t kLong = int64_t{8} << 20;
+constexpr int64_t kLong = int64_t{2} << 20;
 
 // What a rank that calls nothing owes to its peers gets there.
 TEST(Background, PeersOfARankThatDoesNotCall_HaveItsBytes) {
