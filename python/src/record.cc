@@ -253,7 +253,7 @@ void bind_record(nb::module_& module) {
           merged.layers.insert(merged.layers.end(), record->layers.begin(), record->layers.end());
         }
         std::ranges::sort(merged.layers, {},
-                          [](const RecordedRows& rows) { return rows.layer.layer; });
+                          [](const RecordedRows& recorded) { return recorded.layer.layer; });
         return merged;
       },
       nb::arg("records"), nb::arg("model"), nb::arg("model_type"), "One record of all layers.");

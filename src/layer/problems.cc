@@ -143,11 +143,11 @@ void check_options(const LayerOptions& options, const experts::Target& target) {
                  .expected = "0, or more with ChunkOrder::kMicroBatches",
                  .found = std::to_string(options.micro_batch_tokens)});
   }
-  const auto check = [](const char* what, int32_t value, int32_t most) {
-    if (value >= 0 && value <= most) return;
+  const auto check = [](const char* what, int32_t value, int32_t limit) {
+    if (value >= 0 && value <= limit) return;
     throw Error(
         ErrorCode::kInvalidArgument,
-        {.what = what, .found = std::to_string(value), .limit = "0 to " + std::to_string(most)});
+        {.what = what, .found = std::to_string(value), .limit = "0 to " + std::to_string(limit)});
   };
   check("LayerOptions.spare_experts is out of range", options.spare_experts, kMostSpareExperts);
   check("LayerOptions.max_adapter_rank is out of range", options.max_adapter_rank,

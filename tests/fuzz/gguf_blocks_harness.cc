@@ -162,7 +162,7 @@ void check_layer(FuzzInput& input) {
   GgufBlocks blocks(spec);
   std::deque<PutMatrix> puts;
   const auto put = [&](WeightId id, std::string_view type, int64_t rows) {
-    PutMatrix& made = puts.emplace_back(PutMatrix{.id = id, .type = type});
+    PutMatrix& made = puts.emplace_back(PutMatrix{.id = id, .type = type, .bytes = {}});
     made.bytes.resize(static_cast<size_t>(rows) * gguf_row_bytes(type, kWidth));
     fill_from(input.rest(), 11 * puts.size(), made.bytes);
     blocks.put(id, 0, type, made.bytes);

@@ -21,7 +21,7 @@ struct Split {
   int32_t ep = 1;
   int32_t tp = 1;
   EpTransport transport = EpTransport::kVariable;
-  int64_t redundant = 0;
+  int32_t redundant = 0;
 };
 
 // Rows of one rank: rank r brings tokens r, r + ep, ...
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Split{.name = "FixedSlots", .ep = 2, .transport = EpTransport::kFixedSlots},
                       Split{.name = "Replicas", .ep = 2, .redundant = 2},
                       Split{.name = "Slices", .tp = 3}, Split{.name = "Both", .ep = 2, .tp = 2}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& split) { return std::string(split.param.name); });
 
 // Memory of a rank is that of its experts.
 TEST(AdapterRanksMemory, EachRank_HoldsItsExperts) {

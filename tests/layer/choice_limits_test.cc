@@ -121,7 +121,7 @@ Flags some_bans(const MoeSpec& spec, int64_t choices, std::mt19937& generator) {
   Flags flags = Flags::of(columns, {}, kTokens);
   for (int64_t token = 0; token < kTokens; ++token) {
     const auto most = static_cast<uint32_t>(columns - choices + 1);
-    for (uint32_t left = generator() % most; left > 0; --left) {
+    for (uint32_t left = static_cast<uint32_t>(generator()) % most; left > 0; --left) {
       flags.values[static_cast<size_t>(token * columns) + generator() % columns] = 1;
     }
   }
@@ -148,8 +148,12 @@ TEST(ChoiceLimits, EveryRouter_ObeysThemAsItsOracle) {
       for (int64_t token = 0; token < kTokens; ++token) {
         for (int64_t slot = 0; slot < layer.spec.top_k; ++slot) {
           const int32_t id = id_at(output.ids, token, slot);
-          if (slot >= limits.top_k) ASSERT_EQ(id, -1);
-          if (id >= 0) ASSERT_EQ(bans.values[static_cast<size_t>(token * bans.columns + id)], 0);
+          if (slot >= limits.top_k) {
+            ASSERT_EQ(id, -1);
+          }
+          if (id >= 0) {
+            ASSERT_EQ(bans.values[static_cast<size_t>(token * bans.columns + id)], 0);
+          }
         }
       }
       if (HasFailure()) return;

@@ -69,7 +69,9 @@ TEST_P(FaultMatrix, OtherRanks_NameItInTimeAndGoOn) {
       EXPECT_EQ(error, "");
       EXPECT_TRUE(report.is_right);
       if (!is_victim) expect_error(c, report);
-      if (testing::ranks_go_on(c)) EXPECT_EQ(report.went_on, testing::group_after(c));
+      if (testing::ranks_go_on(c)) {
+        EXPECT_EQ(report.went_on, testing::group_after(c));
+      }
     }
   }
 }

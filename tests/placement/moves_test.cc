@@ -91,7 +91,9 @@ void expect_way(const PlaceTable& from, const ExpertSlots& to, bool with_tempora
     for (size_t place = 0; place < row.size(); ++place) {
       const bool stays = row[place] >= 0 && std::ranges::count(to.of_rank(rank), row[place]) > 0 &&
                          std::ranges::count(row, row[place]) == 1;
-      if (stays) EXPECT_EQ(table.of_rank(rank)[place], row[place]) << "it has moved on its rank";
+      if (stays) {
+        EXPECT_EQ(table.of_rank(rank)[place], row[place]) << "it has moved on its rank";
+      }
     }
   }
 }

@@ -19,10 +19,6 @@ namespace {
 constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kTensorsName = "adapter_model.safetensors";
 
-bool is_of_experts(LoraPlace place) {
-  return place == LoraPlace::kExpert || place == LoraPlace::kStacked || place == LoraPlace::kShared;
-}
-
 }  // namespace
 
 struct LoraCheckpoint::Impl {

@@ -85,7 +85,8 @@ Part shared_part(const LayerPlan& plan, const LoraAdapter& adapter) {
   Part part{.shape = {.hidden_size = spec.hidden_size,
                       .intermediate_size = plan.part.shared_inner.size(),
                       .gated = is_gated(activation_or_routed(spec.shared.activation, spec)),
-                      .dtype = common_dtype(adapter)}};
+                      .dtype = common_dtype(adapter)},
+            .experts = {}};
   if (!plan.shared) return part;
   part.experts.resize(static_cast<size_t>(spec.shared.count));
   if (plan.part.shared_inner.size() == 0) return part;

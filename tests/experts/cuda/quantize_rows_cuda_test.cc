@@ -294,7 +294,7 @@ TEST_F(QuantizeRowsCuda, RowsOfSlots_EqualRowsInOrder) {
   for (const ActivationScale form : {ActivationScale::kGroup, ActivationScale::kToken}) {
     for (const int64_t columns : {136, 4096, 9001}) {
       const int64_t stride = (columns + 15) / 16 * 16;
-      const QuantizeCase c{.rows = kRows, .columns = columns, .row_stride = stride};
+      const QuantizeCase c{.rows = kRows, .columns = columns, .row_stride = stride, .rule = {}};
       const DeviceArray<float> rows(make_values(c, true));
       const int64_t groups = quant::scales_per_row(form, columns);
       const auto quantize = [&](const int32_t* slots, int64_t num_rows) {
@@ -338,7 +338,9 @@ TEST_F(QuantizeRowsCuda, RowsOfSlots_EqualRowsInOrder) {
       }
       const std::vector<uint8_t> poison(static_cast<size_t>(columns), kPoison);
       for (int64_t row = 0; row < kSorted; ++row) {
-        if (!written[static_cast<size_t>(row)]) ASSERT_EQ(row_of(sorted_codes, row), poison);
+        if (!written[static_cast<size_t>(row)]) {
+          ASSERT_EQ(row_of(sorted_codes, row), poison);
+        }
       }
     }
   }
