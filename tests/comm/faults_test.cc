@@ -138,16 +138,20 @@ TEST_P(Faults, DestroyedRank_IsLostAtOnce) {
 
 // A message that was sent arrives; what local ranks have begun is read where it lies.
 TEST(LocalFaults, RankDestroyedBetweenBeginAndWait_IsLostAndNotRead) {
+  std::atomic<bool> begun = false;
   const auto outcomes = testing::run_ranks(
       make_local_group({.num_ranks = 2, .timeout = 60s}), [&](int32_t rank, Communicator& comm) {
         std::vector<std::byte> recv(16);
         if (rank == 1) {
           const auto send = std::make_unique<std::vector<std::byte>>(8);
           comm.begin_all_gather(*send, recv);
+          begun = true;
+          begun.notify_all();
           return;
         }
         const std::vector<std::byte> send(8);
-        std::this_thread::sleep_for(20ms);
+        begun.wait(false);
+        std::this_thread::sleep_for(100ms);  // until the rank has left
         comm.all_gather(send, recv, "step");
       });
   expect_outcome(outcomes[0], ErrorCode::kCommPeerLost, 1);
