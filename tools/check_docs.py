@@ -4,7 +4,8 @@
 Usage: tools/check_docs.py [ROOT]
 Prints file:line and the rule for each violation; exit status 1 if there is one. Rules:
   errors   docs/errors.md lists every ErrorCode with its number, and no other
-  links    a relative link of a .md file leads to a file
+  links    a relative link of a .md file leads to a file; one of docs/ to a file in docs/, as the site has
+           no others
   paths    a path in `backticks` below a known top folder exists
   records  docs/adr/README.md lists every record, numbers are used once
 """
@@ -64,9 +65,14 @@ def check_references(root: pathlib.Path) -> list[str]:
         text = without_fences(document.read_text(encoding="utf-8"))
         for match in LINK.finditer(text):
             target = match.group(1).split("#")[0]
-            if target and "://" not in target and not target.startswith("mailto:") \
-                    and not (document.parent / target).exists():
-                found.append(f"{name}:{line_of(text, match.start())}: links: {target} is not there")
+            if not target or "://" in target or target.startswith("mailto:"):
+                continue
+            where = f"{name}:{line_of(text, match.start())}: links: {target}"
+            leads_to = (document.parent / target).resolve()
+            if not leads_to.exists():
+                found.append(f"{where} is not there")
+            elif name.startswith("docs/") and not leads_to.is_relative_to(root / "docs"):
+                found.append(f"{where} is no page of the site; name its path in `backticks`")
         if name == "CHANGELOG.md":
             continue  # its older entries speak of older trees
         for match in PATH.finditer(text):

@@ -54,6 +54,11 @@ class CheckDocs(unittest.TestCase):
         self.write("docs/errors.md", ERRORS.replace("`kDType` | cause | remedy |", "`kDType` | |  |"))
         self.expect(1, "kDType = 105 has no row")
 
+    def test_link_out_of_the_site_fails(self):
+        self.write("bench/results/today.md", "# Today\n")
+        self.write("docs/page.md", "[record](../bench/results/today.md) `bench/results/today.md`\n")
+        self.expect(1, "docs/page.md:1: links: ../bench/results/today.md is no page of the site")
+
     def test_dead_link_fails(self):
         self.write("HACKING.md", "\n[gone](docs/gone.md)\n")
         self.expect(1, "HACKING.md:2: links: docs/gone.md is not there")
