@@ -25,9 +25,9 @@ class OutlineTest : public ::testing::Test {
 TEST_F(OutlineTest, VisibleCommands_AreAllThere) {
   std::vector<std::string> names;
   for (const CommandOutline& command : tool_.commands) names.push_back(command.name);
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"run", "bench", "synth", "convert", "inspect", "verify",
-                                      "explain", "plan", "doctor", "manifest", "completion"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"run", "bench", "synth", "convert", "inspect",
+                                             "verify", "compare", "explain", "plan", "doctor",
+                                             "manifest", "completion"}));
 }
 
 TEST_F(OutlineTest, EveryCommand_HasHelpAndAnExample) {
