@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -26,7 +27,8 @@ struct OnItsWay {
 };
 
 struct SimulatedRank {
-  explicit SimulatedRank(int32_t me, int32_t ranks) : ballots(me, ranks), from(ranks) {}
+  explicit SimulatedRank(int32_t me, int32_t ranks)
+      : ballots(me, ranks), from(static_cast<size_t>(ranks)) {}
 
   Ballots ballots;
   State state = State::kRests;
