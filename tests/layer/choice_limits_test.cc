@@ -122,7 +122,8 @@ Flags some_bans(const MoeSpec& spec, int64_t choices, std::mt19937& generator) {
   for (int64_t token = 0; token < kTokens; ++token) {
     const auto most = static_cast<uint32_t>(columns - choices + 1);
     for (uint32_t left = static_cast<uint32_t>(generator()) % most; left > 0; --left) {
-      flags.values[static_cast<size_t>(token * columns) + generator() % columns] = 1;
+      flags.values[static_cast<size_t>(token * columns) +
+                   generator() % static_cast<size_t>(columns)] = 1;
     }
   }
   return flags;
@@ -136,7 +137,7 @@ TEST(ChoiceLimits, EveryRouter_ObeysThemAsItsOracle) {
       if (testing::may_cancel(layer.spec.router)) continue;
       std::mt19937 generator(seed);
       ForwardArgs limits = layer.args();
-      limits.top_k = 1 + static_cast<int64_t>(generator() % layer.spec.top_k);
+      limits.top_k = 1 + static_cast<int64_t>(generator() % static_cast<size_t>(layer.spec.top_k));
       const Flags bans = some_bans(layer.spec, limits.top_k, generator);
       limits.banned_experts = bans.by_token();
       const LayerOutput output =
@@ -300,7 +301,7 @@ TEST(ExpertBudget, EqualSums_KeepTheLowerId) {
   const Tensor hidden = random_tensor(DType::kF32, 3, 24, 3);
   // Tokens want experts 4 5, 2 3 and 0 1, all alike.
   std::vector<float> logits(18, -9.0F);
-  for (const size_t at : {4, 5, 8, 9, 12, 13}) logits[at] = 1.0F;
+  for (const size_t at : {4U, 5U, 8U, 9U, 12U, 13U}) logits[at] = 1.0F;
   const LayerOutput output =
       run_layer(owned.layer, hidden.view(), DType::kF32,
                 {.router_logits = {.data = logits.data(), .dtype = DType::kF32, .shape = {3, 6}},
