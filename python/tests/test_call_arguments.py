@@ -20,7 +20,7 @@ E, H, INNER, T, K = 4, 16, 8, 3, 2
 
 def test_forward_has_the_arguments_of_the_table() -> None:
     parameters = inspect.signature(conclave.Layer.forward).parameters
-    assert set(parameters) == {"self", *NAMES, "stream"}
+    assert set(parameters) == {"self", *NAMES, "stream", "workspace"}
     assert [name for name in NAMES if parameters[name].default is inspect.Parameter.empty] == [
         "hidden"
     ]

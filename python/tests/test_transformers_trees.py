@@ -132,7 +132,10 @@ def test_released_called_list_works_and_refuses_gradients(called: Any) -> None:
 
 
 def language_model(name: str = "qwen2_moe") -> Any:
-    model = models.load(name)
+    try:
+        model = models.load(name)
+    except models.NoClass as error:
+        pytest.skip(str(error))
     model.config._experts_implementation = "eager"
     return model
 

@@ -50,6 +50,7 @@ class Model(torch.nn.Module):
 
 def compiled(module, backend="eager"):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # other tests of this process have some
     return torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
 
 

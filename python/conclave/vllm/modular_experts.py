@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from conclave import _gradients
 from conclave.errors import ConclaveValueError
 from conclave.layer import Layer
+from conclave.vllm._arithmetic import scales_and_biases
 from conclave.vllm._checks import check_tokens
 from conclave.vllm._quantised_rows import values_of_rows
 from conclave.vllm.experts import experts_layer
@@ -56,6 +58,15 @@ class _Experts(FusedMoEPermuteExpertsUnpermute):
     ) -> None:
         weights, ids = routing
         check_tokens(rows, weights, ids)
+        _gradients.refuse(
+            {
+                "hidden_states": rows,
+                "w1": matrices[0],
+                "w2": matrices[1],
+                "topk_weights": weights,
+                **scales_and_biases(self.quant_config),
+            }
+        )
         experts = experts_layer(
             *matrices, int(ids.shape[1]), quant_config=self.quant_config, **options
         )
