@@ -182,6 +182,12 @@ def workspace_init():
 
 
 @pytest.fixture
+def caplog_vllm(caplog):
+    """What the package logs: its logger passes it on."""
+    return caplog
+
+
+@pytest.fixture
 def dist_init():
     """One rank needs no groups."""
 

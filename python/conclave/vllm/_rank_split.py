@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ def split_of(
         config = _split_of_groups(groups, is_sequence_parallel)
         if config is None:
             return _one_rank(sizes, is_sequence_parallel)
+    # A layer keeps what it was made for, whatever is assigned to the caller's object later.
+    config.check()
+    config = dataclasses.replace(config)
     for axis, group in groups.items():
         size = sizes.get(f"{axis}_size")
         if size is None or group is None:

@@ -73,6 +73,11 @@ class ComputingLayer(RoutedLayer):
         self._take_method(mk)
 
     @property
+    def _quant_method(self) -> FusedMoEMethodBase:
+        """quant_method, as vLLM's runner calls it."""
+        return self.quant_method
+
+    @property
     def base_quant_method(self) -> FusedMoEMethodBase:
         """The method that made the parameters, whatever has taken its place."""
         method = self.quant_method

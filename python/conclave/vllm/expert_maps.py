@@ -56,6 +56,7 @@ class ExpertMapManager:
         if moe_parallel_config is not None:
             self.moe_parallel_config = moe_parallel_config
         split = self.moe_parallel_config
+        split.check()
         self.local_num_experts, self.expert_map, self.expert_mask = determine_expert_map(
             split.ep_size if split.use_ep else 1,
             split.ep_rank,

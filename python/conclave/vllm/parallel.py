@@ -15,10 +15,11 @@ from conclave.vllm.activation import MoEActivation, parse_activation
 _LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class FusedMoEParallelConfig:
     """Which rank this is. TP, DP and PCP ranks are flattened into one group, which splits either
-    the columns of every expert (TP) or the experts (EP)."""
+    the columns of every expert (TP) or the experts (EP). Fields can be assigned; who reads a
+    configuration that was changed checks it first."""
 
     tp_size: int = 1
     dp_size: int = 1
@@ -34,6 +35,10 @@ class FusedMoEParallelConfig:
     enable_eplb: bool = False
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConclaveValueError for a size or a rank that cannot be."""
         for axis in ("tp", "dp", "ep", "pcp"):
             size, rank = getattr(self, f"{axis}_size"), getattr(self, f"{axis}_rank")
             if size < 1:

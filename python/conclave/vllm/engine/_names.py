@@ -87,7 +87,7 @@ _LAYER: Rows = (
     (f"{_E}.runner", "FusedMoEFactory"),
     (f"{_E}.calls", "fused_moe_make_expert_params_mapping"),
 )
-_OWNER: Rows = ((f"{_E}.runner", "RoutedExperts"), (_V, "FusedMoeWeightScaleSupported"))
+_OWNER: Rows = ((f"{_E}.routed_experts", "RoutedExperts"), (_V, "FusedMoeWeightScaleSupported"))
 _RUNNER: Rows = ((f"{_E}.runner", "MoERunner"),)
 _GATE: Rows = ((f"{_E}.gate", "GateLinear"),)
 _METHODS: Rows = ((f"{_V}.quant_method", "FusedMoEMethodBase UnquantizedFusedMoEMethod"),)

@@ -115,10 +115,35 @@ def moe_align_block_size(
     return (*found, torch.where(held, slots, -1).unsqueeze(1))
 
 
-def moe_permute(*args: Any, scratch: Any = None, **named: Any) -> Any:
-    """`conclave.moe_permute`, which needs no scratch memory."""
+def moe_permute(
+    hidden_states: torch.Tensor,
+    a1q_scale: torch.Tensor | None,
+    topk_ids: torch.Tensor,
+    n_expert: int,
+    n_local_expert: int = -1,
+    expert_map: torch.Tensor | None = None,
+    permuted_hidden_states: torch.Tensor | None = None,
+    scratch: Any = None,
+) -> Any:
+    """`conclave.moe_permute`, which needs no scratch memory. The rows of zeros, of slots without a
+    local expert, are numbered in the order of their experts."""
     del scratch
-    return permute.moe_permute(*args, **named)
+    rows, scales, first, inverse, index = permute.moe_permute(
+        hidden_states,
+        a1q_scale,
+        topk_ids,
+        n_expert,
+        n_local_expert,
+        expert_map,
+        permuted_hidden_states,
+    )
+    if expert_map is not None:
+        ids, place = topk_ids.flatten().long(), inverse.long()
+        outside = torch.where(ids >= 0, ids, n_expert)
+        order = torch.where(place < first[-1], place - place.numel(), outside)
+        numbers = torch.arange(place.numel(), dtype=inverse.dtype, device=inverse.device)
+        inverse[order.argsort(stable=True)] = numbers
+    return rows, scales, first, inverse, index
 
 
 def moe_permute_unpermute_supported() -> bool:

@@ -12,9 +12,8 @@ import torch
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm.activation import parse_activation
 from conclave.vllm.engine.calls import fused_moe_make_expert_params_mapping
+from conclave.vllm.engine.routed_experts import RoutedExperts
 from conclave.vllm.layer import FusedMoE
-
-RoutedExperts = FusedMoE
 
 # Each says what a layer here does anyway, whatever the value.
 _WITHOUT_EFFECT = ("intermediate_pad", "shared_expert_prefix", "skip_padding")
@@ -102,7 +101,7 @@ def FusedMoEFactory(
     engine = importlib.import_module("vllm.config").get_current_vllm_config()
     gated = parse_activation(activation).is_gated and options.get("is_act_and_mul", True)
     _check_names(ckpt_names, gated)
-    owner = _class_of("routed_experts_cls", routed_experts_cls, FusedMoE)
+    owner = _class_of("routed_experts_cls", routed_experts_cls, RoutedExperts)
     layer = owner(
         num_experts,
         top_k,

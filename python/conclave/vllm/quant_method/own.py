@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from conclave.errors import ConclaveUnsupportedError
 from conclave.vllm._method_run import run_method_experts
 from conclave.vllm._method_schemes import PackedScheme
 from conclave.vllm.experts import fused_experts
@@ -58,8 +59,12 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
         out: torch.Tensor | None = None,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The weighted sum [T, H] by the library's kernels, in `out` if one is given."""
+        """The weighted sum [T, H] by the library's kernels, in `out` if one is given. Shared
+        experts are the layer's: None for both."""
+        _refuse_shared(shared_experts, shared_experts_input)
         of_layer: Any = layer
         config, given = self.get_fused_moe_quant_config(layer), of_layer.activation_parameters
         if config is not None and (given.alpha, given.beta) != (None, None):
@@ -115,10 +120,20 @@ class SchemeFusedMoEMethod(UnquantizedFusedMoEMethod):
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
         out: torch.Tensor | None = None,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        _refuse_shared(shared_experts, shared_experts_input)
         if isinstance(self.scheme, PackedScheme):
             return run_method_experts(layer, self.scheme, x, topk_weights, topk_ids, out)
         return super().apply(layer, x, topk_weights, topk_ids, out)
+
+
+def _refuse_shared(*given: Any) -> None:
+    if given != (None, None):
+        raise ConclaveUnsupportedError(
+            "shared_experts: the layer runs them, found some in a call of its method"
+        )
 
 
 def _first(own: float | None, of_layer: float | None) -> float | None:
