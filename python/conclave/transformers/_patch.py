@@ -211,7 +211,7 @@ def _refuse_copy(module: torch.nn.Module, *_: Any) -> None:
 
 def _guard_copies(model: Any, candidate: Candidate, replacement: Any) -> None:
     """A copy of what was replaced would call the layer of the original."""
-    parts = getattr(replacement, "sibling_modules", list)()
+    parts: list[torch.nn.Module] = getattr(replacement, "sibling_modules", list)()
     for module in (model, *candidate.block.modules(), *parts):
         guard(module, "__reduce_ex__", _refuse_copy)
 
