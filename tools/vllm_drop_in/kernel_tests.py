@@ -49,10 +49,12 @@ _ELSEWHERE = ("absent", "ModuleNotFoundError")
 def run(tree: pathlib.Path, file: str, most: int, seconds: int) -> list[dict[str, Any]]:
     """A line for each function, test and file that could not be read."""
     here = pathlib.Path(__file__).parent
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = [os.path.abspath(place) for place in given if place]  # the tests run in the tree
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(here), *places]),
             "DROP_IN_TREE": str(tree),
             "DROP_IN_LOG": log.name,
             "DROP_IN_MOST": str(most),
