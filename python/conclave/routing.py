@@ -63,7 +63,7 @@ def get_routing_method_type(
     Llama4 is never the answer: it takes the logit of the best expert and then its sigmoid, so that
     its weights and those of Sigmoid are the same, but with renormalize they are 1.
     """
-    del top_k
+    del top_k, routed_scaling_factor
     kinds = RoutingMethodType
     if scoring_func == "sqrtsoftplus":
         return kinds.DeepseekV4 if renormalize else kinds.Unspecified
@@ -72,7 +72,7 @@ def get_routing_method_type(
             return kinds.Unspecified
         if (num_expert_group or 0) > 0:
             return kinds.DeepSeekV3
-        return kinds.MiniMax2 if routed_scaling_factor in (None, 1.0) else kinds.Unspecified
+        return kinds.MiniMax2  # whose weights are scaled
     if scoring_func == "sigmoid":
         return kinds.SigmoidRenorm if renormalize else kinds.Sigmoid
     if scoring_func == "softmax":

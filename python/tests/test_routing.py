@@ -264,7 +264,7 @@ def test_routing_method_numbers_are_vllms():
         (("sigmoid", 4, True, 8, True), "DeepSeekV3"),
         (("sigmoid", 4, True, None, True, 1.0), "MiniMax2"),
         (("sigmoid", 4, True, None, True, None), "MiniMax2"),
-        (("sigmoid", 4, True, None, True, 2.5), "Unspecified"),
+        (("sigmoid", 4, True, None, True, 2.5), "MiniMax2"),
         (("sigmoid", 4, False, 8, True), "Unspecified"),
         (("softmax", 4, True, 8, True), "Unspecified"),
         (("sqrtsoftplus", 4, True), "DeepseekV4"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import types
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -182,3 +183,54 @@ def test_rows_of_other_ranks_are_numbered_by_expert():
     rows_, _, first, inverse, _ = moe_permute(torch.ones(4, 2), None, ids, 4, expert_map=local)
     assert first.tolist() == [0, 2] and rows_.sum() == 4
     assert inverse.tolist() == [5, 2, 3, 0, 7, 6, 1, 4]
+
+
+def test_padding_of_the_forward_is_skipped_by_groups_that_ask():
+    router = vllm.create_fused_moe_router(
+        2, 8, use_grouped_topk=True, num_expert_group=4, topk_group=2, skip_padding=True
+    )
+    plain = vllm.create_fused_moe_router(
+        2, 8, use_grouped_topk=True, num_expert_group=4, topk_group=2
+    )
+    hidden, logits = torch.zeros(3, 16), torch.randn(3, 8, generator=seeded(4))
+    weights, ids = plain.select_experts(hidden, logits)
+    padding = torch.tensor([False, True, False, True])
+    with vllm.install():
+        from vllm.config import VllmConfig
+        from vllm.forward_context import set_forward_context
+
+        with set_forward_context(None, VllmConfig(), is_padding=padding):
+            found_weights, found = router.select_experts(hidden, logits)
+            assert torch.equal(plain.select_experts(hidden, logits)[1], ids)
+    assert found[1].tolist() == [-1, -1] and found_weights[1].tolist() == [0, 0]
+    assert torch.equal(found[[0, 2]], ids[[0, 2]])
+    assert torch.equal(found_weights[[0, 2]], weights[[0, 2]])
+    assert torch.equal(router.select_experts(hidden, logits)[1], ids)
+
+
+def test_experts_that_stay_keep_their_slots():
+    from conclave.vllm.engine.eplb import DefaultEplbPolicy
+
+    old = numpy.array([[0, 1, 0, 2, 3, 4, 5, 6, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    new = numpy.array([[0, 5, 4, 0, 1, 6, 2, 3, 2, 1], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]])
+    found = DefaultEplbPolicy.preserve_intragpu_slots(new, 2, old)
+    assert found.tolist() == [[0, 1, 0, 5, 4, 3, 2, 6, 1, 2], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]]
+    assert DefaultEplbPolicy.preserve_intragpu_slots(new, 3, old) is new
+
+
+def test_names_are_those_of_one_configuration():
+    sizes = {"num_experts": 4, "top_k": 2, "hidden_size": 16, "intermediate_size": 8}
+    with vllm.install():
+        from vllm.config import VllmConfig, set_current_vllm_config
+        from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+
+        kept = []
+        for _ in range(2):
+            config = VllmConfig()
+            with set_current_vllm_config(config):
+                kept.append(FusedMoEFactory(**sizes, prefix="layers.0.mlp"))
+                with pytest.raises(ConclaveValueError, match="Duplicate"):
+                    FusedMoEFactory(**sizes, prefix="layers.0.mlp")
+            found = config.compilation_config.static_forward_context
+            assert found == {"layers.0.mlp": kept[-1]}
+    assert "layers.0.mlp" not in vllm.static_forward_context

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import gc
 import itertools
 import logging
@@ -22,6 +24,18 @@ class LayerRegistry(Mapping[str, Any]):
         self._named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._numbered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._numbers = itertools.count(1)
+        self._is_paused: contextvars.ContextVar[bool] = contextvars.ContextVar(
+            "is_paused", default=False
+        )
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Layers that are made within are named by somebody else."""
+        token = self._is_paused.set(True)
+        try:
+            yield
+        finally:
+            self._is_paused.reset(token)
 
     def __getitem__(self, name: str) -> Any:
         return self._named[name]
@@ -34,7 +48,7 @@ class LayerRegistry(Mapping[str, Any]):
 
     def check(self, name: str) -> None:
         """Raises ConclaveValueError for the name of a living layer."""
-        if not name or name not in self._named:
+        if not name or name not in self._named or self._is_paused.get():
             return
         # Parameters refer to their layer, so that one that is gone waits for the collector.
         gc.collect()
@@ -43,7 +57,7 @@ class LayerRegistry(Mapping[str, Any]):
 
     def add(self, name: str, layer: Any) -> None:
         """Names a layer, unless it has no name."""
-        if name:
+        if name and not self._is_paused.get():
             self._named[name] = layer
 
     def number(self, layer: Any) -> int:

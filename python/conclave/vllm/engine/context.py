@@ -21,6 +21,7 @@ class ForwardContext:
     num_tokens: int | None = None
     all_moe_layers: list[str] | None = None
     additional_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_padding: Any = None  # [T] bool; True: the token is padding
 
 
 _current: contextvars.ContextVar[ForwardContext | None] = contextvars.ContextVar(
@@ -30,7 +31,11 @@ _current: contextvars.ContextVar[ForwardContext | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def set_forward_context(
-    attn_metadata: Any, vllm_config: Any, num_tokens: int | None = None, **more: Any
+    attn_metadata: Any,
+    vllm_config: Any,
+    num_tokens: int | None = None,
+    is_padding: Any = None,
+    **more: Any,
 ) -> Iterator[ForwardContext]:
     """Makes a context within a with statement, of this thread or task; more is kept by name."""
     compiled = vllm_config.compilation_config
@@ -40,6 +45,7 @@ def set_forward_context(
         num_tokens=num_tokens,
         all_moe_layers=compiled.static_all_moe_layers,
         additional_kwargs=more,
+        is_padding=is_padding,
     )
     token = _current.set(context)
     try:
@@ -58,3 +64,9 @@ def get_forward_context() -> ForwardContext:
     if found is None:
         raise ConclaveRuntimeError("get_forward_context: no forward runs; set_forward_context")
     return found
+
+
+def padding_of_forward() -> Any:
+    """Which tokens of the forward that runs are padding; None where nothing says so."""
+    found = _current.get()
+    return None if found is None else found.is_padding

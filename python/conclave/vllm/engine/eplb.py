@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 from conclave.vllm.eplb import EplbLayerState, map_to_physical, rebalance_experts
 from conclave.vllm.mapping import build_initial_global_physical_to_logical_map
 
@@ -34,6 +36,34 @@ class DefaultEplbPolicy:
         return rebalance_experts(
             weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices
         )[0]
+
+    @classmethod
+    def preserve_intragpu_slots(
+        cls, phy2log: numpy.ndarray, num_ranks: int, old_phy2log: numpy.ndarray
+    ) -> numpy.ndarray:
+        """[layers, slots]: the new experts of each rank, those that it had in the slots of before,
+        the others in their order in what is left. As it is where slots do not divide by ranks."""
+        slots = phy2log.shape[1]
+        if num_ranks <= 0 or slots % num_ranks or phy2log.shape != old_phy2log.shape:
+            return phy2log
+        width = slots // num_ranks
+        found = phy2log.copy()
+        for layer in range(phy2log.shape[0]):
+            for begin in range(0, slots, width):
+                rank = slice(begin, begin + width)
+                found[layer, rank] = _in_old_slots(phy2log[layer, rank], old_phy2log[layer, rank])
+        return found
+
+
+def _in_old_slots(new: numpy.ndarray, old: numpy.ndarray) -> list[int]:
+    arriving = new.tolist()
+    kept: list[int | None] = []
+    for expert in old.tolist():
+        stays = expert in arriving
+        if stays:
+            arriving.remove(expert)
+        kept.append(expert if stays else None)
+    return [arriving.pop(0) if expert is None else expert for expert in kept]
 
 
 def eplb_map_to_physical_and_record(

@@ -40,6 +40,15 @@ class ConclaveExpertsModular(FusedMoEExpertsModular):
     def activation_format() -> FusedMoEActivationFormat:
         return FusedMoEActivationFormat.Standard
 
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_activation(activation: MoEActivation) -> bool:
+        """Every formula runs in every format."""
+        return isinstance(activation, MoEActivation)
+
     @property
     def expects_unquantized_inputs(self) -> bool:
         return True

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._registry import static_forward_context
 from conclave.vllm.activation import parse_activation
 from conclave.vllm.engine.calls import fused_moe_make_expert_params_mapping
 from conclave.vllm.engine.routed_experts import RoutedExperts
@@ -102,22 +103,23 @@ def FusedMoEFactory(
     gated = parse_activation(activation).is_gated and options.get("is_act_and_mul", True)
     _check_names(ckpt_names, gated)
     owner = _class_of("routed_experts_cls", routed_experts_cls, RoutedExperts)
-    layer = owner(
-        num_experts,
-        top_k,
-        hidden_size,
-        intermediate_size,
-        prefix=prefix,
-        activation=activation,
-        num_redundant_experts=num_redundant_experts,
-        reduce_results=reduce_results,
-        expert_mapping=fused_moe_make_expert_params_mapping(
-            None, *ckpt_names, num_experts, num_redundant_experts, ""
-        ),
-        **_split(engine, {"tp": tp_size, "dp": dp_size, "pcp": pcp_size}),
-        **_known(options),
-        **(routed_experts_args or {}),
-    )
+    with static_forward_context.paused():  # names are those of one engine's configuration
+        layer = owner(
+            num_experts,
+            top_k,
+            hidden_size,
+            intermediate_size,
+            prefix=prefix,
+            activation=activation,
+            num_redundant_experts=num_redundant_experts,
+            reduce_results=reduce_results,
+            expert_mapping=fused_moe_make_expert_params_mapping(
+                None, *ckpt_names, num_experts, num_redundant_experts, ""
+            ),
+            **_split(engine, {"tp": tp_size, "dp": dp_size, "pcp": pcp_size}),
+            **_known(options),
+            **(routed_experts_args or {}),
+        )
     layer.is_fused_checkpoint_transposed = is_fused_checkpoint_transposed
     runner = _class_of("runner_cls", runner_cls, MoERunner)(layer, **(runner_args or {}))
     _register(engine, prefix, runner)

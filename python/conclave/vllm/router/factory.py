@@ -42,6 +42,7 @@ def create_fused_moe_router(
     zero_expert_type: str | None = None,
     num_logical_experts: int | None = None,
     hash_indices_table: torch.Tensor | None = None,
+    skip_padding: bool = False,
 ) -> BaseRouter:
     """The first of these that the arguments ask for: the simulator, if the environment has
     VLLM_MOE_ROUTING_SIMULATION_STRATEGY; zero experts; groups; a function; a bias or a hash table;
@@ -58,6 +59,7 @@ def create_fused_moe_router(
         enable_eplb: by default if there is an eplb_state.
         zero_expert_type, num_logical_experts: experts that return the token, and how many others.
         hash_indices_table: [vocab, k] ids of experts.
+        skip_padding: of `GroupedTopKRouter`; other routers do not ask.
 
     Raises:
         Error: naming the argument.
@@ -95,6 +97,7 @@ def create_fused_moe_router(
                     num_expert_group or 0,
                     topk_group or 0,
                     e_score_correction_bias=e_score_correction_bias,
+                    skip_padding=skip_padding,
                     **score,
                     **base,
                 )

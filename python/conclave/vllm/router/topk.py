@@ -15,7 +15,14 @@ from conclave.routing import (
     get_routing_method_type,
     grouped_topk,
 )
-from conclave.vllm.router.base import BaseRouter, Pair, checked_score, refuse_gradients
+from conclave.vllm.engine.context import padding_of_forward
+from conclave.vllm.router.base import (
+    BaseRouter,
+    Pair,
+    checked_score,
+    refuse_gradients,
+    without_padding,
+)
 
 
 class FusedTopKBiasRouter(BaseRouter):
@@ -103,7 +110,11 @@ class FusedTopKRouter(FusedTopKBiasRouter):
 
 
 class GroupedTopKRouter(BaseRouter):
-    """The k best experts out of the best groups of experts (DeepSeek)."""
+    """The k best experts out of the best groups of experts (DeepSeek).
+
+    With skip_padding tokens that the forward context's is_padding [T] names choose nothing: id -1,
+    weight 0.
+    """
 
     _gives_checked = True
 
@@ -117,9 +128,11 @@ class GroupedTopKRouter(BaseRouter):
         scoring_func: str = "softmax",
         routed_scaling_factor: float = 1.0,
         e_score_correction_bias: torch.Tensor | None = None,
+        skip_padding: bool = False,
         **of_base: Any,
     ) -> None:
         super().__init__(top_k, global_num_experts, **of_base)
+        self.skip_padding = skip_padding
         self.num_expert_group = num_expert_group
         self.topk_group = topk_group
         self.renormalize = renormalize
@@ -147,7 +160,7 @@ class GroupedTopKRouter(BaseRouter):
         input_ids: torch.Tensor | None = None,
     ) -> Pair:
         refuse_gradients(router_logits, self.e_score_correction_bias)
-        return grouped_topk(
+        weights, ids = grouped_topk(
             hidden_states,
             router_logits,
             self.top_k,
@@ -158,6 +171,10 @@ class GroupedTopKRouter(BaseRouter):
             self.routed_scaling_factor,
             self.e_score_correction_bias,
         )
+        padding = padding_of_forward() if self.skip_padding else None
+        if padding is None:
+            return weights, ids
+        return without_padding(weights, ids, ~padding[: len(ids)])
 
 
 class CustomRoutingRouter(BaseRouter):
