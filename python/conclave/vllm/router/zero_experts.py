@@ -73,8 +73,8 @@ class ZeroExpertRouter(BaseRouter):
 
     @property
     def zero_expert_output(self) -> torch.Tensor | None:
-        """[T, H] float32, the tokens times the weights of their zero experts, of this thread's last
-        `select_experts`. It is given once; None before and afterwards."""
+        """[T, H] of the tokens' type, these times the weights of their zero experts, of this
+        thread's last `select_experts`. It is given once; None before and afterwards."""
         found = getattr(self._kept, "output", None)
         self._kept.output = None
         return found
@@ -93,7 +93,7 @@ class ZeroExpertRouter(BaseRouter):
 
     def _resolve(self, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> Pair:
         weights, ids, share = split_zero_experts(weights, ids, self.num_logical_experts)
-        self._kept.output = hidden.float() * share
+        self._kept.output = (hidden.float() * share).to(hidden.dtype)
         return weights, ids
 
     def __getstate__(self) -> dict[str, Any]:
