@@ -1,6 +1,7 @@
 #include "layer/chunk_order.h"
 
 #include "core/checked.h"
+#include "layer/rank_agreement.h"
 
 #include <fmt/format.h>
 
@@ -16,16 +17,12 @@ namespace {
 // longer than the reading, so that the second reading is hidden.
 constexpr int64_t kRowsOfAHalf = 32;
 
-bool exchanges_rows(const LayerPlan& plan) {
-  return plan.parallel.ep_size > 1 && plan.parallel.reduce == Reduce::kFull;
-}
-
 bool has_shared_parts(const LayerPlan& plan) { return plan.shared || plan.residual; }
 
 // Whether bytes move while something is computed. A context without the communicator that is
 // needed finds no dispatcher, which says so.
 Support moves_meanwhile(const LayerPlan& plan, const Context& context) {
-  if (!exchanges_rows(plan) || context.communicator() == nullptr) return Support::yes();
+  if (!exchanges_tokens(plan) || context.communicator() == nullptr) return Support::yes();
   return context.communicator()->supports(CommFeature::kOverlap);
 }
 
@@ -56,7 +53,7 @@ TokenTraffic traffic_of(const LayerPlan& plan) {
 // place of a chunk: a choice by what has come would differ between them. Where bytes move in calls
 // only, peers would get this rank's rows behind its shared parts.
 FillsWait choose_wait(const LayerPlan& plan, const Support& overlap) {
-  if (!exchanges_rows(plan) || !has_shared_parts(plan)) return FillsWait::kForResults;
+  if (!exchanges_tokens(plan) || !has_shared_parts(plan)) return FillsWait::kForResults;
   if (plan.part.reduces() || !overlap) return FillsWait::kForResults;
   if (plan.options.chunk_order != ChunkOrder::kInTurn) return FillsWait::kByTurns;
   const TokenTraffic traffic = traffic_of(plan);
@@ -118,7 +115,7 @@ void record_shared(LayerPlan& plan, const Support& overlap) {
 }  // namespace
 
 void choose_chunks(LayerPlan& plan, const Context& context) {
-  const bool exchanges = exchanges_rows(plan);
+  const bool exchanges = exchanges_tokens(plan);
   plan.fills_wait = choose_wait(plan, moves_meanwhile(plan, context));
   if (exchanges) plan.chunk_order = plan.options.chunk_order;
   if (plan.chunk_order == ChunkOrder::kMicroBatches) plan.chunk_rule = micro_batch_rule(plan);
@@ -130,7 +127,7 @@ void choose_chunks(LayerPlan& plan, const Context& context) {
 void record_chunks(LayerPlan& plan, const Context& context) {
   const Support overlap = moves_meanwhile(plan, context);
   if (plan.options.chunk_order != ChunkOrder::kInTurn) record_order(plan, overlap);
-  if (exchanges_rows(plan) && has_shared_parts(plan)) record_shared(plan, overlap);
+  if (exchanges_tokens(plan) && has_shared_parts(plan)) record_shared(plan, overlap);
 }
 
 }  // namespace conclave::inline v0

@@ -16,7 +16,7 @@ namespace {
 // Large blocks are copied by all threads, a piece at a time.
 void copy_slab(Executor& executor, const std::byte* from, std::byte* to, size_t bytes) {
   constexpr int64_t kPiece = int64_t{4} << 20;
-  const auto pieces = (static_cast<int64_t>(bytes) + kPiece - 1) / kPiece;
+  const int64_t pieces = ceil_div(static_cast<int64_t>(bytes), kPiece);
   cpu::parallel_for(executor, pieces, 1, [&](int64_t begin, int64_t, int32_t) {
     const auto at = static_cast<size_t>(begin * kPiece);
     std::memcpy(to + at, from + at, std::min(bytes - at, static_cast<size_t>(kPiece)));

@@ -66,8 +66,7 @@ class HostRunner final : public LayerRunner {
 
 // The ranks with whose tokens a call's share experts.
 Communicator* HostRunner::other_tokens() const {
-  const bool exchanges = plan_.parallel.ep_size > 1 && plan_.parallel.reduce == Reduce::kFull;
-  return exchanges ? context_.communicator() : nullptr;
+  return exchanges_tokens(plan_) ? context_.communicator() : nullptr;
 }
 
 KernelCounts HostRunner::run_limited(const HostCall& call) const {

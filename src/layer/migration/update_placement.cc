@@ -50,10 +50,8 @@ class Update {
 
   // Ranks whose caller adds up share no communicator of the layer.
   static Communicator* communicator_of(const UpdateRequest& request) {
-    const ParallelSpec& parallel = request.plan.parallel;
     if (request.options.communicator != nullptr) return request.options.communicator;
-    const bool exchanges = parallel.ep_size > 1 && parallel.reduce == Reduce::kFull;
-    return exchanges ? request.communicator : nullptr;
+    return exchanges_tokens(request.plan) ? request.communicator : nullptr;
   }
 
   void check_request() const {
