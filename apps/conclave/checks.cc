@@ -163,7 +163,7 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   // Logits that the caller gave are not a result of the layer.
   const bool own_logits = run.has_logits() && input.router_logits.empty();
   const Tensor logits = run.has_logits() ? gather_rows(run.logits.view(), tokens) : Tensor();
-  // What a budget leaves depends on tokens that are not in the sample.
+  // Experts that a budget leaves depend on tokens that are not in the sample.
   const bool judges_routing = run.has_logits() && input.expert_budget == 0;
   const Tensor first_adapter(DType::kI32, {static_cast<int64_t>(tokens.size())});
   const bool adapted = input.adapter != nullptr;

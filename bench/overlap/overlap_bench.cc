@@ -198,7 +198,7 @@ void print(const Settings& settings, int32_t ranks, const AllTimes& times) {
   }
 }
 
-// What each rank says, to all ranks of this process.
+// Each rank says something to all ranks of this process.
 class Board {
  public:
   explicit Board(int32_t ranks) : ranks_(static_cast<size_t>(ranks)) {}

@@ -45,7 +45,7 @@ struct RecordedRows {
   int64_t num_tokens() const noexcept { return static_cast<int64_t>(tokens.size()); }
 };
 
-// What was recorded, by value. In memory and in files one token may occur more than once in a
+// A record holds its rows by value. In memory and in files one token may occur more than once in a
 // layer: the last row counts.
 struct RoutingRecord {
   std::string model;

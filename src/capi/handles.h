@@ -1,5 +1,5 @@
-// What the handles of the interface hold. Each shares what it needs of others, so that callers may
-// end them in any order.
+// Handles of the interface share what they need of others, so that callers may end them in any
+// order.
 #pragma once
 
 #include "capi/hooks.h"

@@ -44,7 +44,7 @@ std::optional<Number> number_in(std::string_view text, int base = 10) {
   return number;
 }
 
-// What one file says of itself.
+// A file says this of itself.
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path)

@@ -66,6 +66,10 @@ TEST(RunRecord, WrongUses_AreRefused) {
   EXPECT_EQ(run_mixtral({"--expert-budget", "99"}).exit_code, 2);
   EXPECT_EQ(run_mixtral({"--record-routing", file, "--output", file}).exit_code, 2);
   EXPECT_EQ(run_mixtral({"--replay", file}).exit_code, 3) << "there is no such file";
+  const ToolResult nowhere = run_mixtral({"--record-routing", scratch / "no/x.safetensors"});
+  EXPECT_EQ(nowhere.exit_code, 4);
+  EXPECT_NE(nowhere.err.find("kFileWrite"), std::string::npos) << nowhere.err;
+  EXPECT_EQ(nowhere.out.find("worst error"), std::string::npos) << "layers ran for nothing";
   ASSERT_EQ(run_mixtral({"--random", "4", "--record-routing", file}).exit_code, 0);
   const ToolResult more = run_mixtral({"--random", "5", "--replay", file});
   EXPECT_EQ(more.exit_code, 2);

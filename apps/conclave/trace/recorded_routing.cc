@@ -1,5 +1,7 @@
 #include "trace/recorded_routing.h"
 
+#include "conclave/error.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -33,7 +35,13 @@ RoutingFile::RoutingFile(std::filesystem::path path, std::span<const RecordedLay
       recorder_(layers, {.capacity = std::max<int64_t>(num_tokens, 1),
                          .when_full = WhenFull::kError,
                          .model = std::move(model),
-                         .model_type = std::move(model_type)}) {}
+                         .model_type = std::move(model_type)}) {
+  const std::filesystem::path folder = path_.parent_path();
+  if (folder.empty() || std::filesystem::is_directory(folder)) return;
+  throw Error(ErrorCode::kFileWrite, {.what = "the file's directory is not there",
+                                      .file = path_.string(),
+                                      .hint = "create it first"});
+}
 
 void RoutingFile::add(int64_t layer, const LayerRun& run) {
   const int64_t rows = run.topk_ids.shape()[0];

@@ -37,7 +37,8 @@ class ReplayedLayer {
 // Collects what a run's layers choose and writes it when all have run.
 class RoutingFile {
  public:
-  // The largest number of tokens of any layer is the room for each.
+  // The largest number of tokens of any layer is the room for each. Throws Error(kFileWrite) where
+  // the file's directory is not there, before anything runs.
   RoutingFile(std::filesystem::path path, std::span<const RecordedLayer> layers, int64_t num_tokens,
               std::string model, std::string model_type);
   void add(int64_t layer, const LayerRun& run);

@@ -53,7 +53,7 @@ CONCLAVE_C_API int32_t conclave_interface(void) CONCLAVE_C_NOTHROW;
 // The version of the library that runs: "0.2.0". Lives as long as the process.
 CONCLAVE_C_API const char* conclave_version(void) CONCLAVE_C_NOTHROW;
 
-// What the library that runs was built from. Texts live as long as the process.
+// The library that runs says what it was built from. Texts live as long as the process.
 typedef struct conclave_build {
   size_t struct_size;
   const char* version;     // "0.2.0"

@@ -208,7 +208,7 @@ typedef struct conclave_layer_stats {
 // CONCLAVE_ERROR_DEVICE if work that was enqueued earlier made a device fail.
 CONCLAVE_C_API conclave_status conclave_layer_get_stats(
     const conclave_layer* layer, conclave_layer_stats* stats) CONCLAVE_C_NOTHROW;
-// What the layer is.
+// Makes the spec that the layer was made of.
 CONCLAVE_C_API conclave_status conclave_layer_spec(const conclave_layer* layer,
                                                    conclave_spec** out) CONCLAVE_C_NOTHROW;
 

@@ -23,7 +23,7 @@ from conclave.vllm.mapping import (
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 
-# What a tensor of gate and up is called, by the names of both.
+# A tensor of gate and up is called by the names of both.
 _JOINED = {("gate_proj", "up_proj"): "gate_up_proj", ("w1", "w3"): "w13"}
 _OF_EXPERT = re.compile(r"experts\.(\d+)\.")
 

@@ -109,7 +109,7 @@ void AdapterPass::add_down(const AdapterCall& call, const AdapterRows& rows, int
       add_halves(adapter, product, panel, terms_of(call, row), to);
       continue;
     }
-    // What lies behind the last column belongs to another row.
+    // Memory behind the last column belongs to another row.
     std::array<float, kColumns> sums = {};
     std::copy_n(to, valid, sums.data());
     add_halves(adapter, product, panel, terms_of(call, row), sums.data());
