@@ -64,7 +64,8 @@ CONCLAVE_C_API conclave_status
 conclave_checkpoint_get_layer(const conclave_checkpoint* checkpoint, size_t position,
                               conclave_layer_info* info) CONCLAVE_C_NOTHROW;
 
-// Makes the spec of the layer with this index, its weights included. CONCLAVE_ERROR_LAYER_NOT_FOUND.
+// Makes the spec of the layer with this index, its weights included.
+// CONCLAVE_ERROR_LAYER_NOT_FOUND.
 CONCLAVE_C_API conclave_status conclave_checkpoint_spec(const conclave_checkpoint* checkpoint,
                                                         int64_t index,
                                                         conclave_spec** out) CONCLAVE_C_NOTHROW;

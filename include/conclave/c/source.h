@@ -92,7 +92,8 @@ CONCLAVE_C_API conclave_status conclave_feed_is_complete(const conclave_feed* fe
 // Free it with conclave_text_free.
 CONCLAVE_C_API conclave_status conclave_feed_missing(const conclave_feed* feed, size_t limit,
                                                      char** names) CONCLAVE_C_NOTHROW;
-// Makes the spec of a complete layer, its weights included. CONCLAVE_ERROR_LAYER_NOT_FOUND, _TENSOR_MISSING.
+// Makes the spec of a complete layer, its weights included. CONCLAVE_ERROR_LAYER_NOT_FOUND,
+// _TENSOR_MISSING.
 CONCLAVE_C_API conclave_status conclave_feed_spec(const conclave_feed* feed, int64_t layer,
                                                   conclave_spec** out) CONCLAVE_C_NOTHROW;
 CONCLAVE_C_API conclave_status conclave_feed_source(const conclave_feed* feed, int64_t layer,
