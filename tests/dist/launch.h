@@ -48,6 +48,7 @@ class Launch {
       start(words);
     }
   }
+  const std::filesystem::path& directory() const { return directory_; }
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch() {

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mpi.h>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -157,6 +158,20 @@ const std::map<std::string, Scenario>& scenarios() {
          if (rank.is_victim()) rank.comm->abort("out of memory");
          rank.comm->barrier("step");
        }},
+      {"ends_before_the_others_go_on",
+       [](Rank& rank) {
+         if (rank.is_victim()) {
+           rank.comm->abort("out of memory");
+           return;
+         }
+         try {
+           rank.comm->barrier("step");
+         } catch (const CommError&) {
+           std::this_thread::sleep_for(300ms);
+           const Survivors left = survivors(*rank.comm, {.deadline = kDeadline});
+           left.communicator->barrier("on");
+         }
+       }},
       {"slow",
        [](Rank& rank) {
          for (int round = 0; round < 5; ++round) {
@@ -178,6 +193,19 @@ const std::map<std::string, Scenario>& scenarios() {
   return known;
 }
 
+// MPI_Finalize deletes the attributes of MPI_COMM_SELF before it waits for other ranks.
+int note_finalize(MPI_Comm, int, void* path, void*) {
+  std::ofstream(*static_cast<std::string*>(path)) << "begun\n";
+  return MPI_SUCCESS;
+}
+void watch_finalize(const std::string& directory, int32_t rank) {
+  // Lives on, as MPI_Finalize comes after the end of what is static here.
+  static auto* const path = new std::string(directory + "/finalises." + std::to_string(rank));
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, note_finalize, &key, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, key, path);
+}
+
 // Written whole or not at all: the one who reads waits for it.
 void report(const std::string& directory, int32_t rank, const std::string& text) {
   const std::string path = directory + "/rank." + std::to_string(rank);
@@ -192,6 +220,7 @@ int run(const std::string& scenario, int32_t victim, const std::string& director
   Rank rank{.comm = connect("mpi", {.timeout = kDeadline}), .victim = victim};
   const int32_t number = rank.comm->rank();
   { std::ofstream(directory + "/pid." + std::to_string(number)) << ::getpid(); }
+  watch_finalize(directory, number);
   std::string text = "nothing -1 -";
   const auto start = Clock::now();
   try {

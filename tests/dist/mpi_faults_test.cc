@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -92,6 +93,27 @@ TEST_P(MpiFaults, EveryOtherRank_NamesTheRankInTime) {
     }
     if (c.victim_is_killed_later) launch.kill_rank(victim);
     EXPECT_TRUE(launch.ends_within(20s)) << launch.log();
+  }
+}
+
+bool finalises(const Launch& launch, int32_t rank) {
+  return std::filesystem::exists(launch.directory() / ("finalises." + std::to_string(rank)));
+}
+
+// Where others go on without it they never call MPI_Finalize, which a rank that ends earlier would
+// wait in; where nobody does, all call it.
+TEST(MpiFaultsFinalize, RankThatEndsFirst_HearsWhetherTheOthersGoOn) {
+  for (const int32_t victim : {0, 2}) {
+    Launch going_on = launch_fault("ends_before_the_others_go_on", victim);
+    EXPECT_TRUE(going_on.ends_within(20s)) << going_on.log();
+    Launch ending = launch_fault("throws", victim);
+    EXPECT_TRUE(ending.ends_within(20s)) << ending.log();
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(report_of(going_on, rank).value_or(RankReport{}).code, "nothing") << rank << "\n"
+                                                                                  << going_on.log();
+      EXPECT_FALSE(finalises(going_on, rank)) << rank;
+      EXPECT_TRUE(finalises(ending, rank)) << rank;
+    }
   }
 }
 

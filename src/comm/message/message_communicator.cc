@@ -131,9 +131,12 @@ Leaving MessageCommunicator::leaving() const {
   Leaving state{.orderly = usable(),
                 .rank_is_missing = some_are_missing_ || (standing_ == Standing::kFailed &&
                                                          means_a_missing_rank(failure_)),
+                .patience = timeout_,
                 .has_gone_on = has_gone_on_};
   for (const Peer& other : peers_) {
-    state.staying += other.standing == Standing::kActive ? 1 : 0;
+    state.staying += other.left ? 0 : 1;
+    // Survivors are being looked for, and this rank will not be among them.
+    state.rank_is_missing |= other.present && !has_gone_on_;
     if (other.standing != Standing::kFailed) continue;
     state.orderly = false;
     state.rank_is_missing |= means_a_missing_rank(other.farewell.code);

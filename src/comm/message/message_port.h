@@ -42,6 +42,8 @@ struct Leaving {
   bool orderly = true;           // no rank has failed
   bool rank_is_missing = false;  // some rank may never end as this one does
   int32_t staying = 0;           // ranks that have not left, this one among them
+  // For which a peer may hold a wait before it hears that this rank has left.
+  std::chrono::nanoseconds patience{0};
   // Nobody reads or writes here any more but ranks that are left out.
   bool has_gone_on = false;
 };

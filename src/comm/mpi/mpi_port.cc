@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -19,6 +20,9 @@ constexpr int kDataTag = 2;
 // has tags up to 32767.
 constexpr int kTagsOfAnEpoch = 2;
 constexpr uint64_t kMaxEpoch = 16000;
+// A process that ends waits no longer for word of its peers, whatever their deadlines.
+constexpr std::chrono::nanoseconds kMaxPatience = std::chrono::minutes(1);
+using Clock = std::chrono::steady_clock;
 
 bool done(MPI_Request& request, int32_t peer) {
   if (request == MPI_REQUEST_NULL) return true;
@@ -35,39 +39,59 @@ bool is_over(MPI_Request& request) noexcept {
 }
 
 // Ends the port of a communicator that its rank has destroyed.
-struct Remains {
-  std::shared_ptr<MpiPort> port;
-  MpiRuntime& runtime;
-  bool orderly;
-  bool has_gone_on;  // nobody reads or writes here any more but ranks that are left out
-  int32_t staying;   // peers that have not left; the rank itself is one of them
+class PortRemains final : public MpiRuntime::Remains {
+ public:
+  PortRemains(MpiRuntime& runtime, std::unique_ptr<MpiPort> port, const Leaving& leaving)
+      : runtime_(runtime),
+        port_(std::move(port)),
+        leaving_(leaving),
+        until_(Clock::now() + std::min<Clock::duration>(leaving.patience, kMaxPatience)) {}
 
-  // Reads until each peer has left, as far as that has come.
-  bool all_have_left() {
-    while (staying > 1) {
-      const auto received = port->take_notice();
-      if (!received) return false;
-      const Notice& notice = *received->notice;
-      if (notice.kind == NoticeKind::kGone) --staying;
-      if (notice.kind != NoticeKind::kFailed) continue;
-      orderly = false;
-      const ErrorCode code = notice.farewell.code;
-      if (code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost) runtime.leave_open();
-    }
-    return true;
-  }
   // After a failure nobody knows what is still on the way: the communicator's number stays in use,
   // and the port until MPI is done with its buffers, or all the rest of MPI ends.
-  bool end(MpiRuntime::Sweep when) {
+  bool end(MpiRuntime::Sweep when) override {
     try {
       const bool last = when == MpiRuntime::Sweep::kLast;
-      const bool is_abandoned = has_gone_on || (!orderly && !runtime.closes());
-      if (is_abandoned && !last) return port->release();
-      return (all_have_left() && orderly) || last ? port->close() : false;
+      const bool is_abandoned = leaving_.has_gone_on || (!leaving_.orderly && !runtime_.closes());
+      if (is_abandoned && !last) return port_->release();
+      return (all_have_left() && leaving_.orderly) || last ? port_->close() : false;
     } catch (const PortFailure&) {
       return false;
     }
   }
+
+  bool awaits_peers() override {
+    try {
+      return !leaving_.has_gone_on && Clock::now() < until_ && !all_have_left();
+    } catch (const PortFailure&) {
+      return false;
+    }
+  }
+
+ private:
+  // Reads until each peer has left, as far as that has come.
+  bool all_have_left() {
+    while (leaving_.staying > 1) {
+      const auto received = port_->take_notice();
+      if (!received) return false;
+      const Notice& notice = *received->notice;
+      if (notice.kind == NoticeKind::kGone) --leaving_.staying;
+      // Survivors are being looked for, and this rank is not there.
+      if (notice.kind == NoticeKind::kPresent) runtime_.leave_open();
+      if (notice.kind != NoticeKind::kFailed) continue;
+      leaving_.orderly = false;
+      const ErrorCode code = notice.farewell.code;
+      if (code == ErrorCode::kCommTimeout || code == ErrorCode::kCommPeerLost) {
+        runtime_.leave_open();
+      }
+    }
+    return true;
+  }
+
+  MpiRuntime& runtime_;
+  std::unique_ptr<MpiPort> port_;
+  Leaving leaving_;
+  Clock::time_point until_;
 };
 
 PortGroup whole_group(MPI_Comm communicator) {
@@ -258,12 +282,8 @@ void MpiPort::retire(std::unique_ptr<MessagePort> self, const Leaving& leaving) 
   if (is_inherited()) return static_cast<void>(self.release());
   const std::lock_guard lock(runtime_.mutex());
   if (leaving.rank_is_missing) runtime_.leave_open();
-  Remains remains{.port = std::shared_ptr<MpiPort>(static_cast<MpiPort*>(self.release())),
-                  .runtime = runtime_,
-                  .orderly = leaving.orderly,
-                  .has_gone_on = leaving.has_gone_on,
-                  .staying = leaving.staying};
-  runtime_.retire([remains](MpiRuntime::Sweep when) mutable { return remains.end(when); });
+  std::unique_ptr<MpiPort> port(static_cast<MpiPort*>(self.release()));
+  runtime_.retire(std::make_unique<PortRemains>(runtime_, std::move(port), leaving));
 }
 
 }  // namespace conclave::inline v0::comm

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <string_view>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -82,8 +85,17 @@ MpiRuntime::MpiRuntime() : pid_(::getpid()) {
 // will: MPI cannot be initialised twice.
 MpiRuntime::~MpiRuntime() {
   if (!owner_ || is_inherited() || is_finalized()) return;
+  wait_for_peers();
   sweep(Sweep::kLast);
   if (closes_) MPI_Finalize();
+}
+
+// MPI_Finalize waits for every rank, for ever where some go on without this one and leave MPI open.
+void MpiRuntime::wait_for_peers() {
+  const auto waits = [](const auto& remains) { return remains->awaits_peers(); };
+  while (closes_ && std::ranges::any_of(retired_, waits)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool MpiRuntime::may_call() const {
@@ -103,12 +115,12 @@ Support MpiRuntime::takes_background() const {
 
 bool MpiRuntime::is_inherited() const { return pid_ != ::getpid(); }
 
-void MpiRuntime::retire(std::function<bool(Sweep)> end) {
-  if (!end(Sweep::kNow)) retired_.push_back(std::move(end));
+void MpiRuntime::retire(std::unique_ptr<Remains> remains) {
+  if (!remains->end(Sweep::kNow)) retired_.push_back(std::move(remains));
 }
 
 void MpiRuntime::sweep(Sweep when) {
-  std::erase_if(retired_, [when](const auto& end) { return end(when); });
+  std::erase_if(retired_, [when](const auto& remains) { return remains->end(when); });
 }
 
 Support mpi_is_open() {

@@ -6,7 +6,6 @@
 #include "conclave/error.h"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mpi.h>
 #include <mutex>
@@ -36,11 +35,18 @@ class MpiRuntime {
   // True in a child of the process that initialised MPI.
   bool is_inherited() const;
 
-  // Takes what is left of a communicator: `end` says whether it is over, and is called again until
-  // then, the last time by MPI_Finalize. Its number must not be used again before all messages to
-  // it have been read: a late one would reach the next communicator.
   enum class Sweep : uint8_t { kNow, kLast };
-  void retire(std::function<bool(Sweep)> end);
+  // What is left of a communicator that its rank has destroyed. Its number must not be used again
+  // before all messages to it have been read: a late one would reach the next communicator.
+  class Remains {
+   public:
+    virtual ~Remains() = default;
+    // Whether it is over; called again until then, the last time by MPI_Finalize.
+    virtual bool end(Sweep when) = 0;
+    // Whether a peer may still say that it goes on without this rank, and will not finalise MPI.
+    virtual bool awaits_peers() = 0;
+  };
+  void retire(std::unique_ptr<Remains> remains);
   void sweep(Sweep when = Sweep::kNow);
   // Keeps what MPI may still write until the process ends.
   void keep(std::shared_ptr<void> memory) { kept_.push_back(std::move(memory)); }
@@ -51,13 +57,14 @@ class MpiRuntime {
  private:
   MpiRuntime();
   ~MpiRuntime();
+  void wait_for_peers();
 
   std::mutex mutex_;
   int level_ = MPI_THREAD_SINGLE;
   bool owner_ = false;  // initialised here, so that it is finalised here
   bool closes_ = true;
   int64_t pid_ = 0;
-  std::vector<std::function<bool(Sweep)>> retired_;
+  std::vector<std::unique_ptr<Remains>> retired_;
   std::vector<std::shared_ptr<void>> kept_;
 };
 
