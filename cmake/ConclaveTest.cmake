@@ -1,12 +1,15 @@
 # conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>]
-#   [SERIAL] [ALONE] [COLD])
+#   [SERIAL] [RANKS] [ALONE] [COLD])
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
+# RANKS: each case starts groups of ranks and measures their deadlines. These mostly wait, so that other programs fill
+# the time, but never two such cases at once.
 #
 # ctest runs the program in PARTS, four where none are given, since a process takes longer to start than most cases to
 # run. It starts each case on its own, within the timeout, where one case could spoil the next: in a SERIAL program,
-# which measures its process; in an ALONE one, which measures its memory or forks; and in one labelled cuda, whose
-# context an error of the device breaks. Sanitizers keep memory and follow no fork: there ALONE programs are in parts too.
+# which measures its process, and in one of RANKS; in an ALONE one, which measures its memory or forks; and in one
+# labelled cuda, whose context an error of the device breaks. Sanitizers keep memory and follow no fork: there ALONE
+# programs are in parts too.
 #
 # COLD: the cases compute little by themselves, and clang, which builds them for the sanitizers alone, does not optimise
 # what they inline of the JSON library and of GoogleTest: that was most of its time.
@@ -25,7 +28,7 @@ function(conclave_test_options target)
 endfunction()
 
 function(conclave_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;ALONE;COLD" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;RANKS;ALONE;COLD" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "conclave_add_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -53,6 +56,7 @@ function(conclave_add_test name)
 
   if(NOT CONCLAVE_TEST_CASES
      AND NOT arg_SERIAL
+     AND NOT arg_RANKS
      AND (CONCLAVE_SANITIZE OR NOT arg_ALONE)
      AND NOT "cuda" IN_LIST arg_LABELS)
     conclave_add_test_in_parts(${name} ${arg_PARTS} "${arg_LABELS}")
@@ -61,6 +65,9 @@ function(conclave_add_test name)
   set(properties TIMEOUT ${arg_TIMEOUT})
   if(arg_SERIAL)
     list(APPEND properties RUN_SERIAL ON)
+  endif()
+  if(arg_RANKS)
+    list(APPEND properties RESOURCE_LOCK ranks PROCESSORS 2)
   endif()
   gtest_discover_tests(
     ${name}
