@@ -4,13 +4,13 @@
 #include "cpu/parallel.h"
 #include "experts/coded_rows.h"
 #include "experts/cpu/adapters/adapter_pass.h"
+#include "experts/cpu/panel_meaning.h"
+#include "experts/cpu/panel_stage.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
 #include "gemm/cpu/transpose_lanes.h"
-#include "gemm/cpu/widen_numbers.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 namespace conclave::inline v0::experts {
@@ -49,116 +49,8 @@ struct Call {
   }
 };
 
-// Gives tasks the scales and offsets of their panels. Many rows take them from float32, to which
-// narrow ones are widened first; few rows take them as they lie.
-class PanelMeaning {
- public:
-  PanelMeaning(const gemm::PanelLayout& panel, gemm::WidenFunction widen)
-      : scales_(panel.scale_plane()),
-        offsets_(panel.offset_plane()),
-        scales_at_(panel.scales_at()),
-        offsets_at_(panel.offsets_at()),
-        widen_(widen) {}
-
-  // Float32 numbers that a worker needs room for.
-  int64_t room() const { return room_of(scales_) + room_of(offsets_); }
-
-  // Sets those of a task; `room` is the worker's.
-  void set(gemm::PanelTask& task, float* room) const {
-    const bool widens = task.num_rows > gemm::kMostNarrowRows || task.order.lower != nullptr;
-    task.scales = numbers(scales_, task.panel + scales_at_, widens, room);
-    task.offsets = numbers(offsets_, task.panel + offsets_at_, widens, room + room_of(scales_));
-  }
-
-  // Fetches where the next panel's codes, scales and offsets begin, for a task of few rows: it
-  // would wait for each of these, while it fetches ahead what follows them.
-  void fetch_begin(const std::byte* panel) const {
-    if (panel == nullptr || scales_.groups == 0) return;
-    fetch(panel, kBeginBytes);
-    fetch_begin(scales_, panel + scales_at_);
-    fetch_begin(offsets_, panel + offsets_at_);
-  }
-
- private:
-  static constexpr size_t kBeginBytes = 1024;
-
-  static void fetch(const std::byte* data, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(data + line, 0, 2);
-  }
-  static void fetch_begin(const gemm::NumberPlane& plane, const std::byte* packed) {
-    fetch(packed, std::min(plane.units_at(), kBeginBytes));
-    if (plane.num_units() != 0) fetch(packed + plane.units_at(), 256);
-  }
-  static bool is_narrow(const gemm::NumberPlane& plane) {
-    return plane.values != ScaleValues::kFloat;
-  }
-  static int64_t room_of(const gemm::NumberPlane& plane) {
-    return is_narrow(plane) ? plane.groups * gemm::kPanelColumns : 0;
-  }
-  gemm::GroupNumbers numbers(const gemm::NumberPlane& plane, const std::byte* packed, bool widens,
-                             float* room) const {
-    if (plane.groups == 0) return {};
-    if (!is_narrow(plane)) return {.floats = SlabPlaces::at<float>(packed, 0)};
-    const gemm::GroupNumbers narrow = gemm::packed_numbers(plane, packed);
-    if (!widens) return narrow;
-    widen_(narrow, plane.groups, room);
-    return {.floats = room};
-  }
-
-  gemm::NumberPlane scales_;
-  gemm::NumberPlane offsets_;
-  size_t scales_at_;
-  size_t offsets_at_;
-  gemm::WidenFunction widen_;
-};
-
 const float* floats(const std::byte* row) {
   return static_cast<const float*>(static_cast<const void*>(row));
-}
-
-// A stage's panels in memory; null where experts do not lie in slabs.
-struct Stage {
-  Slabs slabs;
-  const SlabPlaces& places;
-  int64_t num_panels = 0;
-
-  const std::byte* panel(const WorkItem& item) const {
-    return places.panel(places.slab(slabs, item.expert), item.panel);
-  }
-};
-
-// Hands items out one by one. Each worker takes its next item before it runs the current one, so
-// that the next item's weights can be fetched from memory meanwhile. The body is given both.
-template <class Body>
-void run_stage(Executor& executor, const WorkList& work, const Stage& stage, const Body& body) {
-  struct State {
-    std::atomic<int64_t> next{0};
-    int64_t num_items;
-    const WorkList* work;
-    const Stage* stage;
-    const Body* body;
-  } state{{}, work.num_blocks() * stage.num_panels, &work, &stage, &body};
-  if (state.num_items == 0) return;
-  executor.run({.invoke =
-                    [](void* opaque, int32_t worker) noexcept {
-                      auto& shared = *static_cast<State*>(opaque);
-                      WorkList::Cursor cursor;
-                      const auto take = [&](WorkItem& item) {
-                        const int64_t index = shared.next.fetch_add(1, std::memory_order_relaxed);
-                        if (index >= shared.num_items) return false;
-                        item = shared.work->item(index, shared.stage->num_panels, cursor);
-                        return true;
-                      };
-                      WorkItem item;
-                      bool taken = take(item);
-                      while (taken) {
-                        WorkItem next;
-                        taken = take(next);
-                        (*shared.body)(worker, item, taken ? &next : nullptr);
-                        item = next;
-                      }
-                    },
-                .state = &state});
 }
 
 class ExpertMlp final : public ExpertsKernel {
@@ -405,9 +297,9 @@ class ExpertMlp final : public ExpertsKernel {
   };
 
   void run_gate_up(const Call& call, Executor& executor) const {
-    const Stage stage{.slabs = call.weights.gate_up,
-                      .places = gate_up_at_,
-                      .num_panels = layout_.gate_up_panels()};
+    const PanelStage stage{.slabs = call.weights.gate_up,
+                           .places = gate_up_at_,
+                           .num_panels = layout_.gate_up_panels()};
     run_stage(executor, call.work, stage,
               [&](int32_t worker, const WorkItem& item, const WorkItem* next) {
                 const std::byte* panel = stage.panel(item);
@@ -465,7 +357,7 @@ class ExpertMlp final : public ExpertsKernel {
   }
 
   void run_down(const Call& call, Executor& executor) const {
-    const Stage stage{
+    const PanelStage stage{
         .slabs = call.weights.down, .places = down_at_, .num_panels = layout_.down_panels()};
     run_stage(executor, call.work, stage,
               [&](int32_t worker, const WorkItem& item, const WorkItem* next) {
