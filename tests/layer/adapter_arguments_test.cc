@@ -93,6 +93,38 @@ TEST(AdapterArguments, LayersWithoutRoom_RefuseThem) {
   }
 }
 
+// Two views of the same memory with other distances between rows are other factors.
+TEST(AdapterArguments, ViewsFromOneAddress_AreTakenByTheirRows) {
+  const MoeSpec spec = small_spec();
+  const OwnedLayer owned = make_layer(spec, {.max_adapter_rank = 4});
+  MoeLayer layer = owned.layer.with_max_tokens(8);
+  const Tensor memory = random_tensor(DType::kF32, 8, 40, 5);
+  const Tensor b = random_tensor(DType::kF32, 24, 4, 6);
+  const auto every = [&](int64_t step) {
+    return ConstTensorView{.data = memory.as<float>(),
+                           .dtype = DType::kF32,
+                           .shape = {4, 40},
+                           .row_stride = 40 * step};
+  };
+  LoraAdapter adapter;
+  for (const auto& [matrix, step] :
+       {std::pair{WeightMatrix::kGate, int64_t{1}}, std::pair{WeightMatrix::kUp, int64_t{2}}}) {
+    adapter.factors.push_back(
+        {.matrix = matrix, .expert = 1, .a = every(step), .b = b.const_view(), .scale = 0.1});
+  }
+  const int32_t id = layer.add_adapter(adapter);
+  const Tensor hidden = random_tensor(DType::kF32, 7, 40, 3);
+  const Tensor places = id_tensor(7, {0});
+  LayerResult result;
+  const LayerOutput output = run_layer(layer, hidden.view(), DType::kF32, {.adapter = id});
+  result = output.result(hidden.view());
+  const std::vector<LoraAdapter> adapters = {adapter};
+  result.adapters = adapters;
+  result.adapter_ids = places.view();
+  EXPECT_LE(check_against_reference(*owned.context, spec, *owned.source, result).worst_token_error,
+            accuracy_bar(DType::kF32, DType::kF32));
+}
+
 TEST(AdapterArguments, UnknownIds_AreRefusedBeforeAnythingIsWritten) {
   const OwnedLayer owned = make_layer(small_spec(), {.max_adapter_rank = 8});
   MoeLayer layer = owned.layer.with_max_tokens(8);

@@ -36,9 +36,10 @@ void store(DType dtype, float value, std::byte* to) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 
-// Gate and up of a fused matrix have one `a`.
+// Gate and up of a fused matrix have one `a`: the same elements, not only the same first one.
 bool share_rows(const MatrixFactors& first, const MatrixFactors& second) {
-  return !first.empty() && first.a.data == second.a.data && first.a.shape == second.a.shape &&
+  return !first.empty() && first.a.data == second.a.data && first.a.dtype == second.a.dtype &&
+         first.a.shape == second.a.shape && first.a.row_stride == second.a.row_stride &&
          first.scale == second.scale;
 }
 
