@@ -168,7 +168,10 @@ void Layer::run(const LayerCall& call) const {
 void Layer::forward(const ForwardArgs& args) {
   const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
   check_complete();
-  if (context_.device_allocator() != nullptr) refuse_choice_limits(ChoiceLimits::of(args));
+  if (context_.device_allocator() != nullptr) {
+    refuse_choice_limits(ChoiceLimits::of(args));
+    if (names_adapters(args)) refuse_adapters(args, engine_->takes_adapters());
+  }
   const int64_t tokens = engine_->check(args);
   const AdapterSetPointer adapters = shared_->adapters.current();
   // Rows of other ranks may have adapters where this rank's have none.

@@ -1,4 +1,5 @@
 // Adapters that do not fit, and calls that name none of the layer's.
+#include "layer/adapters/adapter_set.h"
 #include "layer/random_adapter.h"
 
 #include <gtest/gtest.h>
@@ -90,6 +91,20 @@ TEST(AdapterArguments, LayersWithoutRoom_RefuseThem) {
   for (const int32_t rank : {-1, kMostAdapterRank + 1}) {
     EXPECT_EQ(code_of([&] { make_layer(small_spec(), {.max_adapter_rank = rank}); }),
               ErrorCode::kInvalidArgument);
+  }
+}
+
+// On a device that takes none, ids may lie where the host cannot read.
+TEST(AdapterArguments, WhereNoneAreTaken_CallsAreRefusedUnread) {
+  const ConstTensorView unreadable{
+      .data = reinterpret_cast<const void*>(uintptr_t{64}), .dtype = DType::kI32, .shape = {3}};
+  EXPECT_FALSE(names_adapters({}));
+  for (const ForwardArgs& args :
+       {ForwardArgs{.adapter_ids = unreadable}, ForwardArgs{.adapter = 0}}) {
+    EXPECT_TRUE(names_adapters(args));
+    refuse_adapters(args, Support::yes());
+    EXPECT_EQ(code_of([&] { refuse_adapters(args, Support::no("the reason")); }),
+              ErrorCode::kUnsupported);
   }
 }
 

@@ -126,6 +126,18 @@ bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet
   return !set.empty();
 }
 
+bool names_adapters(const ForwardArgs& args) {
+  return !args.adapter_ids.empty() || args.adapter != kNoAdapter;
+}
+
+void refuse_adapters(const ForwardArgs& args, const Support& support) {
+  if (support) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "this device takes no adapters",
+               .tensor = args.adapter_ids.empty() ? "adapter" : "adapter_ids",
+               .hint = support.reason()});
+}
+
 uint32_t adapter_mark(const ForwardArgs& args, int64_t token, const AdapterSet& set) {
   const int64_t id =
       args.adapter_ids.empty() ? args.adapter : load_token_id(args.adapter_ids, token);

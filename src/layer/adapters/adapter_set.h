@@ -72,6 +72,11 @@ class AdapterStore {
 // Returns whether the call names adapters at all.
 bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet& set);
 
+// Whether a call names adapters. Reads no ids: they may lie in a device's memory.
+bool names_adapters(const ForwardArgs& args);
+// Throws Error(kUnsupported) where there is no support for adapters, naming the argument.
+void refuse_adapters(const ForwardArgs& args, const Support& support);
+
 // The mark of each token of a call or of a chunk of it: 0 without an adapter, otherwise one more
 // than its place in the set.
 uint32_t adapter_mark(const ForwardArgs& args, int64_t token, const AdapterSet& set);
