@@ -1,6 +1,8 @@
 // Adapters that PEFT saved, against PEFT's own results, and files that are wrong.
 #include "conclave/lora_checkpoint.h"
 
+#include "checkpoint/lora/name_pattern.h"
+
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
@@ -272,6 +274,13 @@ const std::vector<Wrong> kWrong = {
        s.put("model.layers.0.mlp.experts", {4, 8}, {12, 4});
      },
      ErrorCode::kTensorShape, "multiple of 3"},
+    {"twice", kConfig,
+     [](SavedAdapter& s) {
+       s.put_tensor("model.layers.0.mlp.experts.1.up_proj.lora_A.weight", {2, 8});
+     },
+     ErrorCode::kTensorDuplicate, "model.layers.0.mlp.experts.1.up_proj.lora_A.weight"},
+    {"ahead", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 3, "rank_pattern": {"(?=a)b": 2}})",
+     nullptr, ErrorCode::kConfigValue, "rank_pattern"},
     {"stack_model", kConfig,
      [](SavedAdapter& s) {
        s.put("model.layers.0.mlp.experts", {6, 10}, {12, 6});
@@ -293,6 +302,59 @@ TEST(LoraCheckpoint, WrongFiles_AreNamed) {
       EXPECT_NE(std::string(error.what()).find(wrong.text), std::string::npos) << error.what();
     }
   }
+}
+
+// Without a gate up_proj and down_proj have the same shapes where I = H.
+TEST(LoraCheckpoint, SquareStacks_AreRefused) {
+  MoeSpec spec = small_spec();
+  spec.intermediate_size = 8;
+  spec.activation.name = "relu2_no_mul";
+  SavedAdapter saved("square");
+  saved.put("model.layers.0.mlp.experts", {6, 8}, {8, 6});
+  const LoraCheckpoint adapters = LoraCheckpoint::open(saved.save(kConfig));
+  try {
+    adapters.layer(0, spec);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+  }
+  spec.intermediate_size = 6;
+  SavedAdapter other("oblong");
+  other.put("model.layers.0.mlp.experts", {6, 6}, {8, 6});
+  EXPECT_EQ(LoraCheckpoint::open(other.save(kConfig)).layer(0, spec).factors[0].matrix,
+            WeightMatrix::kDown);
+}
+
+TEST(NamePatterns, PlainNamesAndExpressions_MatchAsInPeft) {
+  const std::string name = "model.layers.0.mlp.experts.1.up_proj";
+  for (const char* pattern : {"up_proj", "experts.1.up_proj", "mlp.experts.1.up_proj$",
+                              "^model.layers.0.mlp.experts.1.up_proj", R"(experts\.1\.up_proj)",
+                              "experts.*", "(up|down)_proj", R"(layers\.\d{1,2}\.mlp.*)",
+                              "model?.layers.*", "m[a-p]del.+proj", "^.*up_proj"}) {
+    EXPECT_TRUE(NamePattern(pattern).matches(name)) << pattern;
+  }
+  for (const char* pattern :
+       {"p_proj", "up_pro", "experts.2.up_proj", "^experts.1.up_proj", "up.proj.",
+        R"(experts\.1\.up\.proj)", "", "(gate|down)_proj", "xmodel.*"}) {
+    EXPECT_FALSE(NamePattern(pattern).matches(name)) << pattern;
+  }
+  EXPECT_TRUE(NamePattern("up.proj").matches(name)) << "a dot is any letter";
+}
+
+// Trying one way after another would take longer than the universe is old.
+TEST(NamePatterns, HostileExpressions_TakeBoundedTime) {
+  const std::string name = std::string(300, 'a') + "." + std::string(3000, 'b');
+  for (const char* pattern : {"(a*)*c", "(a|aa)+.c", "([ab.]+)*X", "(.*a){3}(.*b){5}c"}) {
+    EXPECT_FALSE(NamePattern(pattern).matches(name)) << pattern;
+  }
+  for (const std::string& pattern :
+       {std::string("((a{9}){9})x*"), std::string("(a?){99999999999999999999}"),
+        std::string("(?=.*a).*"), std::string("(?!b)(.*)"), std::string(R"((a*)\1)"),
+        std::string("a{2,"), std::string("(")}) {
+    EXPECT_THROW(NamePattern{pattern}, std::regex_error) << pattern;
+  }
+  EXPECT_EQ(NamePattern("model.layers.0").regex_letters(), 0U);
+  EXPECT_EQ(NamePattern("a+").regex_letters(), 2U);
 }
 
 TEST(LoraCheckpoint, LayersThatTheModelLacks_AreNamed) {

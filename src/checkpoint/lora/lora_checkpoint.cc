@@ -19,6 +19,15 @@ namespace {
 constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kTensorsName = "adapter_model.safetensors";
 
+// With and without PEFT's prefix a name is the same module's.
+[[noreturn]] void refuse_twice(const SafetensorsFile& file, const TensorInfo& first,
+                               const TensorInfo& second) {
+  throw Error(ErrorCode::kTensorDuplicate, {.what = "two tensors are the same factor of a module",
+                                            .file = file.path().string(),
+                                            .tensor = second.name,
+                                            .found = first.name});
+}
+
 }  // namespace
 
 struct LoraCheckpoint::Impl {
@@ -49,7 +58,9 @@ void LoraCheckpoint::Impl::sort() {
     } else {
       LoraPair& pair = found[{module.name, module.depth}];
       pair.module = module;
-      (name->is_b ? pair.b : pair.a) = &tensor;
+      const TensorInfo*& factor = name->is_b ? pair.b : pair.a;
+      if (factor != nullptr) refuse_twice(file, *factor, tensor);
+      factor = &tensor;
     }
   }
   for (auto& [name, pair] : found) pairs[pair.module.layer].push_back(std::move(pair));

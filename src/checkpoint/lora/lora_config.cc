@@ -74,14 +74,15 @@ bool is_before_0_19(const io::JsonValue& root) {
 
 constexpr double kMostAlpha = 1e9;
 constexpr size_t kMostPatternLetters = 512;
+constexpr size_t kMostRegexLetters = 4096;  // patterns that are no plain names, together
 
-std::regex regex_of(std::string_view key, const io::JsonValue& value) {
+NamePattern pattern_of(std::string_view key, const io::JsonValue& value) {
   if (key.size() > kMostPatternLetters) {
     value.reject(ErrorCode::kConfigValue, "a pattern is too long",
                  std::to_string(kMostPatternLetters) + " letters");
   }
   try {
-    return std::regex("(.*\\.)?(" + std::string(key) + ")");
+    return NamePattern(key);
   } catch (const std::regex_error& error) {
     value.reject(ErrorCode::kConfigValue,
                  std::string("a pattern is no regular expression: ") + error.what());
@@ -110,16 +111,21 @@ LoraConfig::Patterns LoraConfig::patterns_of(const io::JsonValue& root, std::str
   const auto object = root.find_set(key);
   if (!object) return patterns;
   const double most = key == "rank_pattern" ? kMostAdapterRank : kMostAlpha;
+  size_t letters = 0;
   for (const io::JsonMember& member : object->members()) {
     patterns.push_back(
-        {.name = regex_of(member.key, member.value), .value = positive(member.value, most)});
+        {.name = pattern_of(member.key, member.value), .value = positive(member.value, most)});
+    letters += patterns.back().name.regex_letters();
+    if (letters <= kMostRegexLetters) continue;
+    object->reject(ErrorCode::kConfigValue, "regular expressions are too long together",
+                   std::to_string(kMostRegexLetters) + " letters");
   }
   return patterns;
 }
 
 double LoraConfig::value_of(const Patterns& patterns, double other, const std::string& name) {
   for (const Pattern& pattern : patterns) {
-    if (std::regex_match(name, pattern.name)) return pattern.value;
+    if (pattern.name.matches(name)) return pattern.value;
   }
   return other;
 }

@@ -2,10 +2,10 @@
 // than two factors.
 #pragma once
 
+#include "checkpoint/lora/name_pattern.h"
 #include "io/json.h"
 
 #include <cstdint>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,7 +29,7 @@ class LoraConfig {
 
  private:
   struct Pattern {
-    std::regex name;
+    NamePattern name;
     double value = 0;
   };
   using Patterns = std::vector<Pattern>;

@@ -230,6 +230,12 @@ class Reader {
   }
 
   Stacked stacked_of(const LoraPair& pair, const Part& part) const {
+    if (!part.gated && part.hidden_size == part.intermediate_size) {
+      refuse(pair.a, ErrorCode::kUnsupported,
+             {.what = "stacked factors do not say whether they are up_proj's or down_proj's, which "
+                      "are both square",
+              .found = text_of(part.intermediate_size, part.hidden_size)});
+    }
     const int64_t wide = part.intermediate_size * (part.gated ? 2 : 1);
     const LoraMatrix first = part.gated ? LoraMatrix::kGateUp : LoraMatrix::kUp;
     const std::array forms = {
@@ -240,7 +246,7 @@ class Reader {
                 .turned = true,
                 .in = part.hidden_size,
                 .out = part.intermediate_size}};
-    // Shapes alone do not tell square matrices, nor up from down where there is no gate.
+    // Where 2 I = H or I = H, shapes do not tell what is turned: the version does.
     for (const bool turned : {true, false}) {
       if (turned && (!config_.may_turn_stacks() || order_ == GateUpOrder::kInterleaved)) continue;
       for (const Stacked& form : forms) {
