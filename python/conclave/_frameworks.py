@@ -144,10 +144,11 @@ def contiguous(array: Any) -> Any:
 
 
 def on_the_host(array: Any) -> Any:
-    """The array, dense and in the host's memory; maybe a copy."""
+    """The array, dense and in the host's memory; maybe a copy. What is no array of numpy, cupy or
+    torch stays as it is."""
     if is_torch(array):
         return array.detach().cpu().contiguous()
-    return contiguous(array)
+    return contiguous(array) if _library(array) in ("numpy", "cupy") else array
 
 
 def stream_of(reference: Any, stream: Any) -> int:

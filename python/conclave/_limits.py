@@ -1,7 +1,8 @@
-"""Limits of a call's choices, as Python callers write them."""
+"""Numbers of a call, and limits of its choices, as Python callers write them."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,11 +27,11 @@ def flags_of(banned: Array | Sequence[int] | None, num_columns: Callable[[], int
     columns = num_columns()
     flags = bytearray(columns)
     for expert in banned:
-        if isinstance(expert, bool) or not hasattr(expert, "__index__"):
+        index = _index_of(expert)
+        if index is None:
             raise ConclaveTypeError(
                 f"banned_experts: expected ids, or an array of bools, found {expert!r}"
             )
-        index = int(expert)
         if not 0 <= index < columns:
             raise ConclaveValueError(
                 f"banned_experts: expected ids of 0 to {columns - 1}, found {index}"
@@ -39,18 +40,61 @@ def flags_of(banned: Array | Sequence[int] | None, num_columns: Callable[[], int
     return memoryview(flags).cast("B").cast("?")
 
 
+def _index_of(value: Any) -> int | None:
+    """An integer of Python, numpy or torch as one of Python; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Integers of numpy and torch as those of Python; everything else as it is."""
+    number = _index_of(value)
+    return value if number is None else number
+
+
 def integer(name: str, value: Any, low: int, high: int) -> int:
     """The value of an argument that is an integer between two others.
 
     Raises:
         ConclaveTypeError, ConclaveValueError: naming the argument and its limits.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = _index_of(value)
+    if number is None:
         raise ConclaveTypeError(f"{name}: expected an integer, found {type(value).__name__}")
-    number = int(value)
     if not low <= number <= high:
         raise ConclaveValueError(f"{name}: expected {low} to {high}, found {number}")
     return number
+
+
+def real(name: str, value: Any) -> float:
+    """The value of an argument that is a number, which may be none that is finite.
+
+    Raises:
+        ConclaveTypeError: naming the argument.
+    """
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
+        raise ConclaveTypeError(f"{name}: expected a number, found {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+    except (TypeError, ValueError, RuntimeError):
+        raise ConclaveTypeError(f"{name}: expected one number, found {type(value).__name__}") from (
+            None
+        )
+
+
+def text(name: str, value: Any) -> str:
+    """The value of an argument that is a text.
+
+    Raises:
+        ConclaveTypeError: naming the argument.
+    """
+    if not isinstance(value, str):
+        raise ConclaveTypeError(f"{name}: expected a text, found {type(value).__name__}")
+    return value
 
 
 def refuse(top_k: int | None, banned: Any, expert_budget: int | None) -> None:

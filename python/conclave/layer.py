@@ -19,6 +19,9 @@ from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dic
 Array = Any  # numpy, torch, or anything with __dlpack__
 Ranks = Any  # a Communicator, or a group of torch.distributed
 
+_MOST_ADAPTERS = 2**31 - 1
+_MOST_LAYERS = 2**31 - 1
+
 # The arguments of a call in the order of the module's table, which has their shapes and types. A
 # caller's scratch memory is no argument of `Layer.forward`.
 _ARGUMENTS = tuple(row["name"] for row in _conclave.call_arguments() if not row["is_scratch"])
@@ -271,7 +274,7 @@ class Layer:
             out = _frameworks.empty_like(
                 hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
             )
-        if isinstance(adapter_ids, int):
+        if isinstance(adapter_ids, int) or getattr(adapter_ids, "shape", None) == ():
             adapter_ids = self._one_for_all(hidden, adapter_ids)
         arguments = (
             hidden,
@@ -285,9 +288,9 @@ class Layer:
             padding_mask,
             adapter_ids,
             num_tokens,
-            top_k,
+            _limits.plain(top_k),
             _limits.flags_of(banned_experts, self._num_columns),
-            expert_budget,
+            _limits.plain(expert_budget),
             shared_out,
             captured_logits,
             captured_ids,
@@ -317,14 +320,13 @@ class Layer:
         return int(self._core.workspace_bytes(tokens))
 
     @staticmethod
-    def _one_for_all(hidden: Array, adapter_id: int) -> Array:
-        if not -1 <= adapter_id < 2**31:
-            raise ConclaveValueError(
-                f"adapter_ids: expected -1 or an id of load_adapter, found {adapter_id}"
-            )
+    def _one_for_all(hidden: Array, adapter_id: Any) -> Array | None:
+        number = _limits.integer("adapter_ids", adapter_id, -1, _MOST_ADAPTERS)
+        if number == -1:
+            return None
         tokens = _frameworks.shape_of(hidden, "hidden")[:1]
         ids = _frameworks.empty_like(hidden, tokens, "int32", "adapter_ids")
-        ids[...] = adapter_id
+        ids[...] = number
         return ids
 
     def load_adapter(
@@ -358,21 +360,29 @@ class Layer:
             Error: naming the file, tensor or array, with what was expected and found.
         """
         if directory is None:
-            return self._core.add_adapter_from_arrays(factors, scale, name)
+            return self._core.add_adapter_from_arrays(
+                factors, _limits.real("scale", scale), _limits.text("name", name)
+            )
         if factors:
             raise ConclaveTypeError(
                 f"{next(iter(factors))}: expected no arrays beside a directory, found some"
             )
         if layer is None:
             raise ConclaveTypeError("layer: expected a layer's number, found None")
-        core = checkpoint._core if checkpoint is not None else None
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise ConclaveTypeError(
+                f"checkpoint: expected a Checkpoint, found {type(checkpoint).__name__}"
+            )
         return self._core.add_adapter_from_directory(
-            os.fspath(directory), layer, gate_up_order, core
+            os.fspath(directory),
+            _limits.integer("layer", layer, 0, _MOST_LAYERS),
+            None if gate_up_order is None else _limits.text("gate_up_order", gate_up_order),
+            checkpoint._core if checkpoint is not None else None,
         )
 
     def remove_adapter(self, adapter_id: int) -> None:
         """Removes an adapter. Forwards that are under way keep it."""
-        self._core.remove_adapter(adapter_id)
+        self._core.remove_adapter(_limits.integer("adapter_id", adapter_id, -1, _MOST_ADAPTERS))
 
     @property
     def adapters(self) -> list[dict[str, Any]]:

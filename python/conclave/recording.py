@@ -50,6 +50,10 @@ def _keys(tokens: Tokens, count: int | None = None) -> Any:
     return numpy.ascontiguousarray(keys, dtype="int64")
 
 
+def _layer_number(layer: Any) -> int:
+    return _limits.integer("layer", layer, 0, _MOST_LAYERS)
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordedLayer:
     """One layer of a record. Rows are in the order of their recording; of a token that occurs twice
@@ -100,6 +104,7 @@ class RoutingRecord:
         import numpy
 
         known = {row["layer"]: row for row in self._core.layers()}
+        layer = _layer_number(layer)
         if layer not in known:
             raise ConclaveValueError(f"layer: expected one of {sorted(known)}, found {layer}")
         row = known[layer]
@@ -136,6 +141,10 @@ class RoutingRecorder:
         Raises:
             Error: naming the argument.
         """
+        if not isinstance(layers, Mapping):
+            raise ConclaveTypeError(
+                f"layers: expected layers by their numbers, found {type(layers).__name__}"
+            )
         self._core = _conclave.RoutingRecorder(
             [
                 _conclave.recorded_layer(
@@ -145,9 +154,9 @@ class RoutingRecorder:
                 for number, layer in layers.items()
             ],
             _limits.integer("capacity", capacity, 1, _MOST_TOKENS),
-            when_full,
-            model,
-            model_type,
+            _limits.text("when_full", when_full),
+            _limits.text("model", model),
+            _limits.text("model_type", model_type),
         )
 
     def record(
@@ -164,9 +173,11 @@ class RoutingRecorder:
         Raises:
             Error: naming the argument; ConclaveRuntimeError if the ring is full and says "error".
         """
+        shape = _frameworks.shape_of(topk_ids, "topk_ids")
+        _frameworks.shape_of(topk_weights, "topk_weights")
         ids, weights = _frameworks.on_the_host(topk_ids), _frameworks.on_the_host(topk_weights)
-        keys = None if tokens is None else _keys(tokens, int(ids.shape[0]))
-        self._core.record(_limits.integer("layer", layer, 0, _MOST_LAYERS), ids, weights, keys)
+        keys = None if tokens is None else _keys(tokens, int(shape[0]) if shape else 0)
+        self._core.record(_layer_number(layer), ids, weights, keys)
 
     def forward(
         self,
@@ -190,18 +201,19 @@ class RoutingRecorder:
         out = layer.forward(hidden, **arguments)
         ids, weights = captured["captured_ids"], captured["captured_weights"]
         count = arguments.get("num_tokens")
-        if isinstance(count, int):
-            ids, weights = ids[:count], weights[:count]
+        if count is not None:  # the rows behind it hold nothing
+            used = max(int(count.item() if hasattr(count, "item") else count), 0)
+            ids, weights = ids[:used], weights[:used]
         self.record(number, ids, weights, tokens)
         return out
 
     def recorded_tokens(self, layer: int) -> int:
         """Tokens that a layer was given."""
-        return self._core.recorded_tokens(layer)
+        return self._core.recorded_tokens(_layer_number(layer))
 
     def dropped_tokens(self, layer: int) -> int:
         """Those of them that are gone."""
-        return self._core.dropped_tokens(layer)
+        return self._core.dropped_tokens(_layer_number(layer))
 
     def snapshot(self) -> RoutingRecord:
         """A copy of what is there."""
@@ -230,6 +242,10 @@ def _record_of(recorded: Recorded) -> RoutingRecord:
         return recorded
     if isinstance(recorded, (str, os.PathLike)):
         return RoutingRecord.open(recorded)
+    if not hasattr(recorded, "snapshot"):
+        raise ConclaveTypeError(
+            f"recorded: expected a record, a file or a recorder, found {type(recorded).__name__}"
+        )
     return recorded.snapshot()
 
 
@@ -247,7 +263,8 @@ class RoutingReplay:
 
     def has(self, layer: int, token: tuple[int, int]) -> bool:
         """Whether a token, sequence and position, was recorded in a layer."""
-        return self._core.has(layer, *token)
+        ((sequence, position),) = _keys([token], 1).tolist()
+        return self._core.has(_layer_number(layer), sequence, position)
 
     def routing(self, layer: int, tokens: Tokens, like: Array | None = None) -> tuple[Array, Array]:
         """Ids [T, k] int32 and weights [T, k] float32 of tokens.
@@ -263,10 +280,10 @@ class RoutingReplay:
         """
         import numpy
 
-        keys = _keys(tokens)
-        shape = (len(keys), self._slots.get(layer, 1))
+        keys, number = _keys(tokens), _layer_number(layer)
+        shape = (len(keys), self._slots.get(number, 1))
         ids, weights = numpy.empty(shape, "int32"), numpy.empty(shape, "float32")
-        self._core.find(_limits.integer("layer", layer, 0, _MOST_LAYERS), keys, ids, weights)
+        self._core.find(number, keys, ids, weights)
         if like is not None and _frameworks.is_torch(like):
             torch = _frameworks.torch()
             return torch.from_numpy(ids).to(like.device), torch.from_numpy(weights).to(like.device)
@@ -337,7 +354,9 @@ def compare_routing(
         ConclaveValueError: a layer has another number of slots in the other record.
     """
     found = _conclave.compare_routing(
-        _record_of(first)._core, _record_of(second)._core, most_examples
+        _record_of(first)._core,
+        _record_of(second)._core,
+        _limits.integer("most_examples", most_examples, 0, _MOST),
     )
     return RoutingComparison(
         layers=tuple(LayerDifferences(**layer) for layer in found["layers"]),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import conclave
-from conclave import ConclaveUnsupportedError, ConclaveValueError
+from conclave import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -83,6 +83,32 @@ def test_wrong_arrays_are_named(factors, text):
     layer, _, _ = make_layer(max_adapter_rank=4)
     with pytest.raises(conclave.Error, match=text):
         layer.load_adapter(**factors)
+
+
+def test_ids_are_integers():
+    layer, _, _ = make_layer(max_adapter_rank=4)
+    zeros = {"up_a": torch.zeros(3, 4, 16), "up_b": torch.ones(3, 12, 4)}
+    assert [layer.load_adapter(**zeros) for _ in range(2)] == [0, 1]
+    given = {"topk_ids": torch.tensor([[0, 2]] * 5), "topk_weights": torch.rand(5, 2)}
+    hidden = torch.randn(5, 16)
+    plain = layer(hidden, **given)
+    for one in (-1, 1, torch.tensor(1), torch.tensor(1).numpy()):
+        assert torch.equal(layer(hidden, adapter_ids=one, **given), plain)
+    calls = {
+        "adapter_ids": lambda: layer(hidden, adapter_ids=True, **given),
+        "adapter_id": lambda: layer.remove_adapter(True),
+        "scale": lambda: layer.load_adapter(**zeros, scale="1"),
+        "name": lambda: layer.load_adapter(**zeros, name=5),
+        "layer": lambda: layer.load_adapter(TESTDATA / "adapters" / "mixtral-tiny", "0"),
+        "checkpoint": lambda: layer.load_adapter(TESTDATA, 0, checkpoint=str(TESTDATA)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ConclaveTypeError, match=name):
+            call()
+    for wrong in (2**40, -2):
+        with pytest.raises(ConclaveValueError, match="adapter_id"):
+            layer.remove_adapter(wrong)
+    assert len(layer.adapters) == 2
 
 
 def test_layers_without_room_refuse_adapters():

@@ -109,3 +109,22 @@ def test_a_budget_beside_given_choices_is_refused(setup):
         conclave.route(numpy.zeros((2, E), "float32"), K, conclave.RouterSpec(), expert_budget="5")
     with pytest.raises(ConclaveValueError, match="4 to 12"):
         conclave.route(numpy.zeros((2, E), "float32"), K, conclave.RouterSpec(), expert_budget=3)
+
+
+def test_integers_of_numpy_and_torch_are_integers(setup):
+    problem, layer = setup
+    expected = layer(problem.hidden, top_k=2, expert_budget=5, banned_experts=[3])
+    torch = pytest.importorskip("torch")
+    for kind in (numpy.int32, numpy.int64, torch.tensor):
+        limits = {"top_k": kind(2), "expert_budget": kind(5), "banned_experts": [kind(3)]}
+        numpy.testing.assert_array_equal(layer(problem.hidden, **limits), expected)
+    for banned in (torch.tensor(2.5), numpy.float64(2)):
+        with pytest.raises(ConclaveTypeError, match="ids"):
+            layer(problem.hidden, banned_experts=[banned])
+    with pytest.raises(ConclaveTypeError, match="expert_budget"):
+        conclave.route(
+            numpy.zeros((2, E), "float32"),
+            K,
+            conclave.RouterSpec(),
+            expert_budget=torch.tensor(5.5),
+        )

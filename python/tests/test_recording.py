@@ -158,3 +158,37 @@ def test_what_cannot_be_is_refused(setup, tmp_path):
     (tmp_path / "text").write_bytes(b"no record at all" * 9)
     with pytest.raises((ConclaveCheckpointError, Error)):
         conclave.RoutingRecord.open(tmp_path / "text")
+
+
+@pytest.mark.parametrize("count", [4, numpy.array([4])])
+def test_rows_behind_num_tokens_are_not_recorded(setup, count):
+    problem, layer = setup
+    recorder = conclave.RoutingRecorder({0: layer})
+    recorder.forward(layer, 0, problem.hidden, num_tokens=count)
+    assert recorder.recorded_tokens(0) == 4
+
+
+def test_what_is_no_argument_of_its_kind_is_named(setup):
+    problem, layer = setup
+    recorder = conclave.RoutingRecorder({0: layer})
+    ids, weights = problem.topk_ids, problem.topk_weights
+    recorder.record(0, ids, weights)
+    replay = conclave.RoutingReplay(recorder)
+    calls = {
+        "topk_ids": lambda: recorder.record(0, ids.tolist(), weights),
+        "topk_weights": lambda: recorder.record(0, ids, None),
+        "layer": lambda: recorder.recorded_tokens("0"),
+        "layers": lambda: conclave.RoutingRecorder([layer]),
+        "when_full": lambda: conclave.RoutingRecorder({0: layer}, when_full=None),
+        "model": lambda: conclave.RoutingRecorder({0: layer}, model=5),
+        "tokens": lambda: replay.has(0, ("a", "b")),
+        "recorded": lambda: conclave.RoutingReplay(5),
+        "most_examples": lambda: conclave.compare_routing(recorder, recorder, most_examples="1"),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ConclaveTypeError, match=name):
+            call()
+    with pytest.raises(ConclaveValueError, match="most_examples"):
+        conclave.compare_routing(recorder, recorder, most_examples=-1)
+    with pytest.raises(ConclaveValueError, match="tokens"):
+        replay.has(0, (1, 2, 3))
