@@ -147,6 +147,41 @@ def test_tokens_that_were_not_recorded_route_themselves_if_asked_to(way):
     numpy.testing.assert_allclose(replayed.float(), plain.float(), rtol=0.05, atol=0.05)
 
 
+def without_last_slots(served: Any) -> Any:
+    """A record as a call with a smaller top_k leaves it."""
+    record = served.snapshot()
+    rows = {layer: record.rows(layer) for layer in record.layers}
+    slots = next(iter(rows.values())).topk_ids.shape[1]
+    few = conclave.RoutingRecorder({n: {"num_experts": 64, "top_k": slots} for n in rows})
+    for layer, recorded in rows.items():
+        ids = recorded.topk_ids.copy()
+        ids[:, -1] = -1
+        few.record(layer, ids, recorded.topk_weights, recorded.tokens)
+    return few
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_slots_without_an_expert_are_replayed_everywhere(name):
+    outs = []
+    for way in ("eager", "conclave", "patch"):
+        model = load(name)
+        with torch.no_grad(), record_routing(model) as served:
+            model(input_ids=models.prompt())
+        if way == "conclave":
+            conclave.transformers.set_implementation(model)
+        if way == "patch":
+            conclave.transformers.patch(model)
+        with torch.no_grad(), replay_routing(model, without_last_slots(served)):
+            outs.append(model(input_ids=models.prompt()).logits.float())
+        with torch.no_grad():
+            assert not torch.allclose(model(input_ids=models.prompt()).logits.float(), outs[-1])
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=0.02, atol=0.02)
+    model = load(name)
+    with replay_routing(model, without_last_slots(served)):
+        model(input_ids=models.prompt()).logits.float().square().mean().backward()
+
+
 def test_sequences_have_numbers(tmp_path):
     model = load("mixtral")
     batch = len(models.prompt())

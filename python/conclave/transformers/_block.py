@@ -199,8 +199,9 @@ class PatchedBlock:
         else:
             out = self.routing.forward(ranked, rows, arguments)
         if wants:
-            scores = torch.zeros_like(seen["logits"])
-            seen["scores"] = scores.scatter_(1, seen.pop("ids").long(), seen["weights"])
+            scores, ids = torch.zeros_like(seen["logits"]), seen.pop("ids").long()
+            chosen = seen["weights"].masked_fill(ids < 0, 0)  # no expert is in that slot
+            seen["scores"] = scores.scatter_add_(1, ids.clamp(min=0), chosen)
         out = out.view(hidden.shape)
         return out if self._norm is None else self._norm(out), seen
 

@@ -167,6 +167,9 @@ class _ReplayedBlock:
         """The routing that is computed with, where a router outside of the layer has chosen."""
         self.seen = True
         mask, recorded_ids, recorded = self._recorded(ids)
+        # Limits of the recorded call, or other ranks, may have left slots empty: experts modules
+        # know no such slots, and an expert that weighs 0 adds nothing.
+        is_empty, recorded_ids = recorded_ids < 0, recorded_ids.clamp(min=0)
         differs = bool((mask & (recorded_ids != ids)).any())
         if differs and weights.requires_grad and torch.is_grad_enabled():
             raise ConclaveUnsupportedError(
@@ -176,9 +179,9 @@ class _ReplayedBlock:
             )
         ids = torch.where(mask, recorded_ids, ids)
         own = _gathered(ids.clamp(min=0), weights)
-        recorded = recorded.to(own.dtype)
-        if own.requires_grad:
-            recorded = recorded + (own - own.detach())  # its values, and gradients of the router's
+        recorded = recorded.to(own.dtype).masked_fill(is_empty, 0)
+        if own.requires_grad:  # its values, and gradients of the router's
+            recorded = recorded + (own - own.detach()).masked_fill(is_empty, 0)
         return ids, torch.where(mask, recorded, own)
 
     @contextlib.contextmanager
@@ -240,7 +243,9 @@ class RecordedRouting:
 
     def snapshot(self) -> RoutingRecord:
         """A copy of what is there."""
-        records = [recorder.snapshot() for recorder in self._recorders.values()]
+        with self._lock:  # another thread may come to a block for the first time
+            recorders = list(self._recorders.values())
+        records = [recorder.snapshot() for recorder in recorders]
         return RoutingRecord(_conclave.merge_records(records, *self._arguments[2:]))
 
     def write(self, path: Any) -> None:
@@ -249,7 +254,9 @@ class RecordedRouting:
 
     def clear(self) -> None:
         """Forgets all rows."""
-        for recorder in self._recorders.values():
+        with self._lock:
+            recorders = list(self._recorders.values())
+        for recorder in recorders:
             recorder.clear()
 
 
@@ -272,7 +279,7 @@ class ReplayedRouting:
             )
         found = numpy.ones(len(keys), bool)
         if self._routes_missing:
-            found[:] = [self._replay.has(number, key) for key in keys.tolist()]
+            found[:] = [self._replay._core.has(number, *key) for key in keys.tolist()]
         ids = numpy.zeros((len(keys), slots), "int32")
         weights = numpy.zeros((len(keys), slots), "float32")
         ids[found], weights[found] = self._replay.routing(number, keys[found])
