@@ -109,6 +109,20 @@ def test_installing_nests_and_the_last_one_takes_it_away():
     ours.uninstall()
 
 
+def test_a_handle_takes_back_its_own_installation_once():
+    with ours.install() as outer:
+        with ours.install() as inner:
+            inner.uninstall()
+            inner.uninstall()
+            assert ours.is_installed()
+        assert ours.is_installed()
+        again = ours.install()
+        outer.uninstall()
+        assert ours.is_installed()
+        again.uninstall()
+        assert not ours.is_installed()
+
+
 def test_groups_that_are_none_leave_nothing_behind():
     with pytest.raises(TypeError, match="tp_group: expected a ProcessGroup"):
         ours.install(tp_group="all")

@@ -36,11 +36,11 @@ class Installed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        uninstall()
+        self.uninstall()
 
     def uninstall(self) -> None:
-        """As `conclave.vllm.uninstall`."""
-        uninstall()
+        """Takes back what this call of `install` did, once."""
+        _take_back(self)
 
 
 _in_force: EngineFinder | None = None
@@ -95,12 +95,20 @@ def install(
 
 
 def uninstall() -> None:
-    """Takes back what one `install` did. Does nothing where nothing is installed."""
+    """Takes back what the last `install` did. Does nothing where nothing is installed."""
+    if _installed:
+        _take_back(_installed[-1])
+
+
+def _take_back(handle: Installed) -> None:
     global _in_force
-    if not _installed:
+    if handle not in _installed:
         return
-    handle = _installed.pop()
-    if _installed or _in_force is None:
+    _installed.remove(handle)
+    if _installed:  # who comes last gives back what the first replaced
+        _installed[0]._replaced.update(handle._replaced)
+        return
+    if _in_force is None:
         return
     sys.meta_path.remove(_in_force)
     _in_force = None
