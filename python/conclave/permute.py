@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conclave import _conclave, _device_permute, _frameworks, _gradients
+from conclave import _conclave, _device_permute, _frameworks, _gradients, _limits
 from conclave.errors import ConclaveValueError
 
 Array = Any
+
+_MOST_ROWS = 2**31 - 1
 
 
 def _check_map(expert_map: Array | Sequence[int] | None, num_experts: int) -> None:
@@ -25,8 +27,10 @@ def _check_map(expert_map: Array | Sequence[int] | None, num_experts: int) -> No
 def _local_of(expert_map: Array | Sequence[int] | None) -> list[int]:
     if expert_map is None:
         return []
-    entries = expert_map.tolist() if hasattr(expert_map, "tolist") else expert_map
-    return list(entries)
+    entries = list(expert_map.tolist() if hasattr(expert_map, "tolist") else expert_map)
+    if any(type(entry) is not int for entry in entries):
+        return [_limits.integer("expert_map", entry, -1, _MOST_ROWS) for entry in entries]
+    return entries
 
 
 def _check_ids(topk_ids: Array) -> tuple[int, int]:
@@ -71,8 +75,8 @@ def moe_align_block_size(
     """
     tokens, top_k = _check_ids(topk_ids)
     _check_map(expert_map, num_experts)
-    if block_size < 1:
-        raise ConclaveValueError(f"block_size: expected 1 or more, found {block_size}")
+    block_size = _limits.integer("block_size", block_size, 1, _MOST_ROWS)
+    num_experts = _limits.integer("num_experts", num_experts, 1, _MOST_ROWS)
     slots = tokens * top_k
     padded = slots + num_experts * (block_size - 1)
     if pad_sorted_ids:

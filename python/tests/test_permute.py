@@ -217,3 +217,14 @@ def test_bad_arguments_are_named():
     for kind, words, call in cases:
         with pytest.raises(kind, match=words):
             call()
+
+
+def test_what_is_no_integer_is_named():
+    ids = numpy.zeros((1, 2), "int32")
+    for name, arguments in {
+        "block_size": (1.5, 3),
+        "num_experts": (4, -3),
+        "expert_map": (4, 3, "abc"),
+    }.items():
+        with pytest.raises((ConclaveTypeError, ConclaveValueError), match=name):
+            conclave.moe_align_block_size(ids, *arguments)

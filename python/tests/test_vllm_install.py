@@ -351,6 +351,24 @@ def test_experts_in_the_place_of_vllms_kernels(installed, dtype):
         moe_kernel_quantize_input(case[0], None, "mxfp4", False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_rows_are_quantised_whatever_their_number(installed, dtype):
+    from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input
+
+    for tokens in (0, 1, 3):
+        rows = torch.randn(tokens, 40)
+        for by_token, block, scales in (
+            (False, None, (1,)),
+            (True, None, (tokens, 1)),
+            (False, [128, 16], (tokens, 3)),
+        ):
+            codes, scale = moe_kernel_quantize_input(rows, None, dtype, by_token, block)
+            assert codes.shape == rows.shape and scale.shape == scales
+            assert bool((scale > 0).all())
+    with pytest.raises(conclave.errors.ConclaveValueError, match="block_shape"):
+        moe_kernel_quantize_input(torch.randn(2, 8), None, dtype, False, [128, 0])
+
+
 def test_replicas_are_chosen_and_counted(installed):
     from vllm.distributed.eplb.eplb_state import EplbState
     from vllm.distributed.eplb.policy.default import DefaultEplbPolicy

@@ -193,7 +193,8 @@ class ExpertParameters(torch.nn.Module):
         if unknown and not known:
             expected = [self._expected_name(row) for row in self.expert_mapping[:_SHOWN_NAMES]]
             raise ConclaveValueError(
-                f"weights: none of the names is one of {self.layer_name!r}; expected names such as "
+                f"weights: none of the names is one of {self.layer_name or 'this layer'}; expected "
+                f"names such as "
                 f"{', '.join(expected)}, found {', '.join(unknown)}"
             )
         return taken

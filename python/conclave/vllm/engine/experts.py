@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conclave.errors import ConclaveUnsupportedError
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm.activation import MoEActivation
 from conclave.vllm.modular import (
     ExpertTokensMetadata,
@@ -161,11 +161,16 @@ def moe_kernel_quantize_input(
     rows = A.float()
     if block_shape is not None or per_act_token_quant:
         wide = A.shape[-1] if block_shape is None else block_shape[1]
+        if wide < 1:
+            raise ConclaveValueError(
+                f"block_shape: expected blocks of 1 column or more, found {wide}"
+            )
         pad = -A.shape[-1] % wide
         rows = torch.nn.functional.pad(rows, (0, pad)).unflatten(-1, (-1, wide))
         scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-10) / largest
     else:
-        scale = rows.abs().amax().clamp(min=1e-10) / largest if A_scale is None else A_scale.float()
+        amax = rows.abs().amax() if rows.numel() else rows.new_zeros(())
+        scale = amax.clamp(min=1e-10) / largest if A_scale is None else A_scale.float()
     codes = (rows / scale).clamp(-largest, largest)
     codes = codes.round().to(quant_dtype) if quant_dtype == torch.int8 else codes.to(quant_dtype)
     if block_shape is not None or per_act_token_quant:
