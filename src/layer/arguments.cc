@@ -152,12 +152,20 @@ ConstTensorView load_view(std::span<const int64_t> load) {
   return {.data = load.data(), .dtype = DType::kI64, .shape = {static_cast<int64_t>(load.size())}};
 }
 
+ConstTensorView workspace_view(const Workspace* workspace) {
+  if (workspace == nullptr) return {};
+  const std::span<const std::byte> memory = workspace->memory();
+  return {
+      .data = memory.data(), .dtype = DType::kU8, .shape = {static_cast<int64_t>(memory.size())}};
+}
+
 void check_overlaps(const ForwardArgs& args) {
-  std::array<NamedView, kCallOutputs.size() + 1> outputs;
+  std::array<NamedView, kCallOutputs.size() + 2> outputs;
   std::ranges::transform(kCallOutputs, outputs.begin(), [&](const CallOutput& output) {
     return NamedView{output.name, args.*output.view};
   });
-  outputs.back() = {"expert_load", load_view(args.expert_load)};
+  outputs[kCallOutputs.size()] = {"expert_load", load_view(args.expert_load)};
+  outputs.back() = {"workspace", workspace_view(args.workspace)};
   for (const NamedView& output : outputs) {
     for (const CallInput& input : kCallInputs) {
       const ConstTensorView& view = args.*input.view;

@@ -223,6 +223,21 @@ struct HostCall {
   float* topk_weights() const { return static_cast<float*>(args.topk_weights.data); }
 };
 
+// Routers of the application may write anything; sums and bans are looked up by these ids.
+void check_chosen(const HostCall& call) {
+  const int64_t limit = call.spec.num_experts + call.spec.num_zero_experts;
+  for (int64_t index = 0; index < call.num_tokens() * call.choices(); ++index) {
+    const int64_t id = call.ids()[index];
+    if (id >= -1 && id < limit) continue;
+    throw Error(ErrorCode::kExpertId, {.what = "router " + call.spec.router.name +
+                                               " chose an expert that does not exist, at token " +
+                                               std::to_string(index / call.choices()) + ", slot " +
+                                               std::to_string(index % call.choices()),
+                                       .found = std::to_string(id),
+                                       .limit = "-1 to " + std::to_string(limit - 1)});
+  }
+}
+
 void route_rows(const HostCall& call, const routing::Banned& banned) {
   const MoeSpec& spec = call.spec;
   const int64_t tokens = call.num_tokens();
@@ -252,6 +267,7 @@ void route_rows(const HostCall& call, const routing::Banned& banned) {
                      .topk_weights = call.topk_weights(),
                      .shared_weights = static_cast<float*>(call.args.shared_weights.data)},
                     call.executor);
+  check_chosen(call);
   if (call.choices() < spec.top_k) {
     routing::spread_slots(tokens, call.choices(), spec.top_k, call.ids(), call.topk_weights());
   }

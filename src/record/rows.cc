@@ -1,5 +1,7 @@
 #include "record/rows.h"
 
+#include "core/checked.h"
+
 #include "conclave/error.h"
 
 #include <algorithm>
@@ -72,10 +74,23 @@ void check_argument(std::string_view name, const ConstTensorView& tensor, int64_
                                      .expected = "0 or at least " + std::to_string(slots),
                                      .found = std::to_string(tensor.row_stride)});
   }
-  if (rows != 0 && tensor.data == nullptr) {
+  if (rows == 0) return;
+  if (tensor.data == nullptr) {
     throw Error(ErrorCode::kNullPointer,
                 {.what = "an argument has no data", .tensor = std::string(name)});
   }
+  const auto element = byte_size(tensor.dtype);
+  const auto elements = checked_mul(rows, std::max(tensor.row_stride, slots));
+  if (!elements || !checked_mul(*elements, element)) {
+    throw Error(ErrorCode::kStride, {.what = "rows of an argument lie beyond any address",
+                                     .tensor = std::string(name),
+                                     .expected = "rows x row_stride within 63 bits",
+                                     .found = std::to_string(tensor.row_stride)});
+  }
+  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(element) == 0) return;
+  throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                       .tensor = std::string(name),
+                                       .expected = "a multiple of " + std::to_string(element)});
 }
 
 std::string layers_text(const std::vector<int64_t>& layers) {
