@@ -34,8 +34,7 @@ std::vector<std::string> exchanged(const conclave_connect_options& given, const 
   const conclave_status status =
       given.exchange(given.exchange_user, mine.c_str(), given.size, all.data());
   if (status != CONCLAVE_OK) {
-    const bool is_known = conclave_status_name(status) != std::string_view("unknown");
-    throw Error(is_known ? static_cast<ErrorCode>(status) : ErrorCode::kCommAborted,
+    throw Error(find_code(status).value_or(ErrorCode::kCommAborted),
                 {.what = "the exchange of texts between ranks failed",
                  .tensor = "options.exchange",
                  .found = "status " + std::to_string(status)});
@@ -47,6 +46,7 @@ std::vector<std::string> exchanged(const conclave_connect_options& given, const 
 
 ConnectOptions connect_options_of(const conclave_connect_options& given) {
   check_flags("options.flags", given.flags, CONCLAVE_CONNECT_HAS_GROUP);
+  check_choice("options.size", given.size, kMaxRanks);
   ConnectOptions options{.rank = given.rank,
                          .size = given.size,
                          .meeting_point = text_of(given.meeting_point),

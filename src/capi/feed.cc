@@ -19,8 +19,8 @@ static_assert(CONCLAVE_FEED_MEMORY_COPY == static_cast<int32_t>(FeedMemory::kCop
 FeedState& state_of(const conclave_feed* handle) { return *required(handle, "feed").state; }
 
 std::span<const int64_t> layers_of(const int64_t* layers, size_t count) {
-  if (count > 0) required(layers, "layers");
-  return {layers, count};
+  constexpr size_t kMostLayers = 65536;
+  return array_of(layers, count, "layers", "num_layers", kMostLayers);
 }
 
 CheckpointFeed feed_of(const MoeSpec& spec, const char* model_type, std::span<const int64_t> layers,

@@ -5,6 +5,7 @@
 #include "capi/values.h"
 
 #include "conclave/error.h"
+#include "conclave/lora.h"
 
 #include <span>
 #include <string>
@@ -26,6 +27,7 @@ std::span<int64_t> load_of(const conclave_forward_args& given) {
 
 ForwardArgs args_of(const conclave_forward_args& given) {
   check_aligned("num_tokens", given.num_tokens, alignof(int64_t));
+  check_aligned("adapter", given.adapter, alignof(int32_t));
   return {.hidden = needed_view(given.hidden, "hidden"),
           .router_logits = view_of(given.router_logits, "router_logits"),
           .topk_ids = view_of(given.topk_ids, "topk_ids"),
@@ -34,7 +36,12 @@ ForwardArgs args_of(const conclave_forward_args& given) {
           .residual_input = view_of(given.residual_input, "residual_input"),
           .token_ids = view_of(given.token_ids, "token_ids"),
           .padding_mask = view_of(given.padding_mask, "padding_mask"),
+          .adapter_ids = view_of(given.adapter_ids, "adapter_ids"),
+          .adapter = given.adapter == nullptr ? kNoAdapter : *given.adapter,
           .num_tokens = given.num_tokens,
+          .top_k = given.top_k,
+          .banned_experts = view_of(given.banned_experts, "banned_experts"),
+          .expert_budget = given.expert_budget,
           .out = needed_view(given.out, "out"),
           .shared_out = view_of(given.shared_out, "shared_out"),
           .captured_logits = view_of(given.captured_logits, "captured_logits"),

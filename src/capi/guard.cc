@@ -70,6 +70,13 @@ thread_local LastError last_error;
 
 }  // namespace
 
+std::optional<ErrorCode> find_code(conclave_status status) noexcept {
+  for (const StatusRow& row : kStatusRows) {
+    if (row.status == status) return row.code;
+  }
+  return std::nullopt;
+}
+
 conclave_status record_exception() noexcept {
   try {
     throw;
@@ -92,6 +99,9 @@ using conclave::capi::last_error;
 // A struct of a wrong size is told by the status alone: the error that is asked for must stay.
 conclave_status conclave_last_error(conclave_error* error) noexcept {
   if (error == nullptr) return CONCLAVE_ERROR_NULL_POINTER;
+  if (reinterpret_cast<uintptr_t>(error) % alignof(conclave_error) != 0) {
+    return CONCLAVE_ERROR_MISALIGNED;
+  }
   if (!conclave::capi::is_possible_size(error->struct_size)) return CONCLAVE_ERROR_INVALID_ARGUMENT;
   const conclave::ErrorDetail& detail = last_error.detail;
   conclave::capi::fill(error, {.struct_size = 0,

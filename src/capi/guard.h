@@ -3,10 +3,15 @@
 #pragma once
 
 #include "conclave/c/base.h"
+#include "conclave/error.h"
 
+#include <optional>
 #include <utility>
 
 namespace conclave::inline v0::capi {
+
+// The code of that number, if it is one.
+std::optional<ErrorCode> find_code(conclave_status status) noexcept;
 
 // Keeps the exception that is being handled as this thread's last error.
 conclave_status record_exception() noexcept;

@@ -9,6 +9,7 @@
 #include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/layer.h"
+#include "conclave/lora_checkpoint.h"
 #include "conclave/spec.h"
 #include "conclave/token_router.h"
 #include "conclave/weights.h"
@@ -85,6 +86,10 @@ struct conclave_layer {
 struct conclave_workspace {
   std::shared_ptr<conclave::capi::ContextState> context;
   conclave::Workspace workspace;
+};
+
+struct conclave_lora_checkpoint {
+  conclave::LoraCheckpoint checkpoint;
 };
 
 struct conclave_router {

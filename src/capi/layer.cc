@@ -6,6 +6,7 @@
 #include "capi/values.h"
 
 #include "conclave/error.h"
+#include "conclave/lora.h"
 
 #include <algorithm>
 #include <string>
@@ -83,6 +84,9 @@ size_t workspace_bytes_of(const MoeLayer& layer, int64_t tokens) {
 conclave_layer_stats stats_of(const MoeLayer& layer) {
   const LayerStatus status = layer.status();
   const Plan& plan = layer.plan();
+  const std::vector<AdapterInfo> adapters = layer.adapters();
+  size_t adapter_bytes = 0;
+  for (const AdapterInfo& adapter : adapters) adapter_bytes += adapter.bytes;
   return {.struct_size = 0,
           .forwards = status.forwards,
           .tokens = status.tokens,
@@ -93,7 +97,9 @@ conclave_layer_stats stats_of(const MoeLayer& layer) {
           .workspace_bytes = layer.workspace_bytes(),
           .packed_bytes = plan.packed_bytes,
           .in_place_bytes = plan.in_place_bytes,
-          .placement_epoch = layer.placement_epoch()};
+          .placement_epoch = layer.placement_epoch(),
+          .num_adapters = std::ssize(adapters),
+          .adapter_bytes = adapter_bytes};
 }
 
 }  // namespace

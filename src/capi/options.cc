@@ -3,9 +3,13 @@
 #include "capi/structs.h"
 #include "capi/values.h"
 
+#include "conclave/error.h"
+#include "conclave/lora.h"
 #include "conclave/tuning.h"
 
+#include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace conclave::inline v0::capi {
@@ -23,7 +27,8 @@ static_assert(is_number(CONCLAVE_EP_TRANSPORT_VARIABLE, EpTransport::kVariable) 
 static_assert(is_number(CONCLAVE_EP_COMBINE_UNREDUCED, EpCombine::kUnreduced) &&
               is_number(CONCLAVE_EP_COMBINE_REDUCED_PER_RANK, EpCombine::kReducedPerRank));
 static_assert(is_number(CONCLAVE_CHUNK_ORDER_IN_TURN, ChunkOrder::kInTurn) &&
-              is_number(CONCLAVE_CHUNK_ORDER_BY_TWOS, ChunkOrder::kByTwos));
+              is_number(CONCLAVE_CHUNK_ORDER_BY_TWOS, ChunkOrder::kByTwos) &&
+              is_number(CONCLAVE_CHUNK_ORDER_MICRO_BATCHES, ChunkOrder::kMicroBatches));
 static_assert(is_number(CONCLAVE_DETERMINISM_REPEATABLE, Determinism::kRepeatable) &&
               is_number(CONCLAVE_DETERMINISM_BATCH_INVARIANT, Determinism::kBatchInvariant) &&
               is_number(CONCLAVE_DETERMINISM_UNORDERED, Determinism::kUnordered));
@@ -35,11 +40,25 @@ static_assert(is_number(CONCLAVE_PLACEMENT_STRATEGY_LINEAR, PlacementStrategy::k
 static_assert(is_number(CONCLAVE_REDUCE_FULL, Reduce::kFull) &&
               is_number(CONCLAVE_REDUCE_PARTIAL, Reduce::kPartial));
 
+// More physical experts than any layer has.
+constexpr size_t kMostExperts = size_t{1} << 24;
+
 std::vector<int32_t> list_of(const int32_t* numbers, size_t count, const char* name) {
-  if (count == 0) return {};
-  required(numbers, name);
-  check_aligned(name, numbers, alignof(int32_t));
-  return {numbers, numbers + count};
+  const std::string count_name = std::string(name) + "_count";
+  const auto list = array_of(numbers, count, name, count_name.c_str(), kMostExperts);
+  return {list.begin(), list.end()};
+}
+
+// The library refuses what it has no room for; here only numbers that it cannot be told.
+int32_t adapter_rank_of(int64_t rank) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (rank < 0 || rank > kMost) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "adapters have no such rank",
+                                              .tensor = "options.max_adapter_rank",
+                                              .found = std::to_string(rank),
+                                              .limit = "0 to " + std::to_string(kMostAdapterRank)});
+  }
+  return static_cast<int32_t>(rank);
 }
 
 std::shared_ptr<const TuningTable> tuning_of(const char* path) {
@@ -57,10 +76,12 @@ LayerOptions options_of(const conclave_layer_options* options) {
       .arithmetic = text_of(given.arithmetic),
       .transport = choice_of("options.transport", given.transport, EpTransport::kFixedSlots),
       .ep_combine = choice_of("options.ep_combine", given.ep_combine, EpCombine::kReducedPerRank),
-      .chunk_order = choice_of("options.chunk_order", given.chunk_order, ChunkOrder::kByTwos),
+      .chunk_order = choice_of("options.chunk_order", given.chunk_order, ChunkOrder::kMicroBatches),
+      .micro_batch_tokens = given.micro_batch_tokens,
       .determinism = choice_of("options.determinism", given.determinism, Determinism::kUnordered),
       .weights = choice_of("options.weights", given.weights, WeightUse::kInPlace),
       .spare_experts = given.spare_experts,
+      .max_adapter_rank = adapter_rank_of(given.max_adapter_rank),
       .tuning = tuning_of(given.tuning)};
   result.id_policy = choice_of("options.id_policy", given.id_policy, IdPolicy::kSkip);
   if (given.max_tokens != 0) result.max_tokens = given.max_tokens;

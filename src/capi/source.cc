@@ -99,7 +99,9 @@ static_assert(CONCLAVE_GATE_UP_ORDER_CONCATENATED ==
 }  // namespace
 
 NamedViews named_views(const conclave_named_tensor* tensors, size_t count) {
-  if (count > 0) required(tensors, "tensors");
+  // Names are not many, and a number that nobody has set is likely to be.
+  constexpr size_t kMostTensors = 65536;
+  array_of(tensors, count, "tensors", "the number of tensors", kMostTensors);
   NamedViews views;
   for (size_t i = 0; i < count; ++i) {
     const std::string place = "tensors[" + std::to_string(i) + "].name";

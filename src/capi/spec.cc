@@ -20,7 +20,10 @@ MoeSpec with_rows(const MoeSpec& spec, conclave_rows rows) {
 }
 
 conclave_spec_info info_of(const MoeSpec& spec) {
-  const ParameterCount parameters = count_parameters(spec);
+  // A spec for routing alone has no matrices, and so nothing to count.
+  const bool is_routing = spec.num_experts > 0 && spec.top_k > 0 && spec.hidden_size == 0 &&
+                          spec.intermediate_size == 0;
+  const ParameterCount parameters = is_routing ? ParameterCount{} : count_parameters(spec);
   return {.struct_size = 0,
           .num_experts = spec.num_experts,
           .top_k = spec.top_k,

@@ -31,6 +31,30 @@ void check_tail(const char* name, const std::byte* tail, size_t bytes, size_t kn
                .limit = std::to_string(known) + " bytes"});
 }
 
+void check_element_size(const char* name, size_t size, size_t of_first) {
+  if (size == of_first) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "structs in a row are not of one size",
+               .tensor = std::string(name) + ".struct_size",
+               .expected = std::to_string(of_first) + ", as of the first",
+               .found = std::to_string(size)});
+}
+
+void check_aligned(const char* name, const void* pointer, size_t alignment) {
+  if (reinterpret_cast<uintptr_t>(pointer) % alignment == 0) return;
+  throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
+                                       .tensor = name,
+                                       .expected = "a multiple of " + std::to_string(alignment)});
+}
+
+void check_count(const char* name, size_t count, size_t most) {
+  if (count <= most) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "there cannot be so many elements",
+                                            .tensor = name,
+                                            .found = std::to_string(count),
+                                            .limit = "0 to " + std::to_string(most)});
+}
+
 void throw_null(const char* name) {
   throw Error(ErrorCode::kNullPointer,
               {.what = "a pointer that is needed is NULL", .tensor = name});

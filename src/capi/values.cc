@@ -50,11 +50,12 @@ std::chrono::nanoseconds timeout_of(const char* name, int64_t milliseconds,
   return milliseconds == 0 ? unset : std::chrono::milliseconds(milliseconds);
 }
 
-void check_aligned(const char* name, const void* pointer, size_t alignment) {
-  if (reinterpret_cast<uintptr_t>(pointer) % alignment == 0) return;
-  throw Error(ErrorCode::kMisaligned, {.what = "an argument is not aligned to its element",
-                                       .tensor = name,
-                                       .expected = "a multiple of " + std::to_string(alignment)});
+void check_position(ErrorCode code, size_t position, size_t count, const char* what) {
+  if (position < count) return;
+  throw Error(code, {.what = "a position is beyond the last",
+                     .tensor = "position",
+                     .found = std::to_string(position),
+                     .limit = std::to_string(count) + " " + what});
 }
 
 char* copy_text(std::string_view text) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/dtype.h"
+#include "conclave/error.h"
 
 #include <chrono>
 #include <cstddef>
@@ -31,8 +32,8 @@ std::chrono::nanoseconds timeout_of(const char* name, int64_t milliseconds,
 
 // NULL is empty.
 inline std::string text_of(const char* text) { return text == nullptr ? "" : text; }
-// Throws Error(kMisaligned) naming the argument.
-void check_aligned(const char* name, const void* pointer, size_t alignment);
+// Throws Error(code) naming the position unless it is below `count`; `what` says of which things.
+void check_position(ErrorCode code, size_t position, size_t count, const char* what);
 
 // A copy that conclave_text_free frees. Throws std::bad_alloc.
 char* copy_text(std::string_view text);

@@ -48,7 +48,10 @@ struct StructName {
 };
 constexpr std::array kStructs = {StructName{"ContextOptions", "conclave_context_options"},
                                  StructName{"LayerOptions", "conclave_layer_options"},
-                                 StructName{"ParallelSpec", "conclave_parallel"}};
+                                 StructName{"ParallelSpec", "conclave_parallel"},
+                                 StructName{"MigrationOptions", "conclave_migration_options"},
+                                 StructName{"RecorderOptions", "conclave_recorder_options"},
+                                 StructName{"BalanceRequest", "conclave_balance_options"}};
 
 // The name of C, or the name as it is where C has no other.
 std::string name_of(std::string_view name) {

@@ -22,6 +22,16 @@ BREAKS = [
     ("layer.h", "  int32_t spare_experts;", "  int32_t spares;", "struct conclave_layer_options"),
     ("layer.h", "  conclave_id_policy id_policy;", "  int64_t id_policy;",
      "struct conclave_layer_options"),
+    # Members that other programs write, of a function's type, and of a struct in an array.
+    ("router.h", "  void (*release)(void* user);", "  int32_t (*release)(void* user);",
+     "struct conclave_own_router"),
+    ("router.h", "  int64_t banned_stride;", "  int32_t banned_stride;", "struct conclave_route_call"),
+    ("adapter.h", "  double scale;", "  float scale;", "struct conclave_lora_factors"),
+    ("record.h", "  int64_t sequence;\n  int64_t position;", "  int64_t position;\n  int64_t sequence;",
+     "struct conclave_token_key"),
+    ("placement.h", "CONCLAVE_BALANCE_SHARED_RANKS = 1", "CONCLAVE_BALANCE_SHARED_RANKS = 2",
+     "CONCLAVE_BALANCE_SHARED_RANKS"),
+    ("layer.h", "  const int32_t* adapter;", "", "struct conclave_forward_args has become smaller"),
     ("status.h", "CONCLAVE_ERROR_SHAPE = 104", "CONCLAVE_ERROR_SHAPE = 105", "CONCLAVE_ERROR_SHAPE"),
     ("tensor.h", "CONCLAVE_DTYPE_F16 = 10", "CONCLAVE_DTYPE_HALF = 10", "CONCLAVE_DTYPE_F16"),
     ("base.h", "CONCLAVE_C_API const char* conclave_version(void)",
@@ -31,7 +41,9 @@ BREAKS = [
 ]
 # Additions break nothing, and have to be recorded.
 ADDITIONS = [
-    ("layer.h", "  conclave_timings* timings;", "  conclave_timings* timings;\n  int64_t at_the_end;"),
+    ("layer.h", "  const int32_t* adapter;", "  const int32_t* adapter;\n  int64_t at_the_end;"),
+    ("router.h", "  size_t scratch_bytes;", "  size_t scratch_bytes;\n  void (*at_the_end)(void* user);"),
+    ("record.h", "CONCLAVE_WHEN_FULL_ERROR = 2", "CONCLAVE_WHEN_FULL_ERROR = 2,\n  CONCLAVE_WHEN_FULL_GROW = 3"),
     ("tensor.h", "CONCLAVE_DTYPE_I6 = 28", "CONCLAVE_DTYPE_I6 = 28,\n  CONCLAVE_DTYPE_NEXT = 29"),
 ]
 

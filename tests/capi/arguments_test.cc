@@ -30,6 +30,26 @@ struct Valid {
   Handle<conclave_router> router =
       make<conclave_router>(&conclave_router_create, context.get(), spec.get());
   Handle<conclave_communicator> communicator = alone();
+  Handle<conclave_lora_checkpoint> adapters = make<conclave_lora_checkpoint>(
+      &conclave_lora_checkpoint_open, "testdata/adapters/mixtral-tiny");
+  Handle<conclave_slots> slots = make<conclave_slots>(&conclave_layer_slots, layer.get());
+  const conclave_spec* specs[1] = {spec.get()};
+  Handle<conclave_recorder> recorder =
+      make<conclave_recorder>(&conclave_recorder_create, &number, specs, size_t{1}, nullptr);
+  Handle<conclave_replay> replay =
+      make<conclave_replay>(&conclave_replay_from_recorder, recorder.get());
+  conclave_lora_adapter adapter = sized<conclave_lora_adapter>();
+  conclave_own_router own_router = sized<conclave_own_router>();
+  conclave_tensor rows = ids();
+  double load[60] = {};
+  int32_t int32 = 0;
+
+  static conclave_tensor ids() {
+    auto tensor = sized<conclave_tensor>();
+    tensor.dtype = CONCLAVE_DTYPE_I32;
+    tensor.rank = 2;
+    return tensor;
+  }
 
   static Handle<conclave_communicator> alone() {
     conclave_communicator* handle = nullptr;
@@ -49,13 +69,19 @@ struct Out {
   conclave_layer* layer = nullptr;
   conclave_workspace* workspace = nullptr;
   conclave_router* router = nullptr;
+  conclave_lora_checkpoint* adapters = nullptr;
+  conclave_slots* slots = nullptr;
+  conclave_migration* migration = nullptr;
+  conclave_recorder* recorder = nullptr;
+  conclave_replay* replay = nullptr;
   char* text = nullptr;
   const char* device = nullptr;
 
   bool is_untouched() const {
     return context == nullptr && communicator == nullptr && spec == nullptr && source == nullptr &&
            feed == nullptr && checkpoint == nullptr && layer == nullptr && workspace == nullptr &&
-           router == nullptr && text == nullptr && device == nullptr;
+           router == nullptr && adapters == nullptr && slots == nullptr && migration == nullptr &&
+           recorder == nullptr && replay == nullptr && text == nullptr && device == nullptr;
   }
 };
 
@@ -197,6 +223,74 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_router_create, v.context.get(), v.spec.get(), nullptr),
       CALL(conclave_router_route, nullptr, nullptr),
       CALL(conclave_router_route, v.router.get(), nullptr),
+      CALL(conclave_context_add_router, nullptr, &v.own_router),
+      CALL(conclave_context_add_router, v.context.get(), nullptr),
+      CALL(conclave_context_add_router, v.context.get(), &v.own_router),
+      CALL(conclave_layer_add_adapter, nullptr, &v.adapter, &v.int32),
+      CALL(conclave_layer_add_adapter, v.layer.get(), nullptr, &v.int32),
+      CALL(conclave_layer_add_adapter, v.layer.get(), &v.adapter, nullptr),
+      CALL(conclave_layer_remove_adapter, nullptr, 0),
+      CALL(conclave_layer_adapters_json, nullptr, &o.text),
+      CALL(conclave_layer_adapters_json, v.layer.get(), nullptr),
+      CALL(conclave_lora_checkpoint_open, nullptr, &o.adapters),
+      CALL(conclave_lora_checkpoint_open, "testdata/adapters/mixtral-tiny", nullptr),
+      CALL(conclave_lora_checkpoint_get_info, nullptr, nullptr),
+      CALL(conclave_lora_checkpoint_get_info, v.adapters.get(), nullptr),
+      CALL(conclave_lora_checkpoint_other_at, nullptr, 0, &o.device),
+      CALL(conclave_lora_checkpoint_other_at, v.adapters.get(), 0, nullptr),
+      CALL(conclave_layer_add_adapter_from_checkpoint, nullptr, v.adapters.get(), 0, nullptr, 0,
+           &v.int32),
+      CALL(conclave_layer_add_adapter_from_checkpoint, v.layer.get(), nullptr, 0, nullptr, 0,
+           &v.int32),
+      CALL(conclave_layer_add_adapter_from_checkpoint, v.layer.get(), v.adapters.get(), 0, nullptr,
+           0, nullptr),
+      CALL(conclave_slots_create, 1, nullptr, 1, &v.int32, 1, &o.slots),
+      CALL(conclave_slots_create, 1, &v.int32, 1, nullptr, 1, &o.slots),
+      CALL(conclave_slots_create, 1, &v.int32, 1, &v.int32, 1, nullptr),
+      CALL(conclave_slots_from_parallel, 4, nullptr, nullptr),
+      CALL(conclave_layer_slots, nullptr, &o.slots),
+      CALL(conclave_layer_slots, v.layer.get(), nullptr),
+      CALL(conclave_slots_balance, nullptr, 60, nullptr, &o.slots),
+      CALL(conclave_slots_balance, v.load, 60, nullptr, nullptr),
+      CALL(conclave_slots_get_info, nullptr, nullptr),
+      CALL(conclave_slots_get_info, v.slots.get(), nullptr),
+      CALL(conclave_slots_balancedness, nullptr, v.load, 60, v.load),
+      CALL(conclave_slots_balancedness, v.slots.get(), nullptr, 60, v.load),
+      CALL(conclave_slots_balancedness, v.slots.get(), v.load, 60, nullptr),
+      CALL(conclave_slots_moved, nullptr, v.slots.get(), &v.number),
+      CALL(conclave_slots_moved, v.slots.get(), nullptr, &v.number),
+      CALL(conclave_slots_moved, v.slots.get(), v.slots.get(), nullptr),
+      CALL(conclave_layer_update_placement, nullptr, v.slots.get(), nullptr),
+      CALL(conclave_layer_update_placement, v.layer.get(), nullptr, nullptr),
+      CALL(conclave_migration_create, nullptr, v.slots.get(), nullptr, &o.migration),
+      CALL(conclave_migration_create, v.layer.get(), nullptr, nullptr, &o.migration),
+      CALL(conclave_migration_create, v.layer.get(), v.slots.get(), nullptr, nullptr),
+      CALL(conclave_migration_get_status, nullptr, nullptr),
+      CALL(conclave_migration_check, nullptr),
+      CALL(conclave_migration_finish, nullptr),
+      CALL(conclave_recorder_create, nullptr, v.specs, 1, nullptr, &o.recorder),
+      CALL(conclave_recorder_create, &v.number, nullptr, 1, nullptr, &o.recorder),
+      CALL(conclave_recorder_create, &v.number, v.specs, 1, nullptr, nullptr),
+      CALL(conclave_recorder_record, nullptr, 0, &v.rows, &v.rows, nullptr, 0),
+      CALL(conclave_recorder_record, v.recorder.get(), 0, nullptr, &v.rows, nullptr, 0),
+      CALL(conclave_recorder_record, v.recorder.get(), 0, &v.rows, nullptr, nullptr, 0),
+      CALL(conclave_recorder_counts, nullptr, 0, nullptr, nullptr),
+      CALL(conclave_recorder_write, nullptr, "record.safetensors"),
+      CALL(conclave_recorder_write, v.recorder.get(), nullptr),
+      CALL(conclave_recorder_clear, nullptr),
+      CALL(conclave_replay_open, nullptr, &o.replay),
+      CALL(conclave_replay_open, "record.safetensors", nullptr),
+      CALL(conclave_replay_from_recorder, nullptr, &o.replay),
+      CALL(conclave_replay_from_recorder, v.recorder.get(), nullptr),
+      CALL(conclave_replay_get_info, nullptr, nullptr),
+      CALL(conclave_replay_get_info, v.replay.get(), nullptr),
+      CALL(conclave_replay_get_layer, nullptr, 0, nullptr),
+      CALL(conclave_replay_get_layer, v.replay.get(), 0, nullptr),
+      CALL(conclave_replay_find, nullptr, 0, nullptr, 0, nullptr, nullptr),
+      CALL(conclave_replay_find, v.replay.get(), 0, nullptr, 1, nullptr, nullptr),
+      CALL(conclave_replay_compare_json, nullptr, v.replay.get(), 0, &o.text),
+      CALL(conclave_replay_compare_json, v.replay.get(), nullptr, 0, &o.text),
+      CALL(conclave_replay_compare_json, v.replay.get(), v.replay.get(), 0, nullptr),
   };
   return all;
 }
@@ -237,6 +331,11 @@ TEST(Arguments, EndingNothing_IsNothing) {
   conclave_layer_destroy(nullptr);
   conclave_workspace_destroy(nullptr);
   conclave_router_destroy(nullptr);
+  conclave_lora_checkpoint_destroy(nullptr);
+  conclave_slots_destroy(nullptr);
+  conclave_migration_destroy(nullptr);
+  conclave_recorder_destroy(nullptr);
+  conclave_replay_destroy(nullptr);
   conclave_text_free(nullptr);
 }
 
@@ -262,6 +361,15 @@ TEST(Arguments, AStructWithoutASize_IsATypedError) {
                         CONCLAVE_ERROR_INVALID_ARGUMENT, "struct_size");
   conclave_forward_args args = {};
   testing::expect_error(conclave_layer_forward(valid.layer.get(), &args),
+                        CONCLAVE_ERROR_INVALID_ARGUMENT, "struct_size");
+  conclave_lora_checkpoint_info adapters = {};
+  testing::expect_error(conclave_lora_checkpoint_get_info(valid.adapters.get(), &adapters),
+                        CONCLAVE_ERROR_INVALID_ARGUMENT, "struct_size");
+  conclave_slots_info slots = {};
+  testing::expect_error(conclave_slots_get_info(valid.slots.get(), &slots),
+                        CONCLAVE_ERROR_INVALID_ARGUMENT, "struct_size");
+  conclave_replay_info replay = {};
+  testing::expect_error(conclave_replay_get_info(valid.replay.get(), &replay),
                         CONCLAVE_ERROR_INVALID_ARGUMENT, "struct_size");
   conclave_route_args route = {};
   testing::expect_error(conclave_router_route(valid.router.get(), &route),

@@ -22,6 +22,13 @@ struct EndHandle {
   void operator()(conclave_layer* handle) const { conclave_layer_destroy(handle); }
   void operator()(conclave_workspace* handle) const { conclave_workspace_destroy(handle); }
   void operator()(conclave_router* handle) const { conclave_router_destroy(handle); }
+  void operator()(conclave_lora_checkpoint* handle) const {
+    conclave_lora_checkpoint_destroy(handle);
+  }
+  void operator()(conclave_slots* handle) const { conclave_slots_destroy(handle); }
+  void operator()(conclave_migration* handle) const { conclave_migration_destroy(handle); }
+  void operator()(conclave_recorder* handle) const { conclave_recorder_destroy(handle); }
+  void operator()(conclave_replay* handle) const { conclave_replay_destroy(handle); }
 };
 template <class T>
 using Handle = std::unique_ptr<T, EndHandle>;

@@ -1,5 +1,5 @@
 // Ranks through the C interface: threads of this process, and processes that meet by tcp or MPI.
-#include "capi/handles.h"
+#include "capi/local_ranks.h"
 #include "support/layer_fixture.h"
 
 #include "conclave/comm.h"
@@ -14,35 +14,15 @@
 namespace conclave {
 namespace {
 
+using testing::context_of;
 using testing::expect_error;
 using testing::Handle;
+using testing::local_group;
 using testing::make;
+using testing::on_threads;
 using testing::same_bits;
 using testing::sized;
 using testing::tensor_of;
-
-std::vector<Handle<conclave_communicator>> local_group(int32_t ranks, int64_t timeout_ms = 0) {
-  std::vector<conclave_communicator*> made(static_cast<size_t>(ranks));
-  EXPECT_EQ(conclave_local_group(ranks, timeout_ms, made.data()), CONCLAVE_OK);
-  std::vector<Handle<conclave_communicator>> group;
-  for (conclave_communicator* handle : made) group.emplace_back(handle);
-  return group;
-}
-
-// Runs body(rank) on a thread for each rank.
-template <class Body>
-void on_threads(size_t ranks, const Body& body) {
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
-  for (std::thread& thread : threads) thread.join();
-}
-
-Handle<conclave_context> context_of(conclave_communicator* communicator) {
-  auto options = sized<conclave_context_options>();
-  options.num_threads = 1;
-  options.communicator = communicator;
-  return make<conclave_context>(&conclave_context_create, &options);
-}
 
 void forward(const conclave_layer* layer, const Tensor& hidden, Tensor& out) {
   const conclave_tensor in = tensor_of(hidden.const_view());

@@ -46,6 +46,19 @@ TEST_F(Layers, Router_HasTheBitsOfCpp) {
   expect_error(conclave_router_route(router.get(), &args), CONCLAVE_ERROR_NULL_POINTER, "topk_ids");
 }
 
+// Routing needs no sizes of matrices, and its callers need the numbers of columns.
+TEST(Specs, OfRoutingAlone_SayTheirColumns) {
+  const auto spec = make<conclave_spec>(
+      &conclave_spec_from_json,
+      R"({"num_experts": 8, "top_k": 3, "num_zero_experts": 2, "router": {"name": "any"}})");
+  auto info = sized<conclave_spec_info>();
+  ASSERT_EQ(conclave_spec_get_info(spec.get(), &info), CONCLAVE_OK)
+      << conclave_last_error_message();
+  EXPECT_EQ(info.num_logits, 10);
+  EXPECT_EQ(info.num_slots, 3);
+  EXPECT_EQ(info.parameters, 0);
+}
+
 TEST_F(Layers, RouterWithATableOfItsOwn) {
   const auto spec = make<conclave_spec>(
       &conclave_spec_from_json,

@@ -29,7 +29,11 @@ enum {
   CONCLAVE_EP_COMBINE_REDUCED_PER_RANK = 1
 };
 typedef int32_t conclave_chunk_order;
-enum { CONCLAVE_CHUNK_ORDER_IN_TURN = 0, CONCLAVE_CHUNK_ORDER_BY_TWOS = 1 };
+enum {
+  CONCLAVE_CHUNK_ORDER_IN_TURN = 0,
+  CONCLAVE_CHUNK_ORDER_BY_TWOS = 1,
+  CONCLAVE_CHUNK_ORDER_MICRO_BATCHES = 2
+};
 typedef int32_t conclave_determinism;
 enum {
   CONCLAVE_DETERMINISM_REPEATABLE = 0,
@@ -56,7 +60,9 @@ typedef struct conclave_layer_options {
   conclave_determinism determinism;
   conclave_weight_use weights;
   int32_t spare_experts;
-  int32_t reserved;  // 0
+  int32_t reserved;            // 0
+  int64_t max_adapter_rank;    // adapters may have it, up to 512; 0: none can be added; "cpu" only
+  int64_t micro_batch_tokens;  // calls of as many are cut in two; 0: as the plan finds it worth
 } conclave_layer_options;
 
 typedef int32_t conclave_placement;
@@ -155,6 +161,13 @@ typedef struct conclave_forward_args {
   conclave_workspace* workspace;            // NULL: the layer's own, one forward at a time
   void* stream;                             // a cudaStream_t, needed on CUDA; unused on "cpu"
   conclave_timings* timings;                // "cpu" only
+  // Limits of this call, "cpu" only: fewer experts for each token, experts that are not to be
+  // chosen, and how many all tokens together may use.
+  int64_t top_k;                          // slots of a token that are filled, 1 to k; 0: all
+  const conclave_tensor* banned_experts;  // [E + Z] or [T, E + Z] bool; 1: banned
+  int64_t expert_budget;                  // k to E; 0: any number
+  const conclave_tensor* adapter_ids;     // [T] i32 or i64 (conclave/c/adapter.h); -1: none
+  const int32_t* adapter;                 // the same for all tokens, in place of adapter_ids
 } conclave_forward_args;
 // Any T from 0 works. Collective over the layer's ranks. Errors of arguments come before anything
 // is written, and name the argument; after CONCLAVE_ERROR_COMM_* out is incomplete.
@@ -203,7 +216,9 @@ typedef struct conclave_layer_stats {
   size_t workspace_bytes;
   size_t packed_bytes;
   size_t in_place_bytes;
-  uint64_t placement_epoch;
+  uint64_t placement_epoch;  // placements that the layer has had, the first being 0
+  int64_t num_adapters;
+  size_t adapter_bytes;  // on this rank
 } conclave_layer_stats;
 // CONCLAVE_ERROR_DEVICE if work that was enqueued earlier made a device fail.
 CONCLAVE_C_API conclave_status conclave_layer_get_stats(

@@ -47,7 +47,7 @@ typedef struct conclave_spec_info {
   int64_t num_logits;
   int64_t num_slots;
   int64_t num_zero_experts;
-  int64_t parameters;         // weight elements of the layer, over all ranks
+  int64_t parameters;         // weight elements of the layer, over all ranks; 0 without its sizes
   int64_t active_parameters;  // those that one token uses
   conclave_dtype weight_dtype;
   conclave_dtype row_dtype;  // the type of hidden rows in a model with these weights

@@ -1,0 +1,29 @@
+// Recorders and replays of routing as handles, and keys of tokens as the library has them.
+#pragma once
+
+#include "capi/handles.h"
+
+#include "conclave/c/record.h"
+#include "conclave/routing_record.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace conclave::inline v0::capi {
+
+// More tokens than one call can have rows for in memory.
+inline constexpr size_t kMostKeys = size_t{1} << 40;
+
+// Throws Error(kNullPointer, kMisaligned, kInvalidArgument).
+std::vector<TokenKey> keys_of(const conclave_token_key* tokens, size_t count);
+
+}  // namespace conclave::inline v0::capi
+
+struct conclave_recorder {
+  conclave::RoutingRecorder recorder;
+};
+
+struct conclave_replay {
+  conclave::RoutingReplay replay;
+};
