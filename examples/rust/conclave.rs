@@ -5,7 +5,9 @@ use std::ffi::{CStr, CString};
 use std::fmt;
 use std::mem::{size_of, zeroed};
 use std::os::raw::{c_char, c_void};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
+use std::slice;
 
 pub struct Error {
     pub status: i32,
@@ -64,9 +66,76 @@ pub fn version() -> String {
     unsafe { text(ffi::conclave_version()) }
 }
 
+// Rows that a router of this program's own reads, one token after another, and those that it fills.
+pub struct Rows<'a> {
+    pub top_k: usize,
+    pub num_experts: usize,
+    pub num_logits: usize,
+    pub first_token: usize,
+    pub logits: &'a [f32],
+    pub ids: &'a mut [i32],
+    pub weights: &'a mut [f32],
+}
+
+// It runs on the threads of forwards, several at the same time.
+type Rule = Box<dyn Fn(&mut Rows) + Send + Sync>;
+
+// No panic may leave a function that C calls: it ends the call with an error instead.
+extern "C" fn route(user: *mut c_void, call: *mut ffi::RouteCall) -> ffi::Status {
+    let result = catch_unwind(AssertUnwindSafe(|| unsafe {
+        let call = &*call;
+        let slots = (call.num_tokens * call.top_k) as usize;
+        let values = (call.num_tokens * call.num_logits) as usize;
+        let mut rows = Rows {
+            top_k: call.top_k as usize,
+            num_experts: call.num_experts as usize,
+            num_logits: call.num_logits as usize,
+            first_token: call.first_token as usize,
+            logits: if call.logits.is_null() {
+                &[]
+            } else {
+                slice::from_raw_parts(call.logits, values)
+            },
+            ids: slice::from_raw_parts_mut(call.topk_ids, slots),
+            weights: slice::from_raw_parts_mut(call.topk_weights, slots),
+        };
+        (*(user as *const Rule))(&mut rows)
+    }));
+    match result {
+        Ok(()) => ffi::OK,
+        Err(_) => ffi::ERROR_INTERNAL,
+    }
+}
+
+extern "C" fn release(user: *mut c_void) {
+    unsafe { drop(Box::from_raw(user as *mut Rule)) }
+}
+
 pub struct Context(*mut ffi::Context);
 
 impl Context {
+    // The rule lives until the context and all that was made of it have ended.
+    pub fn add_router(
+        &self,
+        name: &str,
+        rule: impl Fn(&mut Rows) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let name = c_text(name)?;
+        let user = Box::into_raw(Box::new(Box::new(rule) as Rule)) as *mut c_void;
+        let status = unsafe {
+            let mut router: ffi::OwnRouter = sized();
+            router.name = name.as_ptr();
+            router.user = user;
+            router.route = Some(route);
+            router.release = Some(release);
+            ffi::conclave_context_add_router(self.0, &router)
+        };
+        if status != ffi::OK {
+            release(user);
+        }
+        checked(status)
+    }
+
     pub fn new() -> Result<Context> {
         let mut handle = ptr::null_mut();
         checked(unsafe { ffi::conclave_context_create(ptr::null(), &mut handle) })?;
@@ -123,10 +192,81 @@ impl Drop for Checkpoint {
     }
 }
 
+// Routing on its own, by the rule that a spec names.
+pub struct Router {
+    handle: *mut ffi::Router,
+    top_k: usize,
+    num_logits: usize,
+}
+
+impl Router {
+    pub fn new(context: &Context, json: &str) -> Result<Router> {
+        let json = c_text(json)?;
+        let mut spec = ptr::null_mut();
+        let mut router = Router { handle: ptr::null_mut(), top_k: 0, num_logits: 0 };
+        unsafe {
+            checked(ffi::conclave_spec_from_json(json.as_ptr(), &mut spec))?;
+            let mut info: ffi::SpecInfo = sized();
+            let result = checked(ffi::conclave_spec_get_info(spec, &mut info)).and_then(|()| {
+                checked(ffi::conclave_router_create(context.0, spec, &mut router.handle))
+            });
+            ffi::conclave_spec_destroy(spec);
+            result?;
+            router.top_k = info.top_k as usize;
+            router.num_logits = info.num_logits as usize;
+        }
+        Ok(router)
+    }
+
+    // Ids and weights of each row of logits, top_k of each one after another.
+    pub fn route(&self, logits: &[f32]) -> Result<(Vec<i32>, Vec<f32>)> {
+        let tokens = logits.len() / self.num_logits;
+        let mut ids = vec![0i32; tokens * self.top_k];
+        let mut weights = vec![0f32; ids.len()];
+        unsafe {
+            let given = matrix(logits.as_ptr() as *mut c_void, tokens, self.num_logits);
+            let mut id_rows = matrix(ids.as_mut_ptr() as *mut c_void, tokens, self.top_k);
+            id_rows.dtype = ffi::DTYPE_I32;
+            let weight_rows = matrix(weights.as_mut_ptr() as *mut c_void, tokens, self.top_k);
+            let mut args: ffi::RouteArgs = sized();
+            args.logits = &given;
+            args.topk_ids = &id_rows;
+            args.topk_weights = &weight_rows;
+            checked(ffi::conclave_router_route(self.handle, &args))?;
+        }
+        Ok((ids, weights))
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        unsafe { ffi::conclave_router_destroy(self.handle) }
+    }
+}
+
+unsafe fn matrix(data: *mut c_void, rows: usize, cols: usize) -> ffi::Tensor {
+    let mut tensor: ffi::Tensor = sized();
+    tensor.data = data;
+    tensor.dtype = ffi::DTYPE_F32;
+    tensor.rank = 2;
+    tensor.shape[0] = rows as i64;
+    tensor.shape[1] = cols as i64;
+    tensor
+}
+
+// Low-rank factors of one expert's down product: a [rank, width], b [hidden_size, rank].
+pub struct DownFactors<'a> {
+    pub expert: i64,
+    pub a: &'a [f32],
+    pub b: &'a [f32],
+    pub scale: f64,
+}
+
 pub struct Layer {
     handle: *mut ffi::Layer,
     pub num_experts: i64,
     pub hidden_size: usize,
+    pub width: usize,
 }
 
 // A layer may be used by several threads: the library refuses a second forward without a workspace.
@@ -140,11 +280,14 @@ impl Layer {
         checkpoint: &Checkpoint,
         index: i64,
         max_tokens: i64,
+        max_adapter_rank: i64,
     ) -> Result<Layer> {
-        let mut layer = Layer { handle: ptr::null_mut(), num_experts: 0, hidden_size: 0 };
+        let mut layer =
+            Layer { handle: ptr::null_mut(), num_experts: 0, hidden_size: 0, width: 0 };
         unsafe {
             let mut options: ffi::LayerOptions = sized();
             options.max_tokens = max_tokens;
+            options.max_adapter_rank = max_adapter_rank;
             checked(ffi::conclave_layer_create_from_checkpoint(
                 context.0,
                 checkpoint.0,
@@ -162,18 +305,46 @@ impl Layer {
             result?;
             layer.num_experts = info.num_experts;
             layer.hidden_size = info.hidden_size as usize;
+            layer.width = info.intermediate_size as usize;
         }
         Ok(layer)
     }
 
+    // Copies the factors; other threads may run forwards meanwhile.
+    pub fn add_adapter(&self, factors: &DownFactors) -> Result<i32> {
+        let rank = factors.a.len() / self.width;
+        let mut id = -1;
+        unsafe {
+            let a = matrix(factors.a.as_ptr() as *mut c_void, rank, self.width);
+            let rows = factors.b.len().checked_div(rank).unwrap_or(0);
+            let b = matrix(factors.b.as_ptr() as *mut c_void, rows, rank);
+            let mut of_matrix: ffi::LoraFactors = sized();
+            of_matrix.matrix = ffi::WEIGHT_MATRIX_DOWN;
+            of_matrix.expert = factors.expert;
+            of_matrix.a = &a;
+            of_matrix.b = &b;
+            of_matrix.scale = factors.scale;
+            let mut adapter: ffi::LoraAdapter = sized();
+            adapter.factors = &of_matrix;
+            adapter.num_factors = 1;
+            checked(ffi::conclave_layer_add_adapter(self.handle, &adapter, &mut id))?;
+        }
+        Ok(id)
+    }
+
+    pub fn remove_adapter(&self, id: i32) -> Result<()> {
+        checked(unsafe { ffi::conclave_layer_remove_adapter(self.handle, id) })
+    }
+
     // Rows of hidden_size values. The library checks that both have as many.
-    pub fn forward(&self, hidden: &[f32], out: &mut [f32]) -> Result<()> {
+    pub fn forward(&self, hidden: &[f32], out: &mut [f32], adapter: Option<i32>) -> Result<()> {
         unsafe {
             let given = self.rows(hidden.as_ptr() as *mut c_void, hidden.len());
             let written = self.rows(out.as_mut_ptr() as *mut c_void, out.len());
             let mut args: ffi::ForwardArgs = sized();
             args.hidden = &given;
             args.out = &written;
+            args.adapter = adapter.as_ref().map_or(ptr::null(), |id| id as *const i32);
             checked(ffi::conclave_layer_forward(self.handle, &args))
         }
     }
@@ -196,13 +367,7 @@ impl Layer {
 
     // Values that fill no whole row are left out, and so never read or written.
     unsafe fn rows(&self, data: *mut c_void, len: usize) -> ffi::Tensor {
-        let mut tensor: ffi::Tensor = sized();
-        tensor.data = data;
-        tensor.dtype = ffi::DTYPE_F32;
-        tensor.rank = 2;
-        tensor.shape[0] = (len / self.hidden_size) as i64;
-        tensor.shape[1] = self.hidden_size as i64;
-        tensor
+        matrix(data, len / self.hidden_size, self.hidden_size)
     }
 }
 

@@ -8,8 +8,11 @@ pub type Status = i32;
 pub const OK: Status = 0;
 pub const ERROR_NULL_POINTER: Status = 101;
 pub const ERROR_SHAPE: Status = 104;
+pub const ERROR_INTERNAL: Status = 199;
 
+pub const DTYPE_I32: i32 = 7;
 pub const DTYPE_F32: i32 = 12;
+pub const WEIGHT_MATRIX_DOWN: i32 = 2;
 
 // Handles are pointers to types that nobody here can make.
 #[repr(C)]
@@ -26,6 +29,10 @@ pub struct Spec {
 }
 #[repr(C)]
 pub struct Layer {
+    _private: [u8; 0],
+}
+#[repr(C)]
+pub struct Router {
     _private: [u8; 0],
 }
 
@@ -68,6 +75,11 @@ pub struct SpecInfo {
 pub struct LayerOptions {
     pub struct_size: usize,
     pub max_tokens: i64,
+    pub kernel: *const c_char,
+    pub arithmetic: *const c_char,
+    pub tuning: *const c_char,
+    pub choices: [i32; 8],
+    pub max_adapter_rank: i64,
 }
 
 #[repr(C)]
@@ -87,12 +99,88 @@ pub struct Tensor {
     pub row_stride: i64,
 }
 
-// Up to the last member that is used here: the library takes what follows for zero.
 #[repr(C)]
 pub struct ForwardArgs {
     pub struct_size: usize,
     pub hidden: *const Tensor,
     pub out: *const Tensor,
+    pub inputs_and_captures: [*const Tensor; 11],
+    pub num_tokens: *const i64,
+    pub expert_load: *mut i64,
+    pub expert_load_count: usize,
+    pub workspace: *mut c_void,
+    pub stream: *mut c_void,
+    pub timings: *mut c_void,
+    pub top_k: i64,
+    pub banned_experts: *const Tensor,
+    pub expert_budget: i64,
+    pub adapter_ids: *const Tensor,
+    pub adapter: *const i32,
+}
+
+// Up to the last member that is used here: the library takes what follows for zero.
+#[repr(C)]
+pub struct RouteArgs {
+    pub struct_size: usize,
+    pub logits: *const Tensor,
+    pub topk_ids: *const Tensor,
+    pub topk_weights: *const Tensor,
+}
+
+#[repr(C)]
+pub struct RouteCall {
+    pub struct_size: usize,
+    pub num_tokens: i64,
+    pub top_k: i64,
+    pub num_experts: i64,
+    pub num_zero_experts: i64,
+    pub num_logits: i64,
+    pub num_shared: i64,
+    pub first_token: i64,
+    pub logits: *const f32,
+    pub token_ids: *const i32,
+    pub given_ids: *const i32,
+    pub selection_bias: *const f32,
+    pub expert_scale: *const f32,
+    pub global_scale: *const f32,
+    pub banned: *const u8,
+    pub banned_stride: i64,
+    pub scratch: *mut c_void,
+    pub topk_ids: *mut i32,
+    pub topk_weights: *mut f32,
+    pub shared_weights: *mut f32,
+    pub tokens_without_finite_logit: i64,
+    pub reason: *const c_char,
+}
+
+#[repr(C)]
+pub struct OwnRouter {
+    pub struct_size: usize,
+    pub name: *const c_char,
+    pub user: *mut c_void,
+    pub route: Option<extern "C" fn(*mut c_void, *mut RouteCall) -> Status>,
+    pub release: Option<extern "C" fn(*mut c_void)>,
+    pub scratch_bytes: usize,
+}
+
+#[repr(C)]
+pub struct LoraFactors {
+    pub struct_size: usize,
+    pub mlp: i32,
+    pub matrix: i32,
+    pub expert: i64,
+    pub a: *const Tensor,
+    pub b: *const Tensor,
+    pub scale: f64,
+    pub name: *const c_char,
+}
+
+#[repr(C)]
+pub struct LoraAdapter {
+    pub struct_size: usize,
+    pub name: *const c_char,
+    pub factors: *const LoraFactors,
+    pub num_factors: usize,
 }
 
 extern "C" {
@@ -103,6 +191,7 @@ extern "C" {
 
     pub fn conclave_context_create(options: *const c_void, context: *mut *mut Context) -> Status;
     pub fn conclave_context_destroy(context: *mut Context);
+    pub fn conclave_context_add_router(context: *mut Context, router: *const OwnRouter) -> Status;
 
     pub fn conclave_checkpoint_open(
         path: *const c_char,
@@ -133,6 +222,20 @@ extern "C" {
     pub fn conclave_layer_forward(layer: *const Layer, args: *const ForwardArgs) -> Status;
     pub fn conclave_layer_get_stats(layer: *const Layer, stats: *mut LayerStats) -> Status;
     pub fn conclave_layer_explain(layer: *const Layer, text: *mut *mut c_char) -> Status;
+    pub fn conclave_layer_add_adapter(
+        layer: *mut Layer,
+        adapter: *const LoraAdapter,
+        id: *mut i32,
+    ) -> Status;
+    pub fn conclave_layer_remove_adapter(layer: *mut Layer, id: i32) -> Status;
+    pub fn conclave_router_create(
+        context: *const Context,
+        spec: *const Spec,
+        out: *mut *mut Router,
+    ) -> Status;
+    pub fn conclave_router_destroy(router: *mut Router);
+    pub fn conclave_router_route(router: *const Router, args: *const RouteArgs) -> Status;
+    pub fn conclave_spec_from_json(json: *const c_char, out: *mut *mut Spec) -> Status;
     pub fn conclave_spec_get_info(spec: *const Spec, info: *mut SpecInfo) -> Status;
     pub fn conclave_spec_destroy(spec: *mut Spec);
 }
