@@ -353,3 +353,178 @@ def test_a_hot_expert_spreads_over_its_replicas(top_k, replicas):
     vllm.map_to_physical(ids, held)
     load = held.expert_load_view[:replicas].double()
     assert load.sum() == 8192 and load.max() / load.mean() < 1.15
+
+
+@pytest.mark.parametrize("on_input", [False, True])
+def test_an_expert_chosen_twice_counts_twice(on_input):
+    """Also where rows by expert have no room for two of a token."""
+    hidden, w1, w2, weights, ids = random_case(8, 6, 33, 24, 4, 1 if on_input else 3, torch.float32)
+    ids[:, : 1 if on_input else 2] = 2
+    rows = hidden * weights if on_input else hidden
+    expected = experts_reference(
+        rows, w1, w2, torch.ones_like(weights) if on_input else weights, ids
+    )
+    made = kernel("batched", experts=4, most=6)
+    actual = made(hidden, w1, w2, weights, ids, apply_router_weight_on_input=on_input)
+    check(actual, expected, torch.float32)
+
+
+class AddingFinalize(vllm.MoEPrepareAndFinalizeNoEP):
+    """Adds to an output that is 0 before, as vLLM's kernel leaves it."""
+
+    def finalize(self, output, fused_expert_output, topk_weights, topk_ids, on_input, impl):
+        output += impl.apply(None, fused_expert_output, topk_weights, topk_ids, on_input)
+
+
+class AddingSum(vllm.TopKWeightAndReduce):
+    def apply(self, output, fused_expert_output, topk_weights, topk_ids, on_input):
+        for slot in range(topk_ids.shape[1]):
+            output += fused_expert_output[:, slot] * topk_weights[:, slot, None]
+        return output
+
+
+class LeavesAddingSum(vllm.UnreducedConclaveExperts):
+    def finalize_weight_and_reduce_impl(self):
+        return AddingSum()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "run"),
+    [
+        (AddingFinalize, vllm.UnreducedConclaveExperts),
+        (vllm.MoEPrepareAndFinalizeNoEP, LeavesAddingSum),
+    ],
+)
+def test_pieces_of_a_program_may_add_to_the_output(monkeypatch, prepare, run):
+    """Memory that is not cleared holds what was there before: here ones."""
+    monkeypatch.setattr(torch, "empty_like", torch.ones_like)
+    case = random_case(4, 9, 32, 24, 4, 2, torch.float32)
+    made = vllm.FusedMoEModularKernel(prepare(), run(PLAIN))
+    check(made(*case), experts_reference(*case), torch.float32)
+
+
+class NamedOtherwise(vllm.UnreducedConclaveExperts):
+    """vLLM gives shapes by position, and choices by name."""
+
+    def workspace_shapes(self, a, aq, rows, n, hidden, choices, every, here, counts):
+        return (), (), (rows, choices, hidden), a.dtype
+
+    def apply(self, output, hidden_states, w1, w2, topk_ids, topk_weights, *rest, **more):
+        super().apply(output, hidden_states, w1, w2, topk_weights, topk_ids, *rest, **more)
+
+
+def test_parameters_of_subclasses_may_have_other_names_and_places():
+    case = random_case(4, 9, 32, 24, 4, 2, torch.float32)
+    made = vllm.FusedMoEModularKernel(vllm.MoEPrepareAndFinalizeNoEP(), NamedOtherwise(PLAIN))
+    check(made(*case), experts_reference(*case), torch.float32)
+
+
+def test_rows_that_are_not_one_for_each_choice_are_refused():
+    sums = vllm.TopKWeightAndReduceContiguous()
+    ids = torch.zeros(3, 2, dtype=torch.int32)
+    with pytest.raises(ConclaveValueError, match="fused_expert_output: expected 6 rows"):
+        sums.apply(None, torch.zeros(5, 4), torch.ones(3, 2), ids, False)
+
+
+def test_elements_of_a_row_that_lie_apart_are_refused_by_name():
+    hidden, *rest = random_case(4, 9, 32, 24, 4, 2, torch.float32)
+    apart = torch.zeros(9, 48)[:, ::2]
+    assert apart.shape == hidden.shape
+    for run in (kernel("whole"), vllm.fused_experts):
+        with pytest.raises(ConclaveValueError, match=r"hidden_states: .*contiguous copy"):
+            run(apart, *rest)
+
+
+class Recording(vllm.FusedMoEPermuteExpertsUnpermute):
+    """Keeps what the kernel hands to experts of a program, with scales for each token."""
+
+    activation_formats = (vllm.FusedMoEActivationFormat.Standard,) * 2
+
+    def __init__(self, tokens):
+        scales = torch.arange(tokens, dtype=torch.float32).unsqueeze(1) + 1
+        super().__init__(vllm.FusedMoEQuantConfig.make(a2_scale=scales))
+        self.seen = []
+
+    def supports_chunking(self):
+        return True
+
+    def supports_expert_map(self):
+        return True
+
+    def workspace_shapes(self, a, aq, M, N, K, topk, global_num_experts, local_num_experts, meta):
+        return (M, topk, max(N, K)), (M * topk, N // 2), (M, topk, K), a.dtype
+
+    def finalize_weight_and_reduce_impl(self):
+        return vllm.TopKWeightAndReduceContiguous()
+
+    def apply(self, output, hidden_states, w1, w2, **given):
+        self.seen.append(given)
+        output.copy_(hidden_states.unsqueeze(1).expand_as(output))
+
+
+class Counting(vllm.MoEPrepareAndFinalizeNoEP):
+    def prepare(self, a1, topk_weights, topk_ids, num_experts, *rest):
+        counts = vllm.count_expert_num_tokens(topk_ids, num_experts, None)
+        return a1, None, vllm.ExpertTokensMetadata(counts, counts.cpu()), None, None
+
+
+def test_parts_have_their_own_workspaces_counts_and_scales():
+    hidden, w1, w2, weights, ids = random_case(5, 7, 32, 24, 4, 2, torch.float32)
+    experts = Recording(7)
+    made = vllm.FusedMoEModularKernel(Counting(), experts, chunk_size=3)
+    out = made(hidden, w1, w2, weights, ids)
+    check(out, hidden.double() * weights.double().sum(1, keepdim=True), torch.float32)
+    assert len(experts.seen) == 3
+    for part, given in zip((slice(0, 3), slice(3, 6), slice(6, 7)), experts.seen, strict=True):
+        tokens = part.stop - part.start
+        assert torch.equal(given["topk_ids"], ids[part])
+        assert torch.equal(given["topk_weights"], weights[part])
+        assert given["a2_scale"].flatten().tolist() == list(range(part.start + 1, part.stop + 1))
+        meta = given["expert_tokens_meta"]
+        wanted = vllm.count_expert_num_tokens(ids[part], 4, None)
+        assert torch.equal(meta.expert_num_tokens, wanted)
+        assert torch.equal(meta.expert_num_tokens_cpu, wanted.cpu())
+        assert given["workspace13"].shape == (tokens, 2, max(w1.shape[1], 24))
+        assert given["workspace2"].shape == (2 * tokens, w1.shape[1] // 2)
+        assert given["workspace13"].data_ptr() == experts.seen[0]["workspace13"].data_ptr()
+
+
+class WideIds(vllm.MoEPrepareAndFinalizeNoEP):
+    def topk_indices_dtype(self):
+        return torch.int64
+
+
+def test_the_type_of_ids_is_kept_to():
+    hidden, w1, w2, weights, ids = case = random_case(5, 7, 32, 24, 4, 2, torch.float32)
+    made = vllm.FusedMoEModularKernel(WideIds(), vllm.ConclaveExperts(PLAIN))
+    with pytest.raises(ConclaveValueError, match=r"topk_ids: expected torch\.int64"):
+        made(hidden, w1, w2, weights, ids.int())
+    check(made(hidden, w1, w2, weights, ids.long()), experts_reference(*case), torch.float32)
+
+
+class Told(vllm.MoEPrepareAndFinalizeNoEP):
+    """Newest vLLM's preparation, which is told of the experts and of when rows are quantised."""
+
+    def __init__(self):
+        self.experts, self.deferred = [], []
+
+    def post_init_setup(self, fused_experts):
+        self.experts.append(fused_experts)
+
+    def output_is_reduced(self):
+        return True
+
+    def prepare(self, a1, weights, ids, count, expert_map, on_input, config, defer_input_quant):
+        self.deferred.append(defer_input_quant)
+        return super().prepare(a1, weights, ids, count, expert_map, on_input, config)
+
+
+def test_preparations_are_told_of_their_experts():
+    case = random_case(5, 7, 32, 24, 4, 2, torch.float32)
+    told, experts = Told(), vllm.ConclaveExperts(PLAIN)
+    made = vllm.FusedMoEKernel(told, experts)
+    assert told.experts == [experts] and made.output_is_reduced()
+    check(made.apply(*case), experts_reference(*case), torch.float32)
+    experts.expects_unquantized_inputs = True
+    made.apply(*case)
+    assert told.deferred == [False, True]

@@ -30,12 +30,18 @@ def _shape(array: Array, argument: str, rank: int, letters: str) -> tuple[int, .
 
 def check_tokens(hidden_states: Array, topk_weights: Array, topk_ids: Array) -> int:
     """k."""
-    tokens, _ = _shape(hidden_states, "hidden_states", 2, "[T, H]")
+    tokens, hidden = _shape(hidden_states, "hidden_states", 2, "[T, H]")
     if dtype_text(getattr(hidden_states, "dtype", None)) == FP8:
         raise ConclaveUnsupportedError(
             "hidden_states: rows that are quantised already do not run; give them as they were"
         )
     array_type(hidden_states, "hidden_states", PLAIN)
+    strides = _frameworks.strides_of(hidden_states)
+    if strides is not None and strides[1] != 1 and tokens > 0 and hidden > 1:
+        raise ConclaveValueError(
+            f"hidden_states: expected the elements of a row side by side, found strides "
+            f"{list(strides)}; give a contiguous copy"
+        )
     rows, top_k = _shape(topk_ids, "topk_ids", 2, "[T, k]")
     array_type(topk_ids, "topk_ids", ("int32", "int64"))
     weights = _shape(topk_weights, "topk_weights", 2, "[T, k]")

@@ -267,10 +267,11 @@ class FusedMoEPermuteExpertsUnpermute(abc.ABC):
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]:
         """Shapes of workspace13, of workspace2 and of the output, and their type; () is none."""
 
-    def _shapes(self, a: torch.Tensor, aq: torch.Tensor, activation: Any, **sizes: Any) -> Any:
-        """`workspace_shapes` as a kernel asks for them, whatever the version of the interface."""
+    def _shapes(self, a: torch.Tensor, aq: torch.Tensor, activation: Any, *sizes: Any) -> Any:
+        """`workspace_shapes` as a kernel asks for them, whatever the version of the interface: by
+        position, since names of their parameters are the subclass's."""
         del activation
-        return self.workspace_shapes(a, aq, **sizes)
+        return self.workspace_shapes(a, aq, *sizes)
 
     def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
         """What is left to be done to the output. Raises NotImplementedError unless overridden."""

@@ -206,9 +206,10 @@ class FusedMoEExpertsModular(FusedMoEExperts, FusedMoEPermuteExpertsUnpermute):
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Shapes of workspace13, of workspace2 and of the output."""
 
-    def _shapes(self, a: torch.Tensor, aq: torch.Tensor, activation: Any, **sizes: Any) -> Any:
+    def _shapes(self, a: torch.Tensor, aq: torch.Tensor, activation: Any, *sizes: Any) -> Any:
         del aq
-        found = self.workspace_shapes(**sizes, activation=activation)
+        shapes: Any = self.workspace_shapes
+        found = shapes(*sizes, activation)
         return (*found, self.workspace_dtype(a.dtype))
 
 

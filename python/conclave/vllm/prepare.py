@@ -78,7 +78,8 @@ class MoEPrepareAndFinalizeNoEP(FusedMoEPrepareAndFinalize):
 
 
 class BatchedPrepareAndFinalize(FusedMoEPrepareAndFinalize):
-    """Copies rows to [E, max_num_tokens, H], those of an expert in the order of tokens.
+    """Copies rows to [E, max_num_tokens, H], those of an expert in the order of tokens. A token
+    that chooses an expert twice has one row there, which counts twice.
 
     Args:
         max_num_tokens: the most tokens of a call.
@@ -117,7 +118,7 @@ class BatchedPrepareAndFinalize(FusedMoEPrepareAndFinalize):
         rows = a1.new_zeros((experts, self.max_num_tokens, a1.shape[1]))
         counts = torch.zeros(experts, dtype=torch.int32, device=a1.device)
         for expert in range(experts):
-            tokens = torch.nonzero(topk_ids == first + expert, as_tuple=True)[0]
+            tokens = torch.nonzero((topk_ids == first + expert).any(dim=1), as_tuple=True)[0]
             rows[expert, : tokens.numel()] = a1[tokens]
             counts[expert] = tokens.numel()
         return rows, None, ExpertTokensMetadata(counts), None, None

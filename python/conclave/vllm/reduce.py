@@ -81,6 +81,11 @@ class TopKWeightAndReduceContiguous(TopKWeightAndReduce):
     ) -> torch.Tensor:
         tokens, top_k = topk_ids.shape
         hidden = fused_expert_output.shape[-1]
+        if fused_expert_output.numel() != tokens * top_k * hidden:
+            raise ConclaveValueError(
+                f"fused_expert_output: expected {tokens * top_k} rows, {top_k} for each token, "
+                f"found shape {list(fused_expert_output.shape)}"
+            )
         rows = fused_expert_output.reshape(tokens, top_k, hidden)
         output = _output_like(output, rows, (tokens, hidden))
         wide = rows.float()
@@ -113,11 +118,12 @@ class TopKWeightAndReduceNaiveBatched(TopKWeightAndReduce):
         output = _output_like(output, fused_expert_output, (topk_ids.shape[0], hidden))
         total = torch.zeros(output.shape, dtype=torch.float32, device=output.device)
         first = self.rank * experts
+        weights = 1.0 if apply_router_weight_on_input else topk_weights.float()
         for expert in range(experts):
-            tokens, slots = torch.nonzero(topk_ids == first + expert, as_tuple=True)
+            chosen = topk_ids == first + expert
+            tokens = torch.nonzero(chosen.any(dim=1), as_tuple=True)[0]
             rows = fused_expert_output[expert, : tokens.numel()].float()
-            if not apply_router_weight_on_input:
-                rows = rows * topk_weights[tokens, slots].float().unsqueeze(1)
-            total.index_add_(0, tokens, rows)
+            counted = torch.where(chosen, weights, 0.0).sum(dim=1)[tokens]
+            total.index_add_(0, tokens, rows * counted.unsqueeze(1))
         output.copy_(total)
         return output
