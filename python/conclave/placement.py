@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conclave import _conclave, _frameworks
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.spec import ParallelSpec, to_dict
 
 Array = Any
@@ -102,5 +102,8 @@ def round_robin_routing_tables(
 
 
 def get_compressed_expert_map(expert_map: Array) -> str:
-    """ "0->4, 1->9": local index and expert of every entry but -1, for logs."""
+    """ "0->4, 1->9": local index and expert of every entry but -1, for logs. Raises
+    ConclaveTypeError without a map, as one rank has it."""
+    if expert_map is None:
+        raise ConclaveTypeError("expert_map: expected a map, found None, which one rank has")
     return _conclave.expert_map_text([int(index) for index in expert_map])

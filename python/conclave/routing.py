@@ -6,8 +6,10 @@ compare as -inf; a row without a finite logit gets ids 0..k-1 with weight 0.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -279,8 +281,8 @@ def fused_topk_bias(
 
     Args:
         e_score_correction_bias: [E], added to the scores for choosing; or None.
-        input_tokens: [T] token ids and hash_indices_table: [vocab, k] int32: ids are the table's
-            rows, weights the scores at them.
+        input_tokens: [T] token ids and hash_indices_table: [vocab, k] int32 or int64: ids are
+            the table's rows, weights the scores at them.
         routed_scaling_factor: times the weights, after renormalising.
 
     Returns:
@@ -302,6 +304,9 @@ def fused_topk_bias(
         vocab_size=rows,
     )
     bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
+    if hashed and _frameworks.dtype_name(hash_indices_table) == "int64":
+        hash_indices_table, input_tokens = _rows_of_tokens(hash_indices_table, input_tokens)
+        router = dataclasses.replace(router, vocab_size=int(hash_indices_table.shape[0]))
     weights, ids = route(
         gating_output,
         topk,
@@ -311,6 +316,29 @@ def fused_topk_bias(
         hash_table=hash_indices_table,
     )
     return weights, _cast_ids(ids, indices_type)
+
+
+def _rows_of_tokens(table: Array, tokens: Array | None) -> tuple[Array, Array]:
+    """What these tokens read of a table of 64-bit ids, as the int32 table of their rows, and the
+    numbers of these. The whole table is not copied: it is large, and may change between calls."""
+    size = int(table.shape[0])
+    if tokens is None or len(_frameworks.shape_of(tokens, "input_tokens")) != 1:
+        raise ConclaveValueError("input_tokens: expected token ids [T] for the hash table")
+    tokens = tokens.to(table.device) if _frameworks.is_torch(table) else tokens
+    known = (tokens >= 0) & (tokens < size)
+    if _frameworks.device_of(table) == "cpu" and not bool(known.all()):
+        at = known.tolist().index(False)
+        raise ConclaveValueError(
+            f"input_tokens: a token id is out of range at token {at}; found {int(tokens[at])}; "
+            f"limit 0 to {size - 1}"
+        )
+    read = tokens * known if len(tokens) else [0]  # a table has a row at least
+    found = table[read].clip(-(2**31), 2**31 - 1)
+    if _frameworks.is_torch(table):
+        torch = _frameworks.torch()
+        return found.to(torch.int32), torch.where(known, torch.arange(len(tokens)).to(tokens), -1)
+    numpy = sys.modules["numpy"]
+    return found.astype("int32"), numpy.where(known, numpy.arange(len(tokens)), -1)
 
 
 def grouped_topk(

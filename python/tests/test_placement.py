@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import conclave
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,8 @@ def test_maps_as_text():
     )
     assert (with_groups["ep_size"], with_groups["ep_rank"], with_groups["tp_size"]) == (4, 3, 1)
     assert with_groups["needs_all_to_all"]
+
+
+def test_one_rank_has_no_map_to_print():
+    with pytest.raises(ConclaveTypeError, match=r"expert_map: .*None"):
+        conclave.get_compressed_expert_map(None)

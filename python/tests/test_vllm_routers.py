@@ -469,3 +469,58 @@ def test_the_environment_names_a_strategy(monkeypatch, caplog):
         vllm.RoutingSimulator.register_strategy("x", object())
     monkeypatch.delenv(VARIABLE)
     assert type(filled().router) is vllm.FusedTopKRouter
+
+
+@pytest.mark.parametrize("columns", [E - 1, E + 1])
+@pytest.mark.parametrize(
+    "rule",
+    [{}, {"scoring_func": "sigmoid"}, {"use_grouped_topk": True, "num_expert_group": 1,
+                                       "topk_group": 1}],
+)  # fmt: skip
+def test_logits_of_other_experts_are_refused(columns, rule):
+    """Also if no token chooses the one that is not there."""
+    layer = vllm.FusedMoE(E, K, 8, 16, params_dtype=torch.float32, **rule)
+    hidden, logits = tokens(columns)
+    logits[:, E:] = -50
+    with pytest.raises(ConclaveValueError, match=f"router_logits: expected {E} columns"):
+        layer.select_experts(hidden, logits)
+
+
+def test_a_function_may_take_other_logits():
+    def choose(hidden_states, gating_output, topk, renormalize):
+        return gating_output[:, :topk], gating_output[:, topk:].int()
+
+    layer = vllm.FusedMoE(E, K, 8, 16, params_dtype=torch.float32, custom_routing_function=choose)
+    weights, ids = torch.rand(T, K), torch.randint(0, E, (T, K), generator=seeded(1))
+    found = layer.select_experts(torch.zeros(T, 8), torch.cat((weights, ids.float()), 1))
+    assert torch.equal(found[0], weights) and torch.equal(found[1].long(), ids)
+
+
+def test_hash_tables_of_64_bit_ids():
+    table = torch.randint(0, E, (9, K), generator=seeded(2))
+    hidden, logits = tokens()
+    words = torch.randint(0, 9, (T,), generator=seeded(5))
+    wide, narrow = make(hash_indices_table=table), make(hash_indices_table=table.int())
+    for given in (words, words.int(), words[:0]):
+        found, wanted = (
+            router.select_experts(hidden[: len(given)], logits[: len(given)], input_ids=given)
+            for router in (wide, narrow)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    if table.is_cuda:  # where such tokens choose nothing
+        return
+    table[int(words[0])] = 2**32  # which 32 bits would read as 0
+    with pytest.raises(ConclaveValueError, match="names an expert that does not exist"):
+        wide.select_experts(hidden, logits, input_ids=words)
+    words[3] = 9
+    with pytest.raises(ConclaveValueError, match="at token 3; found 9; limit 0 to 8"):
+        wide.select_experts(hidden, logits, input_ids=words)
+
+
+@pytest.mark.parametrize(
+    "table", [torch.zeros(K, dtype=torch.int32), torch.zeros(9, K + 1, dtype=torch.int32),
+              torch.zeros(9, K)]
+)  # fmt: skip
+def test_tables_that_are_none_are_refused_when_a_router_is_made(table):
+    with pytest.raises((ConclaveValueError, ConclaveTypeError), match="hash_indices_table: "):
+        make(hash_indices_table=table)

@@ -143,13 +143,14 @@ class ActivationParameters:
         named = {
             "swiglu_alpha": swiglu_alpha,
             "swiglu_beta": swiglu_beta,
+            "swiglu_limit": swiglu_limit,
             "activation_situ_beta": activation_situ_beta,
             "activation_situ_linear_beta": activation_situ_linear_beta,
         }
         given = {name: value for name, value in named.items() if value is not None}
         is_situ = activation is MoEActivation.SITU
         for name, value in given.items():
-            if ("situ" in name) != is_situ:
+            if ("situ" in name) != is_situ and name != "swiglu_limit":
                 raise ConclaveValueError(
                     f"{name}: activation {activation.value} has no such parameter, found {value}"
                 )

@@ -12,8 +12,16 @@ from conclave.errors import ConclaveValueError
 from conclave.routing import RoutingMethodType
 from conclave.vllm.ranked import RankedExperts
 from conclave.vllm.router.base import BaseRouter, CaptureFn
-from conclave.vllm.router.topk import ObjectRouter
+from conclave.vllm.router.topk import (
+    FusedTopKBiasRouter,
+    FusedTopKRouter,
+    GroupedTopKRouter,
+    ObjectRouter,
+)
 from conclave.vllm.router.zero_experts import ZeroExpertRouter, split_zero_experts
+
+# Routers whose logits are those of experts, and of nothing else.
+_OF_EXPERTS = (FusedTopKBiasRouter, FusedTopKRouter, GroupedTopKRouter)
 
 # Layers whose EPLB state routers have, so that no second layer takes the same one unseen.
 _owners: weakref.WeakKeyDictionary[BaseRouter, Callable[[], RoutedLayer | None]] = (
@@ -117,10 +125,21 @@ class RoutedLayer(RankedExperts):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Weights, ids, and with zero experts the weight [T, 1] of each token's own row."""
         router, share = self._router, None
+        self._check_logits(router, logits)
         weights, ids = router.route(hidden, logits, indices, input_ids, mask)
         if isinstance(router, ZeroExpertRouter):
             weights, ids, share = split_zero_experts(weights, ids, router.num_logical_experts)
         return weights, router.placed(ids, indices, num_tokens), share
+
+    def _check_logits(self, router: BaseRouter, logits: torch.Tensor) -> None:
+        """The library's rules choose among all columns: one too many would be an expert that is
+        not there, seen only by the tokens that choose it."""
+        columns = logits.shape[-1] if logits.ndim else 0
+        if type(router) in _OF_EXPERTS and columns != self.logical_num_experts:
+            raise ConclaveValueError(
+                f"router_logits: expected {self.logical_num_experts} columns as experts, found "
+                f"shape {list(logits.shape)}"
+            )
 
 
 def _selects_itself(router: BaseRouter) -> bool:

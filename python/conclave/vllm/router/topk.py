@@ -48,6 +48,8 @@ class FusedTopKBiasRouter(BaseRouter):
         self.routed_scaling_factor = routed_scaling_factor
         self.scoring_func = checked_score(scoring_func)
         self.hash_indices_table = hash_indices_table
+        if hash_indices_table is not None:
+            _check_table(hash_indices_table, top_k)
 
     @property
     def routing_method_type(self) -> RoutingMethodType:
@@ -256,6 +258,16 @@ class ObjectRouter(BaseRouter):
             hidden_states=hidden_states, router_logits=router_logits, **more
         )
         return found
+
+
+def _check_table(table: Any, top_k: int) -> None:
+    shape = tuple(getattr(table, "shape", ()))
+    if len(shape) != 2 or shape[0] < 1 or shape[1] != top_k:
+        raise ConclaveValueError(
+            f"hash_indices_table: expected shape [vocab, {top_k}], found {list(shape)}"
+        )
+    if table.dtype not in (torch.int32, torch.int64):
+        raise ConclaveTypeError(f"hash_indices_table: expected int32 or int64, found {table.dtype}")
 
 
 def _names_of(function: Callable[..., Any]) -> frozenset[str]:
