@@ -302,12 +302,21 @@ def test_moe_config_takes_the_older_keywords():
 def test_all2all_backends_by_name():
     for backend, name in (
         ("flashinfer_all2allv", "use_fi_all2allv_kernels"),
+        ("flashinfer_all2allv", "use_fi_nvl_two_sided_kernels"),
+        ("flashinfer_nvlink_two_sided", "use_fi_nvl_two_sided_kernels"),
+        ("flashinfer_nvlink_one_sided", "use_fi_nvl_one_sided_kernels"),
         ("mori", "use_mori_kernels"),
+        ("allgather_reducescatter", "use_ag_rs_all2all_kernels"),
+        ("nixl_ep", "use_nixl_ep_kernels"),
+        ("nixl_ep", "needs_round_robin_routing_tables"),
+        ("deepep_low_latency", "needs_round_robin_routing_tables"),
+        ("deepep_v2", "use_deepep_v2_kernels"),
     ):
         config = conclave.FusedMoEParallelConfig(
             ep_size=2, dp_size=2, use_ep=True, all2all_backend=backend
         )
         assert getattr(config, name)
+        assert getattr(conclave.FusedMoEConfig(8, 2, 64, 4, config, "bfloat16"), name)
         assert not getattr(conclave.FusedMoEParallelConfig(all2all_backend=backend), name)
 
 
@@ -443,3 +452,55 @@ def test_every_public_name_is_described():
             for method, value in vars(found).items():
                 if callable(value) and not method.startswith("_"):
                     assert inspect.getdoc(getattr(found, method)), f"{name}.{method}"
+
+
+def test_builders_take_what_newest_vllm_gives_them():
+    bias = numpy.zeros((2, 16), dtype="float32")
+    for build in (vllm.int4_w4a16_moe_quant_config, vllm.int8_w8a16_moe_quant_config):
+        found = build(
+            SCALE, SCALE, w1_bias=bias, w2_bias=bias, block_shape=[0, 32], gemm1_alpha=2.0
+        )
+        assert found.w1_bias is bias and found.w2_bias is bias and found.gemm1_alpha == 2.0
+        assert found.w1_zp is None and found.unsupported_reason is None
+    found = vllm.mxfp4_w4a8_moe_quant_config(SCALE, SCALE, SCALE, SCALE, bias, bias)
+    assert found.a1_scale is SCALE and found.a2_scale is SCALE and found.w2_bias is bias
+    found = vllm.mxfp4_mxfp8_moe_quant_config(SCALE, SCALE, None, None, bias, bias, mx_alignment=32)
+    assert found.w1_bias is bias and found.w2_bias is bias
+    assert vllm.mxfp4_moe_quant_config(SCALE, SCALE).ocp_mx_scheme == "w_mxfp4_a_mxfp4"
+    assert vllm.biased_moe_quant_config(bias, None, gemm1_clamp_limit=7.0).gemm1_clamp_limit == 7.0
+    assert vllm.nvfp4_w4a16_moe_quant_config(*[SCALE] * 4, gemm1_beta=1.0).gemm1_beta == 1.0
+    assert vllm.fp8_w8a16_moe_quant_config(SCALE, SCALE, gemm1_alpha=1.5).gemm1_alpha == 1.5
+
+
+def test_biases_at_the_place_of_flags_are_named():
+    bias = numpy.zeros((2, 16), dtype="float32")
+    with pytest.raises(ConclaveTypeError, match=r"block_shape: .*by name"):
+        vllm.int4_w4a16_moe_quant_config(SCALE, SCALE, None, None, bias)
+    with pytest.raises(ConclaveTypeError, match=r"block_shape: .*by name"):
+        vllm.fp8_w8a16_moe_quant_config(SCALE, SCALE, bias, bias)
+    with pytest.raises(ConclaveTypeError, match=r"per_act_token_quant: .*by name"):
+        vllm.int8_w8a8_moe_quant_config(SCALE, SCALE, None, None, bias, bias)
+    with pytest.raises(ConclaveUnsupportedError, match="a1_scale"):
+        vllm.mxfp4_mxfp8_moe_quant_config(SCALE, SCALE, SCALE)
+
+
+def test_sums_left_to_the_caller_and_unpadded_sizes():
+    split = conclave.FusedMoEParallelConfig.make(tp_size_=2, tp_rank=1)
+    found = conclave.FusedMoEConfig(8, 2, 64, 8, split, "bfloat16", intermediate_size=48)
+    assert (found.hidden_dim_unpadded, found.intermediate_size_per_partition_unpadded) == (64, 24)
+    assert found.w13_num_shards == 2 and not found.should_defer_moe_finalize(1)
+    found.defer_moe_finalize = True
+    assert found.use_deferred_moe_finalize and found.should_defer_moe_finalize(9)
+    found.defer_moe_finalize_max_num_tokens = 8
+    assert [found.should_defer_moe_finalize(n) for n in (0, 8, 9)] == [False, True, False]
+    for padded in ({"hidden_dim_unpadded": 60}, {"intermediate_pad": 8}):
+        with pytest.raises(ConclaveUnsupportedError, match="nothing is padded"):
+            conclave.FusedMoEConfig(8, 2, 64, 8, split, "bfloat16", **padded)
+
+
+@pytest.mark.parametrize("argument", [{"is_lora_enabled": True}, {"moe_backend": "triton"}])
+def test_adapters_and_kernels_by_name_are_refused(argument):
+    with pytest.raises(ConclaveUnsupportedError, match=next(iter(argument))):
+        conclave.FusedMoEConfig(
+            8, 2, 64, 8, conclave.FusedMoEParallelConfig(), "bfloat16", **argument
+        )

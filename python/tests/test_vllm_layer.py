@@ -7,7 +7,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from conclave import vllm  # noqa: E402
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, Error  # noqa: E402
+from conclave.errors import (  # noqa: E402
+    ConclaveTypeError,
+    ConclaveUnsupportedError,
+    ConclaveValueError,
+    Error,
+)
 from support.devices import seeded  # noqa: E402
 from support.problems import FLOAT32_BAR, HALF_BAR, worst_error  # noqa: E402
 from support.vllm_reference import (  # noqa: E402
@@ -601,3 +606,24 @@ def test_mixtral_block_of_transformers(dtype, limit):
         expected = expected[0] if isinstance(expected, tuple) else expected
         out = layer(hidden[0], logits)
     assert worst_error(out, expected.reshape(64, 48).double()) <= limit
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("num_experts", 0),
+        ("hidden_size", 0),
+        ("intermediate_size", -1),
+        ("params_dtype", torch.int8),
+        ("swiglu_limit", float("nan")),
+    ],
+)
+def test_sizes_and_types_that_cannot_be_are_refused_at_once(argument, value):
+    given = {"num_experts": 4, "top_k": 2, "hidden_size": 8, "intermediate_size": 6}
+    with pytest.raises((ConclaveValueError, ConclaveTypeError), match=f"{argument}: "):
+        vllm.FusedMoE(**{**given, argument: value})
+
+
+def test_a_limit_that_the_activation_lacks_is_refused_at_once():
+    with pytest.raises(ConclaveValueError, match="relu2_no_mul has no parameter limit"):
+        vllm.FusedMoE(4, 2, 8, 6, activation="relu2_no_mul", swiglu_limit=7.0)

@@ -126,6 +126,20 @@ def test_sums_over_ranks_are_whole(monkeypatch, expert_parallel, with_transform,
     assert torch.equal(hidden, kept)
 
 
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_the_last_sum_may_be_left_to_the_caller(expert_parallel):
+    """By a field that is assigned once layers are there; no group is asked then."""
+    layers = [
+        rank_of(r, expert_parallel, shared_experts=SharedPart(r), reduce_results=True)
+        for r in range(RANKS)
+    ]
+    for layer in layers:
+        layer.moe_config.skip_final_all_reduce = True
+    hidden, logits = tokens()
+    expected = whole_layer(shared_experts=SharedPart(0, 1))(hidden, logits)
+    assert worst_error(sum(layer(hidden, logits) for layer in layers), expected.double()) <= 1e-5
+
+
 def test_sums_do_not_touch_what_a_module_returned(monkeypatch):
     layers = [
         rank_of(r, False, shared_experts=torch.nn.Identity(), reduce_results=True,

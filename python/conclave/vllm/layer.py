@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conclave import _gradients
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm._operator import routed_sum
 from conclave.vllm._rank_groups import RankGroups
@@ -134,6 +134,10 @@ class FusedMoE(NamedLayer):
     ) -> None:
         super().__init__()
         del ep_size, n_shared_experts
+        _check_sizes(
+            num_experts=num_experts, hidden_size=hidden_size, intermediate_size=intermediate_size
+        )
+        _check_type(params_dtype)
         _refuse_classes(
             runner_cls=runner_cls,
             runner_args=runner_args,
@@ -250,6 +254,9 @@ class FusedMoE(NamedLayer):
         self._take_method(choose_method(self, quant_config, names, self.moe_config))
         self._make_parameters(intermediate_size)
         self.moe_config.intermediate_size_per_partition = self.intermediate_size_per_partition
+        self.moe_config.intermediate_size_per_partition_unpadded = (
+            self.intermediate_size_per_partition
+        )
         self._enter()
 
     def forward(
@@ -307,7 +314,7 @@ class FusedMoE(NamedLayer):
         joins = self._has_zero_experts or (shared is not None and not self.return_shared_apart)
         if joins and self._output_transform is None:
             return True
-        return self._groups is not None and self.reduce_results
+        return self._groups is not None and self._sums_up
 
     def _finish(
         self,
@@ -322,7 +329,7 @@ class FusedMoE(NamedLayer):
         is_whole = False
         if self._output_transform is not None:
             out = self._reduced(out, dtype)
-            is_whole = self.reduce_results
+            is_whole = self._sums_up
             out = _first(self._output_transform(out))
             dtype = out.dtype
         if shared is not None and (apart or is_whole):
@@ -357,6 +364,19 @@ def _check_threshold(tokens: int | None) -> None:
     if tokens is not None and tokens < 0:
         raise ConclaveValueError(
             f"shared_experts_stream_token_threshold: expected 0 or more, found {tokens}"
+        )
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConclaveValueError(f"{name}: expected 1 or more, found {size}")
+
+
+def _check_type(params_dtype: torch.dtype | None) -> None:
+    if params_dtype is not None and not getattr(params_dtype, "is_floating_point", False):
+        raise ConclaveTypeError(
+            f"params_dtype: expected a type of floating-point numbers, found {params_dtype}"
         )
 
 

@@ -79,6 +79,34 @@ class FusedMoEParallelConfig:
         return self._uses("mori", "mori_high_throughput", "mori_low_latency")
 
     @property
+    def use_fi_nvl_two_sided_kernels(self) -> bool:
+        return self._uses("flashinfer_all2allv", "flashinfer_nvlink_two_sided")
+
+    @property
+    def use_fi_nvl_one_sided_kernels(self) -> bool:
+        return self._uses("flashinfer_nvlink_one_sided")
+
+    @property
+    def use_ag_rs_all2all_kernels(self) -> bool:
+        return self._uses("allgather_reducescatter")
+
+    @property
+    def use_nixl_ep_kernels(self) -> bool:
+        return self._uses("nixl_ep")
+
+    @property
+    def use_deepep_v2_kernels(self) -> bool:
+        return self._uses("deepep_v2")
+
+    @property
+    def use_batched_activation_format(self) -> bool:
+        return self._uses(*_LOW_LATENCY)
+
+    @property
+    def needs_round_robin_routing_tables(self) -> bool:
+        return self._uses(*_LOW_LATENCY)
+
+    @property
     def permits_round_robin(self) -> bool:
         """Whether what moves the tokens addresses experts by position."""
         return not self.use_all2all_kernels or self._uses(*_LOW_LATENCY)
@@ -166,7 +194,11 @@ class FusedMoEConfig:
 
     intermediate_size is that of all tensor-parallel ranks, intermediate_size_per_partition this
     rank's share: each follows from the other. is_act_and_mul follows from the activation, and False
-    takes its gate away.
+    takes its gate away. Nothing is padded, so that the unpadded sizes are the sizes.
+
+    Two fields may be assigned later: skip_final_all_reduce, by which `FusedMoE.forward` leaves the
+    last sum over ranks to its caller, and defer_moe_finalize, for experts of your own that leave
+    sums to the caller; those of the library finish them.
     """
 
     num_experts: int
@@ -194,6 +226,13 @@ class FusedMoEConfig:
     swiglu_beta: float | None = None
     activation_situ_beta: float | None = None
     activation_situ_linear_beta: float | None = None
+    hidden_dim_unpadded: int | None = None
+    intermediate_size_per_partition_unpadded: int | None = None
+    intermediate_pad: int | None = None
+    shared_expert_prefix: str | None = None
+    skip_final_all_reduce: bool = False
+    defer_moe_finalize: bool = False
+    defer_moe_finalize_max_num_tokens: int = -1
 
     def __post_init__(self) -> None:
         if self.max_num_tokens < 1:
@@ -213,6 +252,23 @@ class FusedMoEConfig:
             self.router_logits_dtype = self.in_dtype
         self._join_sizes()
         self._join_activation()
+        self._check_unpadded()
+
+    def _check_unpadded(self) -> None:
+        if self.intermediate_pad:
+            raise ConclaveUnsupportedError(
+                f"intermediate_pad: nothing is padded here, found {self.intermediate_pad}"
+            )
+        sizes = {
+            "hidden_dim_unpadded": self.hidden_dim,
+            "intermediate_size_per_partition_unpadded": self.intermediate_size_per_partition,
+        }
+        for name, size in sizes.items():
+            if getattr(self, name) not in (None, size):
+                raise ConclaveUnsupportedError(
+                    f"{name}: nothing is padded here; expected {size}, found {getattr(self, name)}"
+                )
+            setattr(self, name, size)
 
     def _join_sizes(self) -> None:
         ranks, part = self.moe_parallel_config.tp_size, self.intermediate_size_per_partition
@@ -237,6 +293,24 @@ class FusedMoEConfig:
         self.is_act_and_mul = self.activation.is_gated
 
     @property
+    def w13_num_shards(self) -> int:
+        """Matrices in w13: gate and up, or up alone."""
+        return 2 if self.activation.is_gated else 1
+
+    @property
+    def use_deferred_moe_finalize(self) -> bool:
+        """Whether experts may leave sums to the caller, which adds up over tensor-parallel ranks
+        and over no others."""
+        split = self.moe_parallel_config
+        others = max(split.dp_size, split.ep_size, split.pcp_size, split.sp_size)
+        return self.defer_moe_finalize and split.tp_size > 1 and others == 1
+
+    def should_defer_moe_finalize(self, num_tokens: int) -> bool:
+        """The same of a call with so many tokens."""
+        most = self.defer_moe_finalize_max_num_tokens
+        return self.use_deferred_moe_finalize and num_tokens > 0 and not 0 <= most < num_tokens
+
+    @property
     def use_flashinfer_cutlass_kernels(self) -> bool:
         """Never: they are kernels of FlashInfer."""
         return False
@@ -250,6 +324,8 @@ for _name in (
     *("tp_size", "dp_size", "ep_size", "pcp_size", "tp_rank", "dp_rank", "ep_rank", "pcp_rank"),
     *("use_ep", "sp_size", "is_sequence_parallel", "use_all2all_kernels", "use_pplx_kernels"),
     *("use_deepep_ht_kernels", "use_deepep_ll_kernels", "all2all_backend"),
-    *("use_fi_all2allv_kernels", "use_mori_kernels"),
+    *("use_fi_all2allv_kernels", "use_mori_kernels", "use_fi_nvl_two_sided_kernels"),
+    *("use_fi_nvl_one_sided_kernels", "use_ag_rs_all2all_kernels", "use_nixl_ep_kernels"),
+    *("use_deepep_v2_kernels", "needs_round_robin_routing_tables"),
 ):
     setattr(FusedMoEConfig, _name, _of(_name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm.quant import (
     FP8,
     MX_TYPES,
@@ -25,6 +25,18 @@ Config = FusedMoEQuantConfig
 
 def _plain(dtype: Any, scale: Array | None, bias: Array | None = None, **more: Any) -> Any:
     return FusedMoEQuantDesc(dtype, scale=scale, bias=bias, **more)
+
+
+def _group_shape(block_shape: Any) -> GroupShape | None:
+    """Of a pair of numbers. What versions of vLLM have at its place is an array, a bias."""
+    if block_shape is None:
+        return None
+    if not isinstance(block_shape, (list, tuple)) or len(block_shape) != 2:
+        raise ConclaveTypeError(
+            f"block_shape: expected two numbers, found {type(block_shape).__name__}; give what "
+            "follows the scales and zero points by name"
+        )
+    return GroupShape(*block_shape)
 
 
 def fp8_w8a8_moe_quant_config(
@@ -76,9 +88,10 @@ def fp8_w8a16_moe_quant_config(
     per_out_ch_quant: bool = False,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
+    **parameters: Any,
 ) -> Config:
-    """e4m3 weights, rows as they are. Scales as for `fp8_w8a8_moe_quant_config`."""
-    shape = GroupShape(*block_shape) if block_shape is not None else None
+    """e4m3 weights, rows as they are. Scales and parameters as for `fp8_w8a8_moe_quant_config`."""
+    shape = _group_shape(block_shape)
     if per_out_ch_quant:
         shape = GroupShape.PER_TOKEN
     weights = {"dtype": named_dtype(FP8), "shape": shape}
@@ -87,6 +100,7 @@ def fp8_w8a16_moe_quant_config(
         FusedMoEQuantDesc(),
         FusedMoEQuantDesc(scale=w1_scale, bias=w1_bias, **weights),
         FusedMoEQuantDesc(scale=w2_scale, bias=w2_bias, **weights),
+        **parameters,
     )
 
 
@@ -99,7 +113,13 @@ def int8_w8a8_moe_quant_config(
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
 ) -> Config:
-    """int8 weights and rows."""
+    """int8 weights and rows. Versions of vLLM disagree about what follows a2_scale by position:
+    biases are given by name."""
+    if not isinstance(per_act_token_quant, bool):
+        raise ConclaveTypeError(
+            "per_act_token_quant: expected a bool, found "
+            f"{type(per_act_token_quant).__name__}; give biases by name"
+        )
     return Config.make(
         named_dtype("int8"),
         w1_scale=w1_scale,
@@ -112,38 +132,44 @@ def int8_w8a8_moe_quant_config(
     )
 
 
-def _grouped(dtype: Any, scales: tuple, zeros: tuple, block_shape: list[int] | None) -> Config:
-    shape = GroupShape(*block_shape) if block_shape is not None else None
-    return Config(
-        FusedMoEQuantDesc(shape=shape),
-        FusedMoEQuantDesc(shape=shape),
-        *(
-            _plain(dtype, scale, zp=zp, shape=shape)
-            for scale, zp in zip(scales, zeros, strict=True)
-        ),
+def _grouped(
+    dtype: Any, scales: tuple, zeros: tuple, block_shape: list[int] | None, given: dict[str, Any]
+) -> Config:
+    shape = _group_shape(block_shape)
+    biases = given.pop("w1_bias", None), given.pop("w2_bias", None)
+    rows = given.pop("a1_gscale", None), given.pop("a2_gscale", None)
+    w1, w2 = (
+        _plain(dtype, scale, bias, zp=zp, shape=shape)
+        for scale, zp, bias in zip(scales, zeros, biases, strict=True)
     )
+    a1, a2 = (FusedMoEQuantDesc(shape=shape, alpha_or_gscale=scale) for scale in rows)
+    return Config(a1, a2, w1, w2, **given)
 
 
 def int8_w8a16_moe_quant_config(
     w1_scale: Array,
     w2_scale: Array,
-    w1_zp: Array | None,
-    w2_zp: Array | None,
+    w1_zp: Array | None = None,
+    w2_zp: Array | None = None,
     block_shape: list[int] | None = None,
+    **further: Any,
 ) -> Config:
-    """int8 weights in groups, rows as they are."""
-    return _grouped(named_dtype("int8"), (w1_scale, w2_scale), (w1_zp, w2_zp), block_shape)
+    """int8 weights in groups, rows as they are. Further: w1_bias and w2_bias, parameters of the
+    activation, and a1_gscale and a2_gscale, which are kept and not used."""
+    return _grouped(named_dtype("int8"), (w1_scale, w2_scale), (w1_zp, w2_zp), block_shape, further)
 
 
 def int4_w4a16_moe_quant_config(
     w1_scale: Array,
     w2_scale: Array,
-    w1_zp: Array | None,
-    w2_zp: Array | None,
+    w1_zp: Array | None = None,
+    w2_zp: Array | None = None,
     block_shape: list[int] | None = None,
+    **further: Any,
 ) -> Config:
-    """4-bit integers in groups, rows as they are."""
-    return _grouped("int4", (w1_scale, w2_scale), (w1_zp, w2_zp), block_shape)
+    """4-bit integers in groups, rows as they are. Further: w1_bias and w2_bias, parameters of the
+    activation, and a1_gscale and a2_gscale, which are kept and not used."""
+    return _grouped("int4", (w1_scale, w2_scale), (w1_zp, w2_zp), block_shape, further)
 
 
 def int4_w4afp8_moe_quant_config(
@@ -192,13 +218,16 @@ def gptq_marlin_moe_quant_config(
     )
 
 
-def _mxfp4(rows: Any, scales: tuple, biases: tuple, parameters: dict[str, Any]) -> Config:
-    return Config(
-        FusedMoEQuantDesc(rows),
-        FusedMoEQuantDesc(rows),
-        *(_plain("mxfp4", scale, bias) for scale, bias in zip(scales, biases, strict=True)),
-        **parameters,
-    )
+def _mxfp4(
+    rows: Any,
+    scales: tuple,
+    biases: tuple,
+    parameters: dict[str, Any],
+    rows_scales: tuple = (None, None),
+) -> Config:
+    a1, a2 = (FusedMoEQuantDesc(rows, scale=scale) for scale in rows_scales)
+    w1, w2 = (_plain("mxfp4", scale, bias) for scale, bias in zip(scales, biases, strict=True))
+    return Config(a1, a2, w1, w2, **parameters)
 
 
 def mxfp4_w4a16_moe_quant_config(
@@ -215,23 +244,47 @@ def mxfp4_w4a16_moe_quant_config(
 def mxfp4_mxfp8_moe_quant_config(
     w1_scale: Array,
     w2_scale: Array,
+    a1_scale: Array | None = None,
+    a2_scale: Array | None = None,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
+    block_shape: list[int] | None = None,
+    *,
+    mx_alignment: int = 0,
     **parameters: Any,
 ) -> Config:
-    """mxfp4 weights, mxfp8 rows."""
+    """mxfp4 weights, mxfp8 rows, whose scales are made of them: a1_scale and a2_scale are None.
+    mx_alignment has no effect, since nothing is padded."""
+    for name, value in {
+        "a1_scale": a1_scale,
+        "a2_scale": a2_scale,
+        "block_shape": block_shape,
+    }.items():
+        if value is not None:
+            raise ConclaveUnsupportedError(f"{name}: rows of mxfp8 have scales of their own groups")
     return _mxfp4("mxfp8", (w1_scale, w2_scale), (w1_bias, w2_bias), parameters)
 
 
 def mxfp4_w4a8_moe_quant_config(
     w1_scale: Array,
     w2_scale: Array,
+    a1_scale: Array | None = None,
+    a2_scale: Array | None = None,
     w1_bias: Array | None = None,
     w2_bias: Array | None = None,
+    block_shape: list[int] | None = None,
     **parameters: Any,
 ) -> Config:
-    """mxfp4 weights, e4m3 rows."""
-    return _mxfp4(named_dtype(FP8), (w1_scale, w2_scale), (w1_bias, w2_bias), parameters)
+    """mxfp4 weights, e4m3 rows; a1_scale and a2_scale: static."""
+    if block_shape is not None:
+        raise ConclaveUnsupportedError("block_shape: mxfp4 has groups of 32 columns")
+    scales = a1_scale, a2_scale
+    return _mxfp4(named_dtype(FP8), (w1_scale, w2_scale), (w1_bias, w2_bias), parameters, scales)
+
+
+def mxfp4_moe_quant_config(w1_scale: Array, w2_scale: Array) -> Config:
+    """mxfp4 weights and rows."""
+    return Config.make("mxfp4", w1_scale=w1_scale, w2_scale=w2_scale)
 
 
 def ocp_mx_moe_quant_config(
@@ -294,7 +347,7 @@ def nvfp4_moe_quant_config(
 
 
 def nvfp4_w4a16_moe_quant_config(
-    g1_alphas: Array, g2_alphas: Array, w1_scale: Array, w2_scale: Array
+    g1_alphas: Array, g2_alphas: Array, w1_scale: Array, w2_scale: Array, **parameters: Any
 ) -> Config:
     """nvfp4 weights, rows as they are."""
     return Config(
@@ -302,9 +355,13 @@ def nvfp4_w4a16_moe_quant_config(
         FusedMoEQuantDesc(),
         _plain("nvfp4", w1_scale, alpha_or_gscale=g1_alphas),
         _plain("nvfp4", w2_scale, alpha_or_gscale=g2_alphas),
+        **parameters,
     )
 
 
-def biased_moe_quant_config(w1_bias: Array | None, w2_bias: Array | None) -> Config:
-    """Weights and rows as they are, with biases [E, 2N] and [E, H]."""
-    return Config.make(w1_bias=w1_bias, w2_bias=w2_bias)
+def biased_moe_quant_config(
+    w1_bias: Array | None, w2_bias: Array | None, **parameters: Any
+) -> Config:
+    """Weights and rows as they are, with biases [E, 2N] and [E, H]. Parameters are those of the
+    activation."""
+    return Config.make(w1_bias=w1_bias, w2_bias=w2_bias, **parameters)

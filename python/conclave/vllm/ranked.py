@@ -14,7 +14,7 @@ from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm.eplb import EplbLayerState
 from conclave.vllm.expert_maps import ExpertMapManager
 from conclave.vllm.mapping import ensure_round_robin_expert_routing_tables
-from conclave.vllm.parallel import FusedMoEParallelConfig
+from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
 from conclave.vllm.parameters import ExpertParameters
 from conclave.vllm.weights import Columns
 
@@ -23,6 +23,7 @@ class RankedExperts(ExpertParameters):
     """Experts of one rank. The class that derives makes them and runs them."""
 
     moe_parallel_config: FusedMoEParallelConfig
+    moe_config: FusedMoEConfig
     intermediate_size: int
     global_num_experts: int
     top_k: int
@@ -172,6 +173,10 @@ class RankedExperts(ExpertParameters):
                 "or sum what forward returns"
             )
 
+    @property
+    def _sums_up(self) -> bool:
+        return self.reduce_results and not self.moe_config.skip_final_all_reduce
+
     def _leads_sum(self) -> bool:
         if self._groups is not None:
             return self._groups.leads_sum
@@ -180,7 +185,7 @@ class RankedExperts(ExpertParameters):
     def _reduced(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The sum over ranks with reduce_results, else the rows, in a type: over groups rounded
         once."""
-        if not self.reduce_results or self.tp_size * self.ep_size == 1:
+        if not self._sums_up or self.tp_size * self.ep_size == 1:
             return rows.to(dtype)
         if torch.compiler.is_compiling():
             return sum_over_ranks(self, rows).to(dtype)

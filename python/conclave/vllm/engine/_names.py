@@ -35,7 +35,8 @@ _CONFIGS: Rows = (
         "FusedMoEQuantDesc GroupShape RoutingMethodType biased_moe_quant_config "
         "fp8_w8a8_moe_quant_config fp8_w8a16_moe_quant_config gptq_marlin_moe_quant_config "
         "int4_w4a16_moe_quant_config int4_w4afp8_moe_quant_config int8_w8a8_moe_quant_config "
-        "int8_w8a16_moe_quant_config mxfp4_mxfp8_moe_quant_config mxfp4_w4a8_moe_quant_config "
+        "int8_w8a16_moe_quant_config mxfp4_moe_quant_config mxfp4_mxfp8_moe_quant_config "
+        "mxfp4_w4a8_moe_quant_config "
         "mxfp4_w4a16_moe_quant_config nvfp4_moe_quant_config nvfp4_w4a16_moe_quant_config "
         "ocp_mx_moe_quant_config",
     ),
