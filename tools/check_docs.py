@@ -4,8 +4,8 @@
 Usage: tools/check_docs.py [ROOT]
 Prints file:line and the rule for each violation; exit status 1 if there is one. Rules:
   errors   docs/errors.md lists every ErrorCode with its number, and no other
-  links    a relative link of a .md file leads to a file; one of docs/ to a file in docs/, as the site has
-           no others
+  links    a relative link or picture of a .md file leads to a file, and to a heading where it names one; one of
+           docs/ to a file in docs/, as the site has no others
   paths    a path in `backticks` below a known top folder exists
   records  docs/adr/README.md lists every record, numbers are used once
 """
@@ -20,7 +20,8 @@ DOCUMENTS = ("*.md", "docs/**/*.md", "testdata/*.md", "bench/**/*.md", "examples
 
 ENUMERATOR = re.compile(r"^\s*(k\w+) = (\d+),", re.MULTILINE)
 ERROR_ROW = re.compile(r"^\| (\d+) \| `(k\w+)` \| \S.* \| \S.* \|$", re.MULTILINE)
-LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
 PATH = re.compile(r"`((?:%s)/[\w./-]*[\w/])`" % "|".join(TOP_FOLDERS))
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 ADR_FILE = re.compile(r"^(\d{4})-[a-z0-9-]+\.md$")
@@ -58,17 +59,26 @@ def check_errors(root: pathlib.Path) -> list[str]:
     return found
 
 
+def anchors_of(text: str) -> set[str]:
+    """What headings are called in addresses, by GitHub and by the site alike."""
+    words = (re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in HEADING.findall(without_fences(text)))
+    return {word.replace(" ", "-") for word in words}
+
+
 def check_references(root: pathlib.Path) -> list[str]:
     found = []
     for document in sorted({path for glob in DOCUMENTS for path in root.glob(glob)}):
         name = document.relative_to(root).as_posix()
         text = without_fences(document.read_text(encoding="utf-8"))
         for match in LINK.finditer(text):
-            target = match.group(1).split("#")[0]
-            if not target or "://" in target or target.startswith("mailto:"):
+            target, _, anchor = match.group(1).partition("#")
+            if "://" in target or target.startswith("mailto:"):
                 continue
-            where = f"{name}:{line_of(text, match.start())}: links: {target}"
-            leads_to = (document.parent / target).resolve()
+            where = f"{name}:{line_of(text, match.start())}: links: {match.group(1)}"
+            leads_to = (document.parent / target).resolve() if target else document.resolve()
+            if leads_to.suffix == ".md" and leads_to.is_file() and anchor:
+                if anchor not in anchors_of(leads_to.read_text(encoding="utf-8")):
+                    found.append(f"{where} is no heading of that page")
             if not leads_to.exists():
                 found.append(f"{where} is not there")
             elif name.startswith("docs/") and not leads_to.is_relative_to(root / "docs"):

@@ -65,6 +65,15 @@ def test_a_page_does_what_it_shows(name, programs, tmp_path):
     runner.run_page((PAGES / f"{name}.md").read_text(encoding="utf-8"), folder)
 
 
+def test_code_for_vllm_comes_in_three_ways(programs, tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    page = (ROOT / "docs/coming-from-vllm.md").read_text(encoding="utf-8")
+    section = page.split("## Three ways in one program\n")[1].split("\n## ")[0]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert len(runner.run_page(section, folder)) == 1
+
+
 def test_every_page_is_run():
     assert {page.stem for page in PAGES.glob("*.md")} == {*NEEDS, OF_CPP}
 

@@ -34,7 +34,10 @@ class CheckDocs(unittest.TestCase):
         self.assertIn(text, result.stdout)
 
     def test_right_tree_passes(self):
-        self.write("README.md", "[errors](docs/errors.md#1xx) `docs/adr` [web](https://a.b/c)\n"
+        self.write("docs/errors.md", ERRORS + "## 1xx: what `create` finds\n")
+        self.write("docs/p.svg", "<svg/>")
+        self.write("README.md", "[errors](docs/errors.md#1xx-what-create-finds) `docs/adr` [web](https://a.b/c#d)\n"
+                                "# A_b-c d\n[here](#a_b-c-d) ![picture](docs/p.svg)\n"
                                 "```\n[not a link](nowhere.md) `src/nowhere.cc`\n```\n")
         self.expect(0, "are right")
 
@@ -62,6 +65,17 @@ class CheckDocs(unittest.TestCase):
     def test_dead_link_fails(self):
         self.write("HACKING.md", "\n[gone](docs/gone.md)\n")
         self.expect(1, "HACKING.md:2: links: docs/gone.md is not there")
+
+    def test_dead_picture_fails(self):
+        self.write("README.md", "![seen](docs/gone.svg)\n")
+        self.expect(1, "README.md:1: links: docs/gone.svg is not there")
+
+    def test_link_to_no_heading_fails(self):
+        self.write("README.md", "\n[why](docs/adr/0001-why.md#why) [how](docs/adr/0001-why.md#how) [self](#here)\n")
+        self.expect(1, "README.md:2: links: docs/adr/0001-why.md#how is no heading of that page")
+        self.expect(1, "README.md:2: links: #here is no heading of that page")
+        self.write("README.md", "```\n# here\n```\n[self](#here)\n")
+        self.expect(1, "README.md:4: links: #here is no heading")
 
     def test_path_that_moved_fails(self):
         self.write("docs/architecture.md", "see `src/layer/gone.cc`\n")
