@@ -31,7 +31,8 @@ class CONCLAVE_API Executor {
   virtual int32_t concurrency() const noexcept = 0;
   // Invokes task(worker) exactly once for each worker in [0, concurrency()) and returns when all
   // have returned. Workers may run one after another: tasks never wait for each other.
-  // Callable from one thread at a time.
+  // A context calls it from one thread at a time; two contexts that share one do not wait for each
+  // other.
   virtual void run(ParallelTask task) = 0;
 };
 

@@ -65,7 +65,6 @@ CExecutor::CExecutor(const conclave_executor& executor) : executor_(executor) {
 }
 
 void CExecutor::run(ParallelTask task) {
-  const std::lock_guard lock(turn_);
   std::fill_n(has_run_.get(), executor_.concurrency, false);
   Run state{.task = task, .has_run = has_run_.get(), .concurrency = executor_.concurrency};
   executor_.run(executor_.user, &Run::invoke, &state);

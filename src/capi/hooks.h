@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <string_view>
 
 namespace conclave::inline v0::capi {
@@ -23,7 +22,6 @@ class CExecutor final : public Executor {
  private:
   struct Run;
   conclave_executor executor_;
-  std::mutex turn_;  // forwards that share the threads take turns
   std::unique_ptr<std::atomic<bool>[]> has_run_;
 };
 

@@ -33,6 +33,21 @@ int32_t parse_thread_count(const char* variable, std::string_view text) {
   return value;
 }
 
+// An application's executor, of which forwards in several threads take turns.
+class InTurns final : public Executor {
+ public:
+  explicit InTurns(Executor& executor) : executor_(executor) {}
+  int32_t concurrency() const noexcept override { return executor_.concurrency(); }
+  void run(ParallelTask task) override {
+    const std::lock_guard turn(mutex_);
+    executor_.run(task);
+  }
+
+ private:
+  Executor& executor_;
+  std::mutex mutex_;
+};
+
 void check_device(const Device& device, const EngineRow& row) {
   const Support support = row.usable(device.ordinal);
   if (support) return;
@@ -46,9 +61,8 @@ void LogSink::progress(std::string_view, int64_t, int64_t) {}
 
 struct Context::Impl {
   ContextOptions options;
-  std::unique_ptr<Executor> owned_executor;
+  std::unique_ptr<Executor> executor;
   std::string device;
-  Executor* executor = nullptr;
   HostAllocator* allocator = nullptr;
   DeviceAllocator* device_allocator = nullptr;
   std::map<std::string, RouterFactory, std::less<>> routers;
@@ -72,11 +86,10 @@ Context::Context(ContextOptions options) : impl_(std::make_unique<Impl>()) {
     }
   }
   if (options.executor != nullptr) {
-    impl_->executor = options.executor;
+    impl_->executor = std::make_unique<InTurns>(*options.executor);
   } else {
-    impl_->owned_executor =
+    impl_->executor =
         make_thread_pool({.num_threads = options.num_threads, .pin_threads = options.pin_threads});
-    impl_->executor = impl_->owned_executor.get();
   }
   impl_->allocator =
       options.host_allocator != nullptr ? options.host_allocator : &cpu::default_allocator();

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -202,6 +203,45 @@ TEST(Forward, ConcurrentCallsWithOwnWorkspaces_AgreeWithSerialOnes) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(mismatches, std::vector<int>(4, 0));
+}
+
+// Fails if two threads are in it at once.
+class OneAtATime final : public Executor {
+ public:
+  int32_t concurrency() const noexcept override { return 2; }
+  void run(ParallelTask task) override {
+    EXPECT_EQ(inside_.fetch_add(1), 0);
+    ++runs_;
+    for (int32_t worker = 0; worker < 2; ++worker) task.invoke(task.state, worker);
+    std::this_thread::yield();
+    inside_ -= 1;
+  }
+  int runs() const { return runs_; }
+
+ private:
+  std::atomic<int> inside_{0};
+  int runs_ = 0;
+};
+
+TEST(Forward, ConcurrentCallsOnAnApplicationsThreads_TakeTurns) {
+  OneAtATime executor;
+  const OwnedLayer owned = make_layer(spec_of(), {}, {.executor = &executor});
+  const Tensor hidden = random_tensor(DType::kBF16, 7, kHidden, 1);
+  const auto alone = run_layer(owned.layer, hidden.view(), DType::kF32);
+  const int before = executor.runs();
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      Workspace workspace(*owned.context, owned.layer.workspace_bytes());
+      for (int call = 0; call < 40; ++call) {
+        const auto output =
+            run_layer(owned.layer, hidden.view(), DType::kF32, {.workspace = &workspace});
+        EXPECT_TRUE(same_bits(output.out, alone.out));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_GE(executor.runs() - before, 120);
 }
 
 TEST(Forward, OneWorkspaceForTwoLayers_GivesEachItsResult) {
