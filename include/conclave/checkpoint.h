@@ -67,9 +67,10 @@ struct StoredMatrix {
 class CONCLAVE_API Checkpoint {
  public:
   // Reads config, index and every shard header; no tensor data. Either the whole checkpoint is
-  // consistent or an Error (2xx to 5xx) names file, tensor, expected and found.
-  static Checkpoint open(const std::filesystem::path& directory,
-                         const CheckpointOptions& options = {});
+  // consistent or an Error (2xx to 5xx) names file, tensor, expected and found. `path` is a
+  // directory, a GGUF file (the first of its parts), or a directory with one GGUF model and no
+  // config.json; Error(kFileNotFound) names the models if there are several.
+  static Checkpoint open(const std::filesystem::path& path, const CheckpointOptions& options = {});
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();

@@ -30,7 +30,7 @@ io::JsonDocument read_config_file(const io::Directory& directory) {
                 {.what = "the directory has no model configuration",
                  .file = (directory.path() / kConfigFile).string(),
                  .hint = "give the directory of a Hugging Face model: config.json beside its "
-                         ".safetensors files"});
+                         ".safetensors files; or a GGUF file, or the directory of one"});
   }
   return directory.read_json(kConfigFile);
 }

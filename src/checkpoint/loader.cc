@@ -1,5 +1,6 @@
 #include "checkpoint/contents.h"
 #include "checkpoint/directory_model.h"
+#include "checkpoint/gguf/directory.h"
 #include "checkpoint/gguf/hashed_file.h"
 #include "checkpoint/gguf/model.h"
 #include "checkpoint/manifest.h"
@@ -35,7 +36,8 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::open(const std::filesystem::path& path, const CheckpointOptions& options) {
+Checkpoint Checkpoint::open(const std::filesystem::path& given, const CheckpointOptions& options) {
+  const std::filesystem::path path = checkpoint::model_path(given);
   // The opening of a directory reports a path that is neither a file nor a directory.
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(path, ignored);
@@ -96,7 +98,8 @@ std::vector<std::string> Checkpoint::layer_tensors(int64_t index) const {
   return names;
 }
 
-std::filesystem::path Checkpoint::write_manifest(const std::filesystem::path& path) {
+std::filesystem::path Checkpoint::write_manifest(const std::filesystem::path& given) {
+  const std::filesystem::path path = checkpoint::model_path(given);
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored)) {
     return checkpoint::write_gguf_manifest(path);
