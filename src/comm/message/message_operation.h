@@ -70,4 +70,8 @@ void add_up(MessageOperation& operation);
 // The channel under which the other rank counts the same operation.
 Channel partner_channel(Channel mine);
 
+inline const PeerPart& part_of(const MessageOperation& operation, int32_t peer) {
+  return operation.parts[static_cast<size_t>(peer)];
+}
+
 }  // namespace conclave::inline v0::comm

@@ -14,6 +14,7 @@ namespace conclave::inline v0::comm {
 
 // Bytes that travel with an announcement: more cost a message of their own.
 inline constexpr int64_t kInlineBytes = 512;
+inline constexpr bool is_inline(int64_t bytes) { return bytes <= kInlineBytes; }
 // Bytes of one data message. It stays in a second-level cache between the two copies, and no count
 // comes near what an int holds.
 inline constexpr int64_t kChunkBytes = int64_t{256} << 10;
