@@ -357,6 +357,20 @@ TEST(NamePatterns, HostileExpressions_TakeBoundedTime) {
   EXPECT_EQ(NamePattern("a+").regex_letters(), 2U);
 }
 
+// What a file claims is no number of bytes to book.
+TEST(LoraCheckpoint, RanksBeyondAnyLayers_AreNotReported) {
+  SavedAdapter saved("ranks");
+  saved.put("model.layers.0.mlp.experts.1.up_proj", {int64_t{1} << 33, 0}, {0, 2});
+  const LoraCheckpoint adapters = LoraCheckpoint::open(saved.save(kConfig));
+  EXPECT_EQ(adapters.max_rank(), kMostAdapterRank);
+  try {
+    adapters.layer(0, small_spec());
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTensorShape) << error.what();
+  }
+}
+
 TEST(LoraCheckpoint, LayersThatTheModelLacks_AreNamed) {
   SavedAdapter saved("layers");
   saved.put("model.layers.7.mlp.experts.1.up_proj", {2, 72}, {40, 2});

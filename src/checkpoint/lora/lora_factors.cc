@@ -315,7 +315,9 @@ class Reader {
 
 int64_t largest_rank(const LoraPair& pair, const LoraConfig& config) {
   if (pair.module.place != LoraPlace::kStacked) {
-    return pair.a != nullptr && !pair.a->shape.empty() ? pair.a->shape[0] : 0;
+    const int64_t rows = pair.a != nullptr && !pair.a->shape.empty() ? pair.a->shape[0] : 0;
+    // More is refused when the layer is read: no layer should be asked for that room.
+    return std::min<int64_t>(rows, kMostAdapterRank);
   }
   double rank = 0;
   for (const char* parameter : {".gate_up_proj", ".up_proj", ".down_proj"}) {
