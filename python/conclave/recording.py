@@ -259,7 +259,9 @@ class RoutingReplay:
         """
         self.record = _record_of(recorded)
         self._core = _conclave.RoutingReplay(self.record._core)
-        self._slots = {row["layer"]: row["num_slots"] for row in self.record._core.layers()}
+        rows = self.record._core.layers()
+        self._slots = {row["layer"]: row["num_slots"] for row in rows}
+        self._num_ids = {row["layer"]: row["num_ids"] for row in rows}
 
     def has(self, layer: int, token: tuple[int, int]) -> bool:
         """Whether a token, sequence and position, was recorded in a layer."""
@@ -289,6 +291,15 @@ class RoutingReplay:
             return torch.from_numpy(ids).to(like.device), torch.from_numpy(weights).to(like.device)
         return ids, weights
 
+    def _check_sizes(self, layer: Layer, number: int) -> None:
+        _, num_ids, num_slots, _ = _conclave.recorded_layer(number, layer._core.spec())
+        if self._slots[number] == num_slots and self._num_ids[number] <= num_ids:
+            return
+        raise ConclaveValueError(
+            f"layer {number}: the record is of another model: expected {num_slots} of {num_ids} "
+            f"experts, found {self._slots[number]} of {self._num_ids[number]}"
+        )
+
     def forward(
         self, layer: Layer, number: int, hidden: Array, tokens: Tokens, **arguments: Any
     ) -> Array:
@@ -296,8 +307,12 @@ class RoutingReplay:
         and plan it has the bits of the forward that was recorded.
 
         A layer whose router weighs shared experts takes the ids alone, and weighs them itself.
+
+        Raises:
+            ConclaveValueError: also for a record of a layer with another k, or with more experts.
         """
         ids, weights = self.routing(number, tokens, like=hidden)
+        self._check_sizes(layer, _layer_number(number))
         if layer._core.spec()["shared"]["mode"] == "router_weight":
             return layer.forward(hidden, topk_ids=ids, **arguments)
         return layer.forward(hidden, topk_ids=ids, topk_weights=weights, **arguments)

@@ -192,3 +192,13 @@ def test_what_is_no_argument_of_its_kind_is_named(setup):
         conclave.compare_routing(recorder, recorder, most_examples=-1)
     with pytest.raises(ConclaveValueError, match="tokens"):
         replay.has(0, (1, 2, 3))
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(E, K - 1), (E - 1, K)])
+def test_a_record_of_another_model_is_refused(setup, experts, top_k):
+    problem, layer = setup
+    recorder = conclave.RoutingRecorder({0: layer})
+    recorder.forward(layer, 0, problem.hidden, tokens=range(T))
+    other = make_problem(numpy.random.default_rng(5), experts=experts, top_k=top_k, tokens=T)
+    with pytest.raises(ConclaveValueError, match=f"expected {top_k} of {experts} experts"):
+        conclave.RoutingReplay(recorder).forward(other.layer(), 0, other.hidden, range(T))

@@ -75,6 +75,11 @@ TEST(RunRecord, WrongUses_AreRefused) {
   EXPECT_EQ(more.exit_code, 2);
   EXPECT_NE(more.err.find("position 4"), std::string::npos) << more.err;
   EXPECT_EQ(run_mixtral({"--replay", file, "--routing", "file"}).exit_code, 2);
+  const ToolResult other = run_tool(
+      {"run", bundled("qwen3-moe-tiny"), "--repetitions", "1", "--replay", file, "--random", "4"});
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_NE(other.err.find("of another model"), std::string::npos) << other.err;
+  EXPECT_NE(other.err.find("4 of 60 experts"), std::string::npos) << other.err;
   EXPECT_EQ(run_tool({"compare", file}).exit_code, 2);
   EXPECT_EQ(run_tool({"compare", file, file, "--tolerance", "-1"}).exit_code, 2);
 }

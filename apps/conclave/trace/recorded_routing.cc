@@ -3,9 +3,30 @@
 #include "conclave/error.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace conclave::tool {
+namespace {
+
+// Records may know fewer ids than the layer: those of a program that has no zero experts.
+void check_same_sizes(const RoutingRecord& record, const RecordedLayer& own) {
+  const RecordedRows* const rows = record.find(own.layer);
+  if (rows == nullptr) return;
+  const RecordedLayer& recorded = rows->layer;
+  if (recorded.num_slots == own.num_slots && recorded.num_ids <= own.num_ids) return;
+  const auto sizes = [](const RecordedLayer& layer) {
+    return std::to_string(layer.num_slots) + " of " + std::to_string(layer.num_ids) + " experts";
+  };
+  throw Error(ErrorCode::kShape,
+              {.what = "the record is of another model, by layer " + std::to_string(own.layer) +
+                       (record.model.empty() ? "" : "; it says " + record.model),
+               .tensor = "--replay",
+               .expected = sizes(own),
+               .found = sizes(recorded)});
+}
+
+}  // namespace
 
 std::vector<TokenKey> numbered_tokens(int64_t num_tokens) {
   std::vector<TokenKey> tokens;
@@ -20,6 +41,7 @@ bool ReplayedLayer::keeps_weights(const MoeSpec& spec) {
 ReplayedLayer::ReplayedLayer(const RoutingReplay& replay, int64_t layer, const MoeSpec& spec,
                              int64_t num_tokens)
     : ids_(DType::kI32, {num_tokens, num_slots(spec)}) {
+  check_same_sizes(replay.record(), RecordedLayer::of(layer, spec));
   if (keeps_weights(spec)) weights_ = Tensor(DType::kF32, {num_tokens, num_slots(spec)});
   replay.find(layer, numbered_tokens(num_tokens), ids_.view(), weights_.view());
 }
