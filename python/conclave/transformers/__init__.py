@@ -5,17 +5,25 @@
 
 The import registers the backend ``"conclave"`` for plain and for float8 experts. `patch` goes
 further and replaces whole MoE blocks of a loaded model, routing and shared experts included.
-`backend_report` tells which modules either of them ran, and why not others. See
-docs/python-transformers.md.
+`backend_report` tells which modules either of them ran, and why not others; `balancer_of` moves
+experts between ranks as their load changes. See docs/python-transformers.md.
 """
 
 from __future__ import annotations
 
 from conclave.transformers import _block, _experts
+from conclave.transformers._balancer import ModelBalancer
+from conclave.transformers._eplb import EplbOptions
 from conclave.transformers._experts import experts_forward
 from conclave.transformers._mapping import get_expert_mapping
 from conclave.transformers._packed import forget
-from conclave.transformers._patch import PatchedModule, PatchReport, patch, unpatch
+from conclave.transformers._patch import (
+    PatchedModule,
+    PatchReport,
+    balancer_of,
+    patch,
+    unpatch,
+)
 from conclave.transformers._recording import RecordedRouting, record_routing, replay_routing
 from conclave.transformers._register import IMPLEMENTATION, register, set_implementation
 from conclave.transformers._report import BackendReport, ExpertsCalls, backend_report
@@ -27,11 +35,14 @@ register()
 __all__ = [
     "IMPLEMENTATION",
     "BackendReport",
+    "EplbOptions",
     "ExpertsCalls",
+    "ModelBalancer",
     "PatchReport",
     "PatchedModule",
     "RecordedRouting",
     "backend_report",
+    "balancer_of",
     "experts_forward",
     "forget",
     "get_expert_mapping",

@@ -14,7 +14,9 @@ from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.errors import ConclaveRuntimeError, Error
 from conclave.layer import Layer
+from conclave.ranks import Communicator
 from conclave.transformers._coded_traits import codes_of
+from conclave.transformers._eplb import BlockPlacing
 from conclave.transformers._experts import logger, why_gradients
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
@@ -50,9 +52,16 @@ class PatchedBlock:
 
     routing: Any = None  # records or replays what the layer chooses (_recording)
 
-    def __init__(self, model: Any, candidate: Candidate, whole: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        candidate: Candidate,
+        whole: Any = None,
+        placing: BlockPlacing | None = None,
+    ) -> None:
         """`model` has the block's configuration, and is `whole` or a part of that."""
         self.path = candidate.path
+        self._placing = placing
         self.released_bytes = 0
         self._model: Any = weakref.ref(model)
         self._whole: Any = weakref.ref(model if whole is None else whole)
@@ -66,7 +75,7 @@ class PatchedBlock:
         self._former: dict[str, Any] = {}
         weights = next(candidate.block.parameters())
         self._norm: torch.nn.Module | None = None
-        self._split = split_of(model, candidate.path, candidate.block, candidate.experts)
+        self._split = split_of(model, candidate.path, candidate.block, candidate.experts, placing)
         self._second = self._fit(candidate, weights.device)
         self.key = next(_keys)
         _blocks[self.key] = self
@@ -108,7 +117,14 @@ class PatchedBlock:
     def _pack(self, device: torch.device) -> None:
         # Before: what is written meanwhile is packed again.
         slots, watched = self._watch(self.siblings)
-        made = make_layer(self._model(), [self.path], device, self._names, split=self._split)
+        made = make_layer(
+            self._model(),
+            [self.path],
+            device,
+            self._names,
+            split=self._split,
+            counts=self._placing is not None,
+        )
         if made.parts[1:] != self.siblings:  # the first packing says which they are
             slots, watched = self._watch(made.parts[1:])
         self.layer: Layer = made.layer
@@ -125,6 +141,8 @@ class PatchedBlock:
             if not self._watched.is_current(self._slots.tensors()):
                 for module in self._modules():
                     require_weights(module)
+                if self._split is not None and self._split.placing is not None:
+                    self._split.placing.keep(self.layer.slots)
                 self._pack(hidden.device)
                 if self.released_bytes:
                     self.release()
@@ -274,6 +292,16 @@ class PatchedBlock:
         return out
 
     # Placing
+
+    @property
+    def expert_communicator(self) -> Communicator | None:
+        """Over which rows reach experts that may move to other ranks; None where none may."""
+        return None if self._split is None else self._split.expert_communicator
+
+    @property
+    def expert_group(self) -> Any:
+        """The group of the same ranks."""
+        return self._split.group if self._split is not None and self._split.moves_experts else None
 
     def sibling_modules(self) -> list[torch.nn.Module]:
         """What stands beside the block and was replaced with it."""

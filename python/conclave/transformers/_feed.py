@@ -88,12 +88,14 @@ def make_layer(
     names: Callable,
     alone: bool = False,
     split: Split | None = None,
+    counts: bool = False,
 ) -> BlockLayer:
     """Packs a block that lies at one path or several, or this rank's part of it. Raises NotOurs or
     conclave.Error.
 
     `names` gives tensors their names on disk. Weights beside the block, which the decoder layer
-    adds, belong to it unless it is `alone`.
+    adds, belong to it unless it is `alone`. Rows of experts are counted on the CPU, and on a GPU
+    where `counts` says so.
     """
     number = layer_number(parts[0])
     if number is None:
@@ -105,13 +107,16 @@ def make_layer(
     taken, kept = _fill(feed, model, parts, further, number, names)
     context = _runtime.context(
         "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}",
+        communicator=split.expert_communicator if split is not None else None,
         tensor_communicator=split.tensor_communicator if split is not None else None,
     )
-    parallel = split.parallel() if split is not None else {}
-    options = to_dict(LayerOptions(max_tokens=max_tokens(device)))
-    plain_rows = needs_plain_rows(layer_info(feed.layer(number)).spec, device.type)
+    spec = layer_info(feed.layer(number)).spec
+    parallel = split.parallel(spec.num_experts) if split is not None else {}
+    spare = split.spare_experts if split is not None else 0
+    options = to_dict(LayerOptions(max_tokens=max_tokens(device), spare_experts=spare))
+    plain_rows = needs_plain_rows(spec, device.type)
     core = _conclave.Layer.from_feed(
-        context, feed, number, options, parallel, device.type == "cpu", plain_rows
+        context, feed, number, options, parallel, counts or device.type == "cpu", plain_rows
     )
     del feed, kept
     return BlockLayer(growing(Layer(core)), taken)

@@ -15,6 +15,7 @@ import torch
 from conclave._locks import ForkSafeLock
 from conclave._watched import Watched
 from conclave.layer import Layer
+from conclave.transformers._eplb import BlockPlacing
 from conclave.transformers._experts import experts_forward, logger, why_gradients
 from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
@@ -30,7 +31,14 @@ from conclave.transformers._wiring import is_parametrized
 class PatchedPair:
     """Stands in for the forwards of a router and of an experts module."""
 
-    def __init__(self, model: Any, candidate: Candidate, whole: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        candidate: Candidate,
+        whole: Any = None,
+        placing: BlockPlacing | None = None,
+    ) -> None:
+        self._placing = placing
         router = router_of(candidate.block)
         if router is None:
             raise NotOurs("no router stands beside the experts")
@@ -58,7 +66,10 @@ class PatchedPair:
         require_countable(tensors)
         watched = Watched(tensors)  # before: what is written meanwhile is packed again
         device = next(experts.parameters()).device
-        made = make_layer(self._model(), self._parts, device, self._names, alone=True)
+        counts = self._placing is not None
+        made = make_layer(
+            self._model(), self._parts, device, self._names, alone=True, counts=counts
+        )
         self.layer: Layer = made.layer
         self._slots = slots
         self._watched = watched  # last: who finds it current finds its layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import types
@@ -10,11 +11,18 @@ from typing import Any
 
 import torch
 
-from conclave.errors import ConclaveRuntimeError, ConclaveValueError, Error
+from conclave.errors import (
+    ConclaveRuntimeError,
+    ConclaveUnsupportedError,
+    ConclaveValueError,
+    Error,
+)
+from conclave.transformers._balancer import ModelBalancer, blocks_of
 from conclave.transformers._block import PatchedBlock
 from conclave.transformers._called_list import PatchedCalls, has_forward
 from conclave.transformers._coded_traits import is_coded
 from conclave.transformers._dispatch import IMPLEMENTATION, dispatches
+from conclave.transformers._eplb import BlockPlacing, EplbOptions, options_of, require_fit
 from conclave.transformers._experts import ask_again, experts_forward
 from conclave.transformers._find import Candidate, find_candidates
 from conclave.transformers._guard import guard, unguard
@@ -38,6 +46,7 @@ from conclave.transformers._tally import forget_calls
 from conclave.transformers._traits import NotOurs, local_part
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+_balancers: weakref.WeakKeyDictionary[torch.nn.Module, ModelBalancer] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,20 +160,23 @@ def _resident_bytes() -> int:
     return pages * mmap.PAGESIZE
 
 
-def _replace_block(model: Any, candidate: Candidate) -> Any:
+def _replace_block(model: Any, candidate: Candidate, eplb: EplbOptions | None) -> Any:
     """A block by the configuration of a model that holds it. Raises NotOurs or Error: of the
     outermost, which says most."""
     first: Exception | None = None
     kind = PatchedPair if candidate.in_layer else PatchedBlock
+    placing = None if eplb is None else BlockPlacing(eplb, candidate.path)
     for owner, inside in owners_of(model, candidate):
         try:
-            return kind(owner, inside, model)
+            return kind(owner, inside, model, placing)
         except (NotOurs, Error) as error:
             first = first or error
     raise first or NotOurs("no model with a configuration holds the block")
 
 
-def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
+def _replace(
+    model: Any, candidate: Candidate, eplb: EplbOptions | None
+) -> tuple[Any, PatchedModule]:
     """The best replacement that computes the same, and what there is to say about it."""
     name = type(candidate.block).__name__
     if candidate.is_unknown:
@@ -177,7 +189,7 @@ def _replace(model: Any, candidate: Candidate) -> tuple[Any, PatchedModule]:
             require_no_fsdp(model, candidate.path)
             if candidate.in_layer:
                 raise NotOurs("router and experts without a block of their own, on several ranks")
-        block = _replace_block(model, candidate)
+        block = _replace_block(model, candidate, eplb)
         return block, PatchedModule(candidate.path, name, "block", "")
     except (NotOurs, Error) as error:
         reason = str(error)
@@ -216,7 +228,9 @@ def _guard_copies(model: Any, candidate: Candidate, replacement: Any) -> None:
         guard(module, "__reduce_ex__", _refuse_copy)
 
 
-def patch(model: Any, release: bool = False) -> PatchReport:
+def patch(
+    model: Any, release: bool = False, *, eplb: EplbOptions | bool | None = None
+) -> PatchReport:
     """Replaces the MoE blocks of a loaded model by layers of the library, in place.
 
     A block is routing, experts, shared experts and what transforms stand around them. Each
@@ -229,20 +243,27 @@ def patch(model: Any, release: bool = False) -> PatchReport:
         release: frees the model's own copy of packed weights, where the experts alone are
             replaced at their first call. It then has none to train, save, move or `unpatch`;
             `load_state_dict` brings new ones.
+        eplb: rows of experts are counted, and whole experts that lie on several ranks follow their
+            load, with `balancer_of(model)`. The same on every rank.
 
     Returns:
         What was replaced and what was not, with reasons and sizes.
 
     Raises:
-        ConclaveValueError: the model is patched already.
+        ConclaveValueError: the model is patched already; what `eplb` says fits none of its blocks.
+        ConclaveUnsupportedError: `eplb` for a model without a block that was replaced whole.
     """
     if model in _patches:
         raise ConclaveValueError("model: it is patched; unpatch it first")
+    options = options_of(eplb)
+    candidates = list(find_candidates(model))
+    if options is not None:
+        require_fit(options, candidates)
     forget_calls(model)
     before, resident = _bytes_of(model), _resident_bytes()
     modules, replacements = [], []
-    for candidate in find_candidates(model):
-        replacement, found = _replace(model, candidate)
+    for candidate in candidates:
+        replacement, found = _replace(model, candidate, options)
         modules.append(found)
         if replacement is None:
             continue
@@ -254,6 +275,13 @@ def patch(model: Any, release: bool = False) -> PatchReport:
     if release:
         guard_released(model)
     _patches[model] = replacements
+    if options is not None:
+        try:
+            _balance(model, modules, replacements, options)
+        except Error:
+            with contextlib.suppress(ConclaveValueError):  # after a release
+                unpatch(model)
+            raise
     return PatchReport(
         modules=tuple(modules),
         model_bytes_before=before,
@@ -262,6 +290,29 @@ def patch(model: Any, release: bool = False) -> PatchReport:
         resident_before=resident,
         resident_after=_resident_bytes(),
     )
+
+
+def _balance(
+    model: Any, modules: list[PatchedModule], replacements: list[Any], options: EplbOptions
+) -> None:
+    """Counts rows from now on. Raises ConclaveUnsupportedError where nothing can be counted."""
+    blocks = blocks_of([m for m in modules if m.replaced], replacements)
+    if not blocks:
+        said = "; ".join(f"{m.path}: {m.reason}" for m in modules[:3]) or "it has no MoE blocks"
+        raise ConclaveUnsupportedError(f"eplb: no block of the model is replaced whole: {said}")
+    _balancers[model] = ModelBalancer(model, blocks, options)
+
+
+def balancer_of(model: Any) -> ModelBalancer:
+    """What counts the rows of a model that was patched with `eplb`, and moves its experts.
+
+    Raises:
+        ConclaveValueError: the model is not patched so.
+    """
+    found = _balancers.get(model)
+    if found is None:
+        raise ConclaveValueError("model: expected one that was patched with eplb")
+    return found
 
 
 def unpatch(model: Any) -> None:
@@ -273,6 +324,9 @@ def unpatch(model: Any) -> None:
     replacements = _patches.get(model, [])
     if any(r.released_bytes for r in replacements):
         raise ConclaveValueError("model: its weights were released; load it again")
+    balancer = _balancers.pop(model, None)
+    if balancer is not None:
+        balancer.close()
     for replacement in replacements:
         replacement.remove()
     for module in model.modules():

@@ -8,7 +8,7 @@ mesh have the same tokens and end with the same sums.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,12 @@ from conclave._process_groups import communicator_of
 from conclave.layer import Layer
 from conclave.ranks import Communicator
 from conclave.spec import ParallelSpec, to_dict
+from conclave.transformers._dealt import DealtLayer
+from conclave.transformers._find import Candidate
 from conclave.transformers._traits import NotOurs
+
+if TYPE_CHECKING:
+    from conclave.transformers._eplb import BlockPlacing
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
@@ -46,21 +51,42 @@ class Split:
 
     communicator: Communicator
     by_expert: bool  # whole experts on each rank; otherwise slices of all of them
+    group: Any = None  # of torch.distributed, that the communicator's ranks are
+    placing: BlockPlacing | None = None  # of experts that move between ranks
 
     @property
     def tensor_communicator(self) -> Communicator | None:
         """Whose sums the layer itself makes; None where they are added behind it."""
         return None if self.by_expert else self.communicator
 
-    def parallel(self) -> dict[str, Any]:
+    @property
+    def expert_communicator(self) -> Communicator | None:
+        """Over which the layer brings rows to experts; None where every rank has all rows."""
+        return self.communicator if self.moves_experts else None
+
+    @property
+    def moves_experts(self) -> bool:
+        """Whether experts may change their rank."""
+        return self.by_expert and self.placing is not None
+
+    @property
+    def spare_experts(self) -> int:
+        """Free places of this rank, for experts on their way."""
+        return self.placing.spare_experts if self.placing and self.by_expert else 0
+
+    def parallel(self, num_experts: int) -> dict[str, Any]:
         """The library's word for it."""
         size, rank = self.communicator.size, self.communicator.rank
-        if self.by_expert:
-            return to_dict(ParallelSpec(ep_size=size, ep_rank=rank, reduce="partial"))
-        return to_dict(ParallelSpec(tp_size=size, tp_rank=rank))
+        if not self.by_expert:
+            return to_dict(ParallelSpec(tp_size=size, tp_rank=rank))
+        if self.placing is not None:
+            return self.placing.parallel(num_experts, size, rank)
+        return to_dict(ParallelSpec(ep_size=size, ep_rank=rank, reduce="partial"))
 
-    def over(self, layer: Layer) -> Layer | SummedLayer:
+    def over(self, layer: Layer) -> Layer | SummedLayer | DealtLayer:
         """The layer with the result of all ranks, on every rank."""
+        if self.moves_experts:
+            return DealtLayer(layer, self.communicator)
         return SummedLayer(layer, self.communicator) if self.by_expert else layer
 
     def require_all(self, reason: str) -> None:
@@ -119,10 +145,27 @@ def _spreads_experts(experts: torch.nn.Module) -> bool:
     return False
 
 
+def spread_of_experts(candidate: Candidate) -> tuple[int, int]:
+    """The ranks over which whole experts of a block are spread, and how many experts it has; one
+    rank where they are not."""
+    if not is_sharded(candidate.block) or not _spreads_experts(candidate.experts):
+        return 1, 0
+    stacks = (p for p in candidate.experts.parameters(recurse=False) if p.dim() == 3)
+    try:
+        return int(_group_of(candidate.block).size()), next(stacks).shape[0]
+    except NotOurs:
+        return 1, 0
+
+
 def split_of(
-    model: torch.nn.Module, path: str, block: torch.nn.Module, experts: torch.nn.Module
+    model: torch.nn.Module,
+    path: str,
+    block: torch.nn.Module,
+    experts: torch.nn.Module,
+    placing: BlockPlacing | None = None,
 ) -> Split | None:
-    """Of a sharded block; None for one that this process has whole. All ranks call it.
+    """Of a sharded block; None for one that this process has whole. All ranks call it. `placing`
+    says where experts lie that move later.
 
     Raises NotOurs for a spread that is none of the library's, Error for groups that carry no memory
     of the block's device.
@@ -137,7 +180,7 @@ def split_of(
     if next(block.parameters()).device.type != "cpu":
         raise NotOurs("the block is sharded over processes with GPUs")
     communicator = communicator_of(group, "the group of the mesh")
-    return Split(communicator, by_expert)  # type: ignore[arg-type]
+    return Split(communicator, by_expert, group, placing)  # type: ignore[arg-type]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
