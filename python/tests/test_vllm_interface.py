@@ -208,6 +208,8 @@ OUTSIDE = {
             "DistributionBasedRouting",
             "EPLBConfig",
             "EplbLayerState",
+            "EplbModelState",
+            "EplbState",
             "ExpertMapManager",
             "FusedMoEMethodBase",
             "FusedMoEModularMethod",

@@ -77,6 +77,8 @@ _TORCH_NAMES = {
     "ExpertMapManager": "expert_maps",
     "EPLBConfig": "eplb",
     "EplbLayerState": "eplb",
+    "EplbModelState": "eplb_state",
+    "EplbState": "eplb_state",
     "map_to_physical": "eplb",
     "rebalance_experts": "eplb",
     "BatchedConclaveExperts": "modular_experts",

@@ -110,6 +110,13 @@ class RankGroups:
         return [self._needed(axis) for axis in axes]
 
     @property
+    def whole_group(self) -> _conclave.Communicator | None:
+        """The ranks of the split, where one of the groups given has all of them."""
+        size = self._places["ep"][0]
+        found = (group for group in self._groups.values() if group and group.size == size)
+        return next(found, None)
+
+    @property
     def moves_tokens(self) -> bool:
         """Whether other ranks have other tokens, which experts here compute too."""
         return bool(self._movers)

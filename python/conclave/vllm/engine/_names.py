@@ -16,8 +16,6 @@ REASONS = {
     "them as arguments",
     "engine": "belongs to vLLM's engine, which is not here",
     "triton": "no code here is written in Triton",
-    "moves": "moves experts of vLLM's engine; conclave.Balancer and conclave.Migration move those "
-    "of conclave's layers",
 }
 
 _V = "conclave.vllm"
@@ -108,7 +106,7 @@ _KERNELS: Rows = (
 )
 _EPLB: Rows = (
     (_V, "EplbLayerState"),
-    (f"{_E}.eplb", "EplbState"),
+    (_V, "EplbModelState EplbState"),
 )
 _GROUPS: Rows = (
     (
@@ -231,7 +229,9 @@ _BESIDE: dict[str, Rows] = {
     "vllm.distributed.eplb.eplb_state": _EPLB,
     "vllm.distributed.eplb.policy": (),
     "vllm.distributed.eplb.policy.default": ((f"{_E}.eplb", "DefaultEplbPolicy"),),
-    "vllm.distributed.eplb.rebalance_execute": (("!moves", "rearrange_expert_weights_inplace"),),
+    "vllm.distributed.eplb.rebalance_execute": (
+        (f"{_E}.eplb", "rearrange_expert_weights_inplace"),
+    ),
     "vllm.forward_context": (
         (
             f"{_E}.context",

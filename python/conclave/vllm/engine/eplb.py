@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
 
+from conclave._process_groups import communicator_of
+from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.ranks import Communicator
+from conclave.vllm._expert_moves import ExpertMover
 from conclave.vllm.eplb import EplbLayerState, map_to_physical, rebalance_experts
-from conclave.vllm.mapping import build_initial_global_physical_to_logical_map
-
-
-class EplbState:
-    """The first placement of replicas. Moving experts is `conclave.Balancer`'s."""
-
-    build_initial_global_physical_to_logical_map = staticmethod(
-        build_initial_global_physical_to_logical_map
-    )
 
 
 class DefaultEplbPolicy:
@@ -80,3 +76,39 @@ def eplb_map_to_physical_and_record(
         expert_load_view, logical_to_physical_map, logical_replica_count, record_enabled, unpadded
     )
     return map_to_physical(topk_ids, state)
+
+
+def rearrange_expert_weights_inplace(
+    old_global_expert_indices: Any,
+    new_global_expert_indices: Any,
+    expert_weights: Sequence[Iterable[Any]],
+    ep_group: Any,
+    is_profile: bool = False,
+    rank_mapping: Any = None,
+) -> None:
+    """Moves the rows of every layer's tensors [slots of a rank, ...] from their old slots to the
+    new ones, on all ranks of a group at the same time.
+
+    Args:
+        old_global_expert_indices, new_global_expert_indices: [layers, slots of all ranks] the
+            expert of each slot; -1 for one that holds none.
+        ep_group: a group of torch.distributed, a Communicator, or what `get_ep_group` has.
+        is_profile: nothing moves. rank_mapping: None, since ranks stay.
+
+    Raises:
+        ConclaveCommError: ranks that are lost, late or disagree. Error: naming the argument.
+    """
+    if rank_mapping is not None:
+        raise ConclaveUnsupportedError("rank_mapping: ranks stay those that the experts are on")
+    old, new = (given.tolist() for given in (old_global_expert_indices, new_global_expert_indices))
+    if not len(old) == len(new) == len(expert_weights):
+        raise ConclaveValueError(
+            f"expert_weights: expected those of {len(old)} layers, found {len(expert_weights)} and "
+            f"new slots of {len(new)}"
+        )
+    if is_profile:
+        return
+    is_alone = not isinstance(ep_group, Communicator) and ep_group.size() == 1
+    mover = ExpertMover(None if is_alone else communicator_of(ep_group, "ep_group"))
+    for of_layer, (before, after) in zip(expert_weights, zip(old, new, strict=True), strict=True):
+        mover.move(before, after, list(of_layer))
