@@ -3,6 +3,7 @@
 #include "core/float_convert.h"
 #include "core/quant_spec.h"
 #include "core/weight_types.h"
+#include "gemm/pack_by_lanes.h"
 
 #include "conclave/error.h"
 
@@ -190,24 +191,29 @@ std::string SlabLayout::name() const {
   return of_gate_up == of_down ? of_gate_up : of_gate_up + ", down " + of_down;
 }
 
-void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
-                      std::byte* down_slab) const {
-  const auto write = [&](const gemm::PanelLayout& layout, const PanelSources& sources,
-                         std::byte* panel) {
-    const gemm::UnfitNumber unfit =
-        gemm::pack_panel(layout, sources.columns, panel, sources.scales, sources.offsets);
-    if (unfit.column >= 0) refuse(layout, unfit);
-    if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
+void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab,
+                      gemm::TransposeFunction transpose) const {
+  const auto write = [&](const gemm::PanelLayout& layout, const auto& sources_of, int64_t columns,
+                         int64_t rows, std::byte* slab) {
+    const int64_t num_panels = ceil_div(rows, columns);
+    if (num_panels == 0) return;
+    PanelSources sources = sources_of(0);
+    for (int64_t index = 0; index < num_panels; ++index) {
+      const PanelSources next = index + 1 < num_panels ? sources_of(index + 1) : PanelSources{};
+      std::byte* const panel = slab + static_cast<size_t>(index) * stride(layout);
+      const gemm::UnfitNumber unfit = gemm::pack_panel_by_lanes(
+          layout, sources.columns, next.columns, transpose, panel, sources.scales, sources.offsets);
+      if (unfit.column >= 0) refuse(layout, unfit);
+      if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
+      sources = next;
+    }
   };
-  for (int64_t panel = 0; panel < ceil_div(expert.up.weights.shape[0], gate_up_columns());
-       ++panel) {
-    write(gate_up, gate_up_sources(expert, panel, gated),
-          gate_up_slab + static_cast<size_t>(panel) * stride(gate_up));
-  }
-  for (int64_t panel = 0; panel < ceil_div(expert.down.weights.shape[0], gemm::kPanelColumns);
-       ++panel) {
-    write(down, down_sources(expert, panel), down_slab + static_cast<size_t>(panel) * stride(down));
-  }
+  write(
+      gate_up, [&](int64_t panel) { return gate_up_sources(expert, panel, gated); },
+      gate_up_columns(), expert.up.weights.shape[0], gate_up_slab);
+  write(
+      down, [&](int64_t panel) { return down_sources(expert, panel); }, gemm::kPanelColumns,
+      expert.down.weights.shape[0], down_slab);
   const SlabPlaces gate_up_at = gate_up_places();
   const SlabPlaces down_at = down_places();
   write_table(expert.up.factor, gate_up_slab, gate_up_at.factors);

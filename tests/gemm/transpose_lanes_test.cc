@@ -2,7 +2,9 @@
 
 #include "gemm/cpu/transpose_lanes.h"
 
+#include "core/weight_types.h"
 #include "cpu/isa.h"
+#include "gemm/pack_by_lanes.h"
 #include "gemm/packed_layout.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +33,7 @@ class TransposeLanes : public ::testing::TestWithParam<std::tuple<DType, int64_t
 TEST_P(TransposeLanes, Panels_HaveTheBytesOfPackPanel) {
   const auto [dtype, k, skipped] = GetParam();
   const PanelLayout layout{.dtype = dtype, .k = k};
-  const auto column_bytes = static_cast<size_t>(k * byte_size(dtype));
+  const auto column_bytes = static_cast<size_t>(packed_bytes(dtype, k));
   std::mt19937_64 random(static_cast<uint64_t>(k));
   std::vector<std::vector<std::byte>> memory;
   PanelColumns columns{};
@@ -46,15 +48,16 @@ TEST_P(TransposeLanes, Panels_HaveTheBytesOfPackPanel) {
   pack_panel(layout, columns, expected.data());
   for (const cpu::Isa isa : vector_isas()) {
     std::vector<std::byte> made(layout.panel_bytes(), std::byte{0xa5});
-    pack_values(layout, columns, columns, transpose_function(isa), made.data());
+    pack_panel_by_lanes(layout, columns, columns, transpose_function(isa), made.data(), {}, {});
     EXPECT_TRUE(made == expected) << cpu::to_string(isa);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, TransposeLanes,
-    ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16),
-                       ::testing::Values(1, 2, 15, 16, 17, 31, 32, 33, 64, 83, 192),
+    ::testing::Combine(::testing::Values(DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3,
+                                         DType::kI4),
+                       ::testing::Values(1, 2, 15, 16, 17, 31, 32, 33, 64, 83, 192, 647),
                        ::testing::Values(0, 3, 64)),
     [](const auto& row) {
       return std::string(to_string(std::get<0>(row.param))) + "_k" +

@@ -99,7 +99,7 @@ class ExpertMlp final : public ExpertsKernel {
   PackGranule pack_granule() const override { return layout_.granule(); }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
-    layout_.pack(expert, gate_up_slab, down_slab);
+    layout_.pack(expert, gate_up_slab, down_slab, transpose_);
   }
   size_t workspace_bytes(int64_t max_slots, int32_t workers) const override {
     WorkspaceLayout workspace;
