@@ -50,6 +50,8 @@ def _index_of(value: Any) -> int | None:
 
 def plain(value: Any) -> Any:
     """Integers of numpy and torch as those of Python; everything else as it is."""
+    if value is None or isinstance(value, int):  # of most calls
+        return value
     number = _index_of(value)
     return value if number is None else number
 
