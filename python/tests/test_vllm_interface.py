@@ -126,6 +126,15 @@ DIFFERENCES = {
         "+w1_bias": _NEWER_BEHIND,
         "+w2_bias": _NEWER_BEHIND,
     },
+    **{
+        f"config.{name}_moe_quant_config": {
+            "w1_zp default": "may be left out, as in newer versions",
+            "w2_zp default": "may be left out, as in newer versions",
+            "+further": _NEWER + ": biases, and parameters of the activation",
+        }
+        for name in ("int4_w4a16", "int8_w8a16")
+    },
+    "config.biased_moe_quant_config": {"+parameters": _NEWER + ": of the activation"},
     "config.mxfp4_w4a16_moe_quant_config": {"+parameters": _NEWER + ": of the activation"},
     "config.ocp_mx_moe_quant_config": {"+parameters": _NEWER + ": of the activation"},
     "config.nvfp4_moe_quant_config": {
@@ -179,6 +188,13 @@ DIFFERENCES = {
                 "swiglu_beta",
                 "activation_situ_beta",
                 "activation_situ_linear_beta",
+                "hidden_dim_unpadded",
+                "intermediate_size_per_partition_unpadded",
+                "intermediate_pad",
+                "shared_expert_prefix",
+                "skip_final_all_reduce",
+                "defer_moe_finalize",
+                "defer_moe_finalize_max_num_tokens",
             )
         },
     },
@@ -253,6 +269,7 @@ OUTSIDE = {
             "fp8_w8a16_moe_quant_config",
             "gptq_marlin_moe_quant_config",
             "int4_w4afp8_moe_quant_config",
+            "mxfp4_moe_quant_config",
             "mxfp4_mxfp8_moe_quant_config",
             "mxfp4_w4a8_moe_quant_config",
             "nvfp4_w4a16_moe_quant_config",

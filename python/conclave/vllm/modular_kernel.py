@@ -334,7 +334,8 @@ def _complete(pending: Any) -> Any:
 def _is_ours(piece: Any, method: str) -> bool:
     """Whether the package wrote a method, which then leaves no element of its output as it was."""
     module = getattr(getattr(type(piece), method, None), "__module__", None) or ""
-    return method not in vars(piece) and module.startswith(f"{__package__}.")
+    replaced = method in getattr(piece, "__dict__", {})
+    return not replaced and module.startswith(f"{__package__}.")
 
 
 @functools.cache
