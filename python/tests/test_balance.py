@@ -127,3 +127,14 @@ def test_parts_of_a_balanced_layer_add_up_to_the_whole():
 def test_wrong_arguments_are_named(load, fields, named):
     with pytest.raises(ConclaveValueError, match=named):
         conclave.balance_experts(load, **{"num_ranks": 1, **fields})
+
+
+def test_loads_and_slots_of_other_layers_are_refused_by_vllms_function():
+    torch = pytest.importorskip("torch")
+    from conclave.vllm import rebalance_experts
+
+    loads = torch.tensor(LOADS)
+    with pytest.raises(ConclaveValueError, match="weight: expected shape"):
+        rebalance_experts(loads[0], 16, 4, 2, 8)
+    with pytest.raises(ConclaveValueError, match="old_global_expert_indices: expected 2"):
+        rebalance_experts(loads, 16, 4, 2, 8, torch.tensor(SLOTS[:1]))

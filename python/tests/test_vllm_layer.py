@@ -627,3 +627,41 @@ def test_sizes_and_types_that_cannot_be_are_refused_at_once(argument, value):
 def test_a_limit_that_the_activation_lacks_is_refused_at_once():
     with pytest.raises(ConclaveValueError, match="relu2_no_mul has no parameter limit"):
         vllm.FusedMoE(4, 2, 8, 6, activation="relu2_no_mul", swiglu_limit=7.0)
+
+
+EPLB = {
+    "load": torch.zeros(2, 5, dtype=torch.int32),
+    "slots": torch.tensor([[[0, 4], [1, -1], [2, -1], [3, -1]]] * 2),
+    "counts": torch.tensor([[2, 1, 1, 1]] * 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"load": torch.zeros(2, 4, dtype=torch.int32)}, r"expert_load_view: .*5"),
+        ({"load": torch.zeros(2, 5)}, r"expert_load_view: .*integers"),
+        ({"load": None}, r"expert_load_view: .*NoneType"),
+        ({"slots": EPLB["slots"][:, :3]}, r"logical_to_physical_map: .*4, replicas"),
+        ({"slots": EPLB["slots"][0]}, "logical_to_physical_map: "),
+        ({"counts": EPLB["counts"][:, :3]}, "logical_replica_count: "),
+        ({"counts": EPLB["counts"] + 1}, r"logical_replica_count: .*at most 2.* found 3"),
+        ({"row": 2}, r"moe_layer_idx: .*0 to 1"),
+        ({"row": -1}, r"moe_layer_idx: .*0 to 1"),
+    ],
+)
+def test_a_balancers_tensors_of_other_experts_are_refused(given, error):
+    """An expert that the map lacks would drop out of the sums without a word."""
+    if EPLB["load"].device.type != torch.empty(0).device.type:
+        pytest.skip("numbers on a GPU are not waited for")
+    layer = vllm.FusedMoE(4, 2, 8, 6, enable_eplb=True, num_redundant_experts=1)
+    rows = {"row": 0, **EPLB, **given}
+    with pytest.raises((ConclaveValueError, ConclaveTypeError), match=error):
+        layer.set_eplb_state(rows["row"], rows["load"], rows["slots"], rows["counts"])
+
+
+@pytest.mark.parametrize("weight", [None, "text", [[1.0], [1.0, 2.0]]])
+def test_what_is_no_tensor_is_not_loaded(weight):
+    layer = filled()
+    with pytest.raises(ConclaveTypeError, match="loaded_weight: expected a tensor"):
+        layer.weight_loader(layer.w13_weight, weight, "w13_weight", "w1", 0)

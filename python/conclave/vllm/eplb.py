@@ -168,8 +168,16 @@ def rebalance_experts(
             f"num_replicas: expected a multiple of {num_ranks} ranks, found {num_replicas}"
         )
     loads = torch.as_tensor(weight).double().cpu()
+    if loads.ndim != 2:
+        raise ConclaveValueError(
+            f"weight: expected shape [layers, experts], found {list(loads.shape)}"
+        )
     num_experts = loads.shape[1]
     old = None if old_global_expert_indices is None else old_global_expert_indices.tolist()
+    if old is not None and len(old) != len(loads):
+        raise ConclaveValueError(
+            f"old_global_expert_indices: expected {len(loads)} layers, found {len(old)}"
+        )
     rows = [
         balance_experts(
             load,

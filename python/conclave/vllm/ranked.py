@@ -9,6 +9,7 @@ import torch
 
 from conclave import _gradients
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._balancer_rows import rows_of_layer
 from conclave.vllm._operator import sum_over_ranks
 from conclave.vllm._rank_groups import RankGroups
 from conclave.vllm.eplb import EplbLayerState
@@ -26,6 +27,7 @@ class RankedExperts(ExpertParameters):
     moe_config: FusedMoEConfig
     intermediate_size: int
     global_num_experts: int
+    logical_num_experts: int
     top_k: int
     enable_eplb: bool
     reduce_results: bool
@@ -291,7 +293,17 @@ class RankedExperts(ExpertParameters):
         logical_replica_count: torch.Tensor,
     ) -> None:
         """Takes row moe_layer_idx of a balancer's tensors, as views: [layers, physical],
-        [layers, logical, replicas], [layers, logical]."""
-        self.eplb_state.expert_load_view = expert_load_view[moe_layer_idx]
-        self.eplb_state.logical_to_physical_map = logical_to_physical_map[moe_layer_idx]
-        self.eplb_state.logical_replica_count = logical_replica_count[moe_layer_idx]
+        [layers, logical, replicas], [layers, logical]. Raises ConclaveValueError or
+        ConclaveTypeError for tensors of other experts."""
+        rows = rows_of_layer(
+            moe_layer_idx,
+            self.global_num_experts,
+            self.logical_num_experts,
+            {
+                "expert_load_view": expert_load_view,
+                "logical_to_physical_map": logical_to_physical_map,
+                "logical_replica_count": logical_replica_count,
+            },
+        )
+        for name, row in rows._asdict().items():
+            setattr(self.eplb_state, name, row)

@@ -192,7 +192,7 @@ def load_parameter(param: torch.nn.Parameter, source: Any, shard: Shard, expert:
 
 def _tensor_of(source: Any, param: torch.nn.Parameter, shard: Shard) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
-        source = torch.as_tensor(source)
+        source = _as_tensor(source)
     if getattr(param, "takes_exponents", False) and _is_of_exponents(source):
         return _powers(source.detach(), shard)
     fp8 = torch.float8_e4m3fn
@@ -206,6 +206,15 @@ def _tensor_of(source: Any, param: torch.nn.Parameter, shard: Shard) -> torch.Te
     if unsigned or param.dtype.is_floating_point != source.dtype.is_floating_point:
         raise ConclaveTypeError(f"loaded_weight: expected {param.dtype}, found {source.dtype}")
     return source.detach()
+
+
+def _as_tensor(source: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(source)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConclaveTypeError(
+            f"loaded_weight: expected a tensor, found {type(source).__name__}"
+        ) from error
 
 
 def _is_of_exponents(source: torch.Tensor) -> bool:
