@@ -11,7 +11,6 @@ import pytest
 
 import conclave
 from conclave import _conclave
-from support import safetensors
 from support.problems import FLOAT32_BAR, expected_output, worst_error
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -37,7 +36,9 @@ def values_of(name):
 def factors_of(random, experts, rows, cols):
     """A [E, r, in] and B [E, out, r], which change a result by about as much as the weights make."""
     a = random.standard_normal((experts, RANK, cols)) / cols**0.5
-    return a.astype("float32"), (random.standard_normal((experts, rows, RANK)) / 2).astype("float32")
+    return a.astype("float32"), (random.standard_normal((experts, rows, RANK)) / 2).astype(
+        "float32"
+    )
 
 
 def by_expert(layer, factors):

@@ -4,6 +4,7 @@ belongs to them."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import Any
 
@@ -135,7 +136,8 @@ def test_experts_move_between_ranks(name: str) -> None:
 
 def test_experts_move_between_processes(tmp_path: Any) -> None:
     names = [METHODS[0], METHODS[4]]
-    ranks = run_ranks(work.moved, 2, tmp_path, names, timeout=200)
+    isa = os.environ.get("CONCLAVE_ISA")
+    ranks = run_ranks(work.moved, 2, tmp_path, names, isa, timeout=200)
     for found in ranks:
         assert not isinstance(found, Failed), found.trace
         for name, (before, after, expected, old, new, again, _) in zip(names, found, strict=True):

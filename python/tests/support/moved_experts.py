@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -67,8 +68,10 @@ def rows_of(layer: Any) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in layer.get_expert_weights()]
 
 
-def moved(rank: int, folder: Any, names: list[str]) -> list[Any]:
+def moved(rank: int, folder: Any, names: list[str], isa: str | None) -> list[Any]:
     """Results of layers over the group, before and after their experts have moved."""
+    if isa is not None:  # processes have the environment of the first test that made some
+        os.environ["CONCLAVE_ISA"] = isa
     found = []
     for name in names:
         model = Model(name, 2, rank, dist.group.WORLD)
