@@ -11,6 +11,7 @@
 
 #include "conclave/device.h"
 #include "conclave/error.h"
+#include "conclave/lora.h"
 #include "conclave/version.h"
 
 #include <fmt/format.h>
@@ -39,33 +40,40 @@ struct BenchOptions {
   OutputOptions printing;
 };
 
-std::vector<Column> columns(size_t model_width) {
-  return {{"model", "model", static_cast<int>(model_width), Align::kLeft},
-          {"tokens", "tokens", 6, Align::kRight},
-          {"threads", "threads", 7, Align::kRight},
-          {"isa", "isa", 11, Align::kLeft},
-          {"arithmetic", "arithmetic", 10, Align::kLeft},
-          {"dtype", "", 0, Align::kLeft},
-          {"routing", "", 0, Align::kLeft},
-          {"", "ms", 15, Align::kRight},
-          {"ms_mean", "", 0, Align::kRight},
-          {"ms_std", "", 0, Align::kRight},
-          {"ms_min", "min", 8, Align::kRight},
-          {"ms_median", "", 0, Align::kRight},
-          {"experts_hit", "experts", 7, Align::kRight},
-          {"tokens_per_s", "tokens/s", 9, Align::kRight},
-          {"gflops", "GFLOP/s", 8, Align::kRight},
-          {"fma_share", "of fma", 6, Align::kRight},
-          {"gbps", "GB/s", 7, Align::kRight},
-          {"read_share", "of read", 7, Align::kRight},
-          {"floor_ms", "floor ms", 8, Align::kRight},
-          {"floor_share", "of floor", 8, Align::kRight},
-          {"read_ceiling_gbps", "", 0, Align::kRight},
-          {"fma_ceiling_gflops", "", 0, Align::kRight},
-          {"repetitions", "", 0, Align::kRight},
-          {"calls", "", 0, Align::kRight},
-          {"commit", "", 0, Align::kLeft},
-          {"cpu", "", 0, Align::kLeft}};
+std::vector<Column> columns(size_t model_width, bool has_adapters) {
+  std::vector<Column> all = {{"model", "model", static_cast<int>(model_width), Align::kLeft},
+                             {"tokens", "tokens", 6, Align::kRight},
+                             {"threads", "threads", 7, Align::kRight},
+                             {"isa", "isa", 11, Align::kLeft},
+                             {"arithmetic", "arithmetic", 10, Align::kLeft},
+                             {"dtype", "", 0, Align::kLeft},
+                             {"routing", "", 0, Align::kLeft},
+                             {"", "ms", 15, Align::kRight},
+                             {"ms_mean", "", 0, Align::kRight},
+                             {"ms_std", "", 0, Align::kRight},
+                             {"ms_min", "min", 8, Align::kRight},
+                             {"ms_median", "", 0, Align::kRight},
+                             {"experts_hit", "experts", 7, Align::kRight},
+                             {"tokens_per_s", "tokens/s", 9, Align::kRight},
+                             {"gflops", "GFLOP/s", 8, Align::kRight},
+                             {"fma_share", "of fma", 6, Align::kRight},
+                             {"gbps", "GB/s", 7, Align::kRight},
+                             {"read_share", "of read", 7, Align::kRight},
+                             {"floor_ms", "floor ms", 8, Align::kRight},
+                             {"floor_share", "of floor", 8, Align::kRight},
+                             {"read_ceiling_gbps", "", 0, Align::kRight},
+                             {"fma_ceiling_gflops", "", 0, Align::kRight},
+                             {"repetitions", "", 0, Align::kRight},
+                             {"calls", "", 0, Align::kRight},
+                             {"commit", "", 0, Align::kLeft},
+                             {"cpu", "", 0, Align::kLeft}};
+  if (!has_adapters) return all;
+  const std::vector<Column> of_adapters = {
+      {"adapter_rank", "", 0, Align::kRight},   {"adapters", "", 0, Align::kRight},
+      {"", "with adapters", 15, Align::kRight}, {"adapter_ms_median", "", 0, Align::kRight},
+      {"adapter_ms_min", "", 0, Align::kRight}, {"adapter_ratio", "ratio", 5, Align::kRight}};
+  all.insert(all.end(), of_adapters.begin(), of_adapters.end());
+  return all;
 }
 
 std::vector<std::string> isa_list(const std::string& text) {
@@ -92,12 +100,13 @@ class BenchCommand {
         threads_(thread_counts(options.threads)),
         isas_(isa_list(options.isas)),
         console_(team.leads() ? options.printing.progress() : ProgressMode::kOff),
-        table_(team.out(), format_, columns(model_width())) {
+        table_(team.out(), format_, columns(model_width(), options.measure.adapters.rank > 0)) {
     measure_.routing = parse_routing(options.routing);
   }
 
   ExitCode run() {
     const Context context = make_context(options_.machine, &console_, team_);
+    check_adapters(context);
     if (context.device_allocator() != nullptr) return run_on_device(context);
     if (options_.tune) {
       throw Error(ErrorCode::kInvalidArgument, {.what = "kernels are tuned on a GPU",
@@ -114,6 +123,21 @@ class BenchCommand {
   }
 
  private:
+  void check_adapters(const Context& context) const {
+    const AdapterLoad& adapters = measure_.adapters;
+    if (adapters.rank == 0 && adapters.count != 1) {
+      throw Error(ErrorCode::kInvalidArgument, {.what = "adapters have a rank",
+                                                .tensor = "--adapters",
+                                                .found = std::to_string(adapters.count),
+                                                .hint = "give it: --adapter-rank 16"});
+    }
+    if (adapters.rank > 0 && context.device_allocator() != nullptr) {
+      throw Error(ErrorCode::kUnsupported, {.what = "layers on a GPU take no adapters",
+                                            .tensor = "--adapter-rank",
+                                            .found = std::to_string(adapters.rank)});
+    }
+  }
+
   ExitCode run_on_device(const Context& context) {
     if (!team_.alone()) {
       throw Error(ErrorCode::kUnsupported, {.what = "layers on a GPU are measured on one rank",
@@ -163,7 +187,9 @@ class BenchCommand {
     const int64_t most_tokens = *std::max_element(tokens_.begin(), tokens_.end());
     const int64_t planned = std::min(most_tokens, LayerOptions().max_tokens);
     for (const NamedShape& shape : shapes_) {
-      BenchLayers layers(team_, context, shape, layer_options(machine, planned), measure_.seed,
+      LayerOptions of_layer = layer_options(machine, planned);
+      of_layer.max_adapter_rank = measure_.adapters.rank;
+      BenchLayers layers(team_, context, shape, of_layer, measure_.adapters, measure_.seed,
                          console_);
       print_shape(shape, layers);
       for (const int64_t tokens : tokens_) {
@@ -199,6 +225,12 @@ class BenchCommand {
     if (!team_.alone()) {
       lines.push_back("ranks: " + team_.describe() + "; tokens are those of an EP rank");
     }
+    if (const AdapterLoad& adapters = measure_.adapters; adapters.rank > 0) {
+      lines.push_back(fmt::format(
+          "adapters: {} of rank {} in bf16 on every routed expert, taken by tokens in turn; "
+          "repetitions with and without them alternate",
+          adapters.count, adapters.rank));
+    }
     if (layers.weight_bytes() < kReuseDistanceBytes) {
       lines.push_back("the weights are small: caches may serve part of the reads");
     }
@@ -225,32 +257,44 @@ class BenchCommand {
       floor = ms_cell(floor_ms);
       floor_share = share_cell(floor_ms / timing.mean_ms);
     }
-    return {text_cell(shape.name),
-            integer_cell(tokens),
-            integer_cell(threads),
-            text_cell(plan.isa),
-            text_cell(plan.arithmetic),
-            text_cell(std::string(to_string(shape.spec.weight_dtype))),
-            text_cell(options_.routing),
-            {nullptr, fmt::format("{} ± {}", ms_text(timing.mean_ms), ms_text(timing.std_ms))},
-            ms_cell(timing.mean_ms),
-            ms_cell(timing.std_ms),
-            ms_cell(timing.min_ms),
-            ms_cell(timing.median_ms),
-            fixed_cell(result.experts_hit, 1),
-            fixed_cell(static_cast<double>(tokens * team_.ep_size()) / timing.mean_ms * 1e3, 1),
-            fixed_cell(gflops, 1),
-            fma_share,
-            fixed_cell(gbps, 2),
-            read_share,
-            floor,
-            floor_share,
-            ceilings_ ? fixed_cell(ceilings_->read_gbps, 2) : absent_cell(),
-            ceilings_ ? fixed_cell(ceilings_->best_gflops(plan.arithmetic), 1) : absent_cell(),
-            integer_cell(options_.measure.repetitions),
-            integer_cell(result.calls),
-            text_cell(build_info().commit),
-            text_cell(cpu_info().brand)};
+    std::vector<Cell> all = {
+        text_cell(shape.name),
+        integer_cell(tokens),
+        integer_cell(threads),
+        text_cell(plan.isa),
+        text_cell(plan.arithmetic),
+        text_cell(std::string(to_string(shape.spec.weight_dtype))),
+        text_cell(options_.routing),
+        {nullptr, fmt::format("{} ± {}", ms_text(timing.mean_ms), ms_text(timing.std_ms))},
+        ms_cell(timing.mean_ms),
+        ms_cell(timing.std_ms),
+        ms_cell(timing.min_ms),
+        ms_cell(timing.median_ms),
+        fixed_cell(result.experts_hit, 1),
+        fixed_cell(static_cast<double>(tokens * team_.ep_size()) / timing.mean_ms * 1e3, 1),
+        fixed_cell(gflops, 1),
+        fma_share,
+        fixed_cell(gbps, 2),
+        read_share,
+        floor,
+        floor_share,
+        ceilings_ ? fixed_cell(ceilings_->read_gbps, 2) : absent_cell(),
+        ceilings_ ? fixed_cell(ceilings_->best_gflops(plan.arithmetic), 1) : absent_cell(),
+        integer_cell(options_.measure.repetitions),
+        integer_cell(result.calls),
+        text_cell(build_info().commit),
+        text_cell(cpu_info().brand)};
+    if (measure_.adapters.rank == 0) return all;
+    const Timing& with = result.with_adapters;
+    const std::vector<Cell> of_adapters = {
+        integer_cell(measure_.adapters.rank),
+        integer_cell(measure_.adapters.count),
+        {nullptr, fmt::format("{} ± {}", ms_text(with.mean_ms), ms_text(with.std_ms))},
+        ms_cell(with.median_ms),
+        ms_cell(with.min_ms),
+        fixed_cell(result.adapter_ratio, 3)};
+    all.insert(all.end(), of_adapters.begin(), of_adapters.end());
+    return all;
   }
 
   const BenchOptions& options_;
@@ -299,6 +343,12 @@ void add_bench_command(CommandLine& line) {
       .number("--warmup", "N", options->measure.warmup, {0, 1000},
               "Untimed repetitions before them")
       .with_default();
+  command.number("--adapter-rank", "R", options->measure.adapters.rank, {0, kMostAdapterRank},
+                 "Time every repetition with LoRA adapters of this rank too, on the CPU");
+  command
+      .number("--adapters", "N", options->measure.adapters.count, {1, 1024},
+              "Adapters of each layer, which tokens take in turn")
+      .with_default();
   command.seed(options->measure.seed, "Seed of weights, inputs and routings");
   command.flag("--no-ceilings", options->no_ceilings,
                "Do not measure read bandwidth and multiply-add rate");
@@ -323,6 +373,7 @@ void add_bench_command(CommandLine& line) {
       "  conclave bench --model qwen3-30b-a3b --tokens 1,1024\n"
       "  conclave bench --model mixtral-8x7b,olmoe --tokens 1-256*4 --threads 1,2 --format md\n"
       "  conclave bench -E 128 -k 8 -H 2048 -I 768 --isa avx2,avx512 --format jsonl\n"
+      "  conclave bench --model qwen3-30b-a3b --tokens 1-64*4 --adapter-rank 16\n"
       "  conclave bench --model olmoe --ranks 4 --transport mpi --tokens 1024\n"
       "  conclave bench --device cuda:0 --model olmoe --tokens 1,16,1024\n"
       "  conclave bench --device cuda:0 --tune --budget 60 --out tuning.txt");

@@ -4,6 +4,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace conclave::testing {
 namespace {
 
@@ -27,6 +31,7 @@ TEST(Bench, JsonLines_HaveTheFieldsThatScriptsRead) {
     for (const char* key : {"ms_mean", "ms_std", "ms_min", "ms_median", "gflops", "gbps"}) {
       EXPECT_TRUE(row[key].is_number()) << key;
     }
+    EXPECT_FALSE(row.contains("adapter_ratio"));
     for (const char* key : {"model", "isa", "arithmetic", "commit", "cpu"}) {
       EXPECT_TRUE(row[key].is_string()) << key;
     }
@@ -48,6 +53,40 @@ TEST(Bench, ExpertsHit_FollowTheRouting) {
   EXPECT_EQ(hit("one"), 2.0);
   EXPECT_GT(hit("uniform"), 7.5);
   EXPECT_GT(hit("gate"), 2.0);
+}
+
+Json bench_rows(std::vector<std::string> more) {
+  more.insert(more.end(), {"--format", "json"});
+  const ToolResult result = run_tool(bench_arguments(std::move(more)));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return Json::parse(result.out)["results"];
+}
+
+TEST(Bench, Adapters_AreTimedBesideLayersWithoutThem) {
+  const Json row = bench_rows({"--tokens", "5", "--adapter-rank", "4", "--adapters", "3"}).at(0);
+  EXPECT_EQ(row["adapter_rank"], 4);
+  EXPECT_EQ(row["adapters"], 3);
+  EXPECT_GT(row["adapter_ms_min"], 0.0);
+  EXPECT_LE(row["adapter_ms_min"], row["adapter_ms_median"]);
+  EXPECT_GT(row["adapter_ratio"], 0.0);
+  EXPECT_GT(row["ms_min"], 0.0);
+}
+
+// Factors of rank 128 are many times what these weights are: their products cannot be for nothing.
+TEST(Bench, WideAdapters_TakeLongerThanTheLayer) {
+  const Json row = bench_rows({"--tokens", "8", "--adapter-rank", "128", "--warmup", "0"}).at(0);
+  EXPECT_GT(row["adapter_ratio"], 1.5);
+  EXPECT_GT(row["adapter_ms_min"], row["ms_min"]);
+}
+
+TEST(Bench, AdaptersWithoutARank_AreRefused) {
+  const ToolResult alone = run_tool(bench_arguments({"--tokens", "1", "--adapters", "2"}));
+  EXPECT_NE(alone.exit_code, 0);
+  EXPECT_NE(alone.err.find("--adapters"), std::string::npos) << alone.err;
+  EXPECT_NE(alone.err.find("--adapter-rank"), std::string::npos) << alone.err;
+  const ToolResult wide = run_tool(bench_arguments({"--tokens", "1", "--adapter-rank", "513"}));
+  EXPECT_NE(wide.exit_code, 0);
+  EXPECT_NE(wide.err.find("512"), std::string::npos) << wide.err;
 }
 
 TEST(Bench, Markdown_IsATableWithMeanAndSpread) {

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 namespace conclave::tool {
 namespace {
@@ -24,6 +25,21 @@ int64_t layers_needed(const MoeSpec& spec) {
   const double needed = std::ceil(static_cast<double>(kReuseDistanceBytes) / layer_bytes);
   return static_cast<int64_t>(std::clamp(needed, 1.0, double{BenchLayers::kMostLayers}));
 }
+
+// Times of repetitions, each for a single call.
+struct PairedTimes {
+  void add(bool with, double ms) { (with ? with_ms : without_ms).push_back(ms); }
+
+  // The median of the pairs' ratios; 0 without pairs.
+  double ratio() const {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < with_ms.size(); ++i) ratios.push_back(with_ms[i] / without_ms[i]);
+    return summarise(std::move(ratios)).median_ms;
+  }
+
+  std::vector<double> without_ms;
+  std::vector<double> with_ms;
+};
 
 }  // namespace
 
@@ -61,16 +77,20 @@ struct BenchLayers::Inputs {
 };
 
 BenchLayers::BenchLayers(const RankTeam& team, const Context& context, const NamedShape& shape,
-                         const LayerOptions& options, uint64_t seed, Console& console)
+                         const LayerOptions& options, const AdapterLoad& adapters, uint64_t seed,
+                         Console& console)
     : team_(team), spec_(shape.spec) {
   const int64_t count = layers_needed(spec_);
-  const double bytes = static_cast<double>(count * spec_.num_experts) * expert_bytes(spec_);
+  const double bytes = static_cast<double>(count) *
+                       (static_cast<double>(spec_.num_experts) * expert_bytes(spec_) +
+                        static_cast<double>(adapters.count) * adapter_bytes(spec_, adapters.rank));
   require_memory(static_cast<uint64_t>(bytes), "the layer's weights", "choose a smaller shape");
   size_t workspace_bytes = 0;
   for (int64_t i = 0; i < count; ++i) {
     console.subject(count == 1 ? shape.name : fmt::format("{} {}/{}", shape.name, i + 1, count));
     const auto source = make_synthetic_source(spec_, seed + static_cast<uint64_t>(i));
     layers_.push_back(MoeLayer::create(context, spec_, *source, options, team.parallel()));
+    add_random_adapters(layers_.back(), adapters, seed + static_cast<uint64_t>(i));
     team.meet("load the layer");
     workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
   }
@@ -84,7 +104,8 @@ uint64_t BenchLayers::weight_bytes() const {
                                expert_bytes(spec_));
 }
 
-double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs) {
+double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs,
+                        const std::vector<int32_t>& adapter_ids) {
   const Shape slots{inputs.num_tokens, spec_.top_k};
   const auto begin = std::chrono::steady_clock::now();
   for (const BenchCall& call : calls) {
@@ -92,6 +113,11 @@ double BenchLayers::run(const std::vector<BenchCall>& calls, Inputs& inputs) {
     if (!call.topk_ids.empty()) {
       args.topk_ids = {.data = call.topk_ids.data(), .dtype = DType::kI32, .shape = slots};
       args.topk_weights = {.data = call.topk_weights.data(), .dtype = DType::kF32, .shape = slots};
+    }
+    if (adapter_ids.size() == 1) args.adapter = adapter_ids.front();
+    if (adapter_ids.size() > 1) {
+      args.adapter_ids = {
+          .data = adapter_ids.data(), .dtype = DType::kI32, .shape = {inputs.num_tokens}};
     }
     args.workspace = workspace_.data();
     layers_[static_cast<size_t>(call.layer)].forward(args);
@@ -132,9 +158,15 @@ Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& optio
     for (int64_t i = 0; i < count; ++i) calls.push_back(ring.next(num_tokens));
     return calls;
   };
+  const bool has_adapters = options.adapters.rank > 0;
+  std::vector<int32_t> adapter_ids;
+  if (has_adapters) {
+    adapter_ids = adapters_in_turn(options.adapters, options.adapters.count == 1 ? 1 : num_tokens);
+  }
   // Runs every layer once, which also tells how many calls fill a repetition.
-  const double first_ms = team_.largest(run(make_calls(size()), inputs), "time the first calls") /
-                          static_cast<double>(size());
+  const double first_ms =
+      team_.largest(run(make_calls(size()), inputs, {}), "time the first calls") /
+      static_cast<double>(size());
   const double wanted = std::ceil(options.min_seconds * 1e3 / std::max(first_ms, 1e-4));
   constexpr double kMostCalls = 4096;
   const int64_t turns =
@@ -142,18 +174,30 @@ Measurement BenchLayers::measure(int64_t num_tokens, const MeasureOptions& optio
   const int64_t calls_per_repetition = turns * size();
 
   Measurement result;
-  std::vector<double> samples_ms;
+  PairedTimes times;
   for (int32_t i = -options.warmup; i < options.repetitions; ++i) {
     std::vector<BenchCall> calls = make_calls(calls_per_repetition);
     const int64_t hits = i >= 0 ? count_hits(calls, inputs) : 0;
-    team_.meet("begin a repetition");
-    const double ms = team_.largest(run(calls, inputs), "time a repetition");
+    const size_t turn = inputs.turn;
+    const auto time = [&](bool with) {
+      inputs.turn = turn;  // both ways have the same rows
+      team_.meet("begin a repetition");
+      const double ms = team_.largest(
+          run(calls, inputs, with ? adapter_ids : std::vector<int32_t>()), "time a repetition");
+      if (i >= 0) times.add(with, ms / static_cast<double>(calls.size()));
+    };
+    // Which way comes first alternates: a machine that slows down favours neither.
+    const bool with_first = has_adapters && i % 2 != 0;
+    if (with_first) time(true);
+    time(false);
+    if (has_adapters && !with_first) time(true);
     if (i < 0) continue;
-    samples_ms.push_back(ms / static_cast<double>(calls.size()));
     result.calls += static_cast<int64_t>(calls.size());
     result.experts_hit += static_cast<double>(hits);
   }
-  result.timing = summarise(samples_ms);
+  result.timing = summarise(times.without_ms);
+  result.with_adapters = summarise(times.with_ms);
+  result.adapter_ratio = times.ratio();
   result.experts_hit /= static_cast<double>(std::max<int64_t>(result.calls, 1));
 
   const int64_t all_tokens = num_tokens * team_.ep_size();

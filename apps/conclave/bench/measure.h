@@ -1,6 +1,7 @@
 // Times random real-size layers in memory.
 #pragma once
 
+#include "bench/bench_adapters.h"
 #include "bench/routing_ring.h"
 #include "input/machine_options.h"
 #include "input/shape_options.h"
@@ -25,6 +26,7 @@ struct MeasureOptions {
   double min_seconds = 0.25;  // per repetition, filled with as many calls as needed
   RoutingChoice routing;
   uint64_t seed = 1;
+  AdapterLoad adapters;  // with a rank every repetition is made with and without them
 };
 
 struct Timing {
@@ -42,6 +44,8 @@ struct Measurement {
   double experts_hit = 0;   // mean per call
   double flops = 0;         // mean per call
   double weight_bytes = 0;  // mean per call
+  Timing with_adapters;
+  double adapter_ratio = 0;  // time with adapters over that without, the median of repetitions
 };
 
 // Several layers of one shape: as many as the reuse distance needs, but at most kMostLayers. They
@@ -51,7 +55,8 @@ class BenchLayers {
   static constexpr int64_t kMostLayers = 64;
 
   BenchLayers(const RankTeam& team, const Context& context, const NamedShape& shape,
-              const LayerOptions& options, uint64_t seed, Console& console);
+              const LayerOptions& options, const AdapterLoad& adapters, uint64_t seed,
+              Console& console);
 
   const Plan& plan() const { return layers_.front().plan(); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
@@ -62,7 +67,9 @@ class BenchLayers {
 
  private:
   struct Inputs;
-  double run(const std::vector<BenchCall>& calls, Inputs& inputs);
+  // Milliseconds of all calls; `adapter_ids` has none, one for every token, or one for each.
+  double run(const std::vector<BenchCall>& calls, Inputs& inputs,
+             const std::vector<int32_t>& adapter_ids);
   int64_t count_hits(const std::vector<BenchCall>& calls, Inputs& inputs);
 
   const RankTeam& team_;
