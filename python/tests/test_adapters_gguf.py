@@ -34,7 +34,7 @@ def values_of(name):
 
 
 def factors_of(random, experts, rows, cols):
-    """A [E, r, in] and B [E, out, r], which change a result by about as much as the weights make."""
+    """A [E, r, in] and B [E, out, r], which make about as much of a result as the weights."""
     a = random.standard_normal((experts, RANK, cols)) / cols**0.5
     return a.astype("float32"), (random.standard_normal((experts, rows, RANK)) / 2).astype(
         "float32"
