@@ -186,6 +186,7 @@ conclave_status conclave_survivors(conclave_communicator* failed, int64_t timeou
   return capi::guarded([&] {
     conclave::Communicator& ranks = capi::communicator_of(failed);
     capi::required(out, "out");
+    capi::check_aligned("old_ranks", old_ranks, alignof(int32_t));
     conclave::Survivors left = conclave::survivors(
         ranks, {.deadline = capi::timeout_of("timeout_ms", timeout_ms, std::chrono::seconds(0))});
     capi::hand_out(out, std::move(left.communicator));

@@ -123,6 +123,7 @@ conclave_status conclave_feed_put(conclave_feed* feed, const char* name,
   return capi::guarded([&] {
     capi::FeedState& state = capi::state_of(feed);
     const char* const of = &capi::required(name, "name");
+    capi::check_aligned("used", used, alignof(int32_t));
     const auto keep = capi::choice_of("memory", memory, conclave::FeedMemory::kKeep);
     capi::say(used, state.feed.put(of, capi::needed_view(tensor, of), keep));
   });
@@ -135,6 +136,7 @@ conclave_status conclave_feed_put_gguf(conclave_feed* feed, const char* name, ui
   return capi::guarded([&] {
     capi::FeedState& state = capi::state_of(feed);
     const char* const of = &capi::required(name, "name");
+    capi::check_aligned("used", used, alignof(int32_t));
     const auto keep = capi::choice_of("memory", memory, conclave::FeedMemory::kKeep);
     capi::say(used, state.feed.put(of, capi::gguf_view(type, shape, rank, data, bytes), keep));
   });

@@ -77,7 +77,7 @@ conclave_status conclave_recorder_record(conclave_recorder* recorder, int64_t la
     conclave::RoutingRecorder& to = capi::required(recorder, "recorder").recorder;
     const conclave::ConstTensorView ids = capi::needed_view(topk_ids, "topk_ids");
     const conclave::ConstTensorView weights = capi::needed_view(topk_weights, "topk_weights");
-    if (tokens == nullptr) return to.record(layer, ids, weights);
+    if (tokens == nullptr && num_tokens == 0) return to.record(layer, ids, weights);
     const auto keys = capi::keys_of(tokens, num_tokens);
     // Without keys rows would be numbered, which is not what was asked for.
     if (keys.empty() && ids.shape.rank() > 0 && ids.shape[0] > 0) {
@@ -94,10 +94,12 @@ conclave_status conclave_recorder_counts(const conclave_recorder* recorder, int6
                                          int64_t* recorded, int64_t* dropped) noexcept {
   return capi::guarded([&] {
     const conclave::RoutingRecorder& from = capi::required(recorder, "recorder").recorder;
+    capi::check_aligned("recorded", recorded, alignof(int64_t));
+    capi::check_aligned("dropped", dropped, alignof(int64_t));
     const int64_t given = from.recorded_tokens(layer);
     const int64_t gone = from.dropped_tokens(layer);
-    if (recorded != nullptr) capi::required(recorded, "recorded") = given;
-    if (dropped != nullptr) capi::required(dropped, "dropped") = gone;
+    if (recorded != nullptr) *recorded = given;
+    if (dropped != nullptr) *dropped = gone;
   });
 }
 

@@ -64,6 +64,16 @@ TEST_F(Layers, CrookedPointers_AreMisaligned) {
   expect_error(
       conclave_feed_from_spec(spec.get(), "qwen3_moe", crooked(layers.data()), 1, nullptr, &feed),
       CONCLAVE_ERROR_MISALIGNED, "layers");
+  const auto valid =
+      make<conclave_feed>(&conclave_feed_from_spec, spec.get(), "qwen3_moe",
+                          static_cast<const int64_t*>(layers.data()), size_t{1}, nullptr);
+  std::array<int32_t, 2> used = {};
+  expect_error(conclave_feed_put(valid.get(), "name", &call.views[0], 0, crooked(used.data())),
+               CONCLAVE_ERROR_MISALIGNED, "used");
+  auto group = testing::local_group(1);
+  conclave_communicator* left = nullptr;
+  expect_error(conclave_survivors(group[0].get(), 0, &left, crooked(used.data())),
+               CONCLAVE_ERROR_MISALIGNED, "old_ranks");
 }
 
 TEST_F(Layers, AbsurdOptions_NameTheField) {

@@ -286,6 +286,7 @@ TEST_F(OwnRouters, ACallOfTheirLayer_IsAnError_OfTheInnerCallAlone) {
 }
 
 TEST_F(OwnRouters, SeveralThreads_CallTheFunctionAtOnce_WhileRoutersAreAdded) {
+  Rotating more;  // outlives the layer, which holds the context
   const auto made = layer();
   Rows expected(6);
   const conclave_forward_args first = expected.args();
@@ -308,7 +309,6 @@ TEST_F(OwnRouters, SeveralThreads_CallTheFunctionAtOnce_WhileRoutersAreAdded) {
       EXPECT_TRUE(same_bits(rows.out, expected.out));
     });
   }
-  Rotating more;
   for (int i = 0; i < 8; ++i) {
     const std::string name = "more" + std::to_string(i);
     const conclave_own_router router = more.router(name.c_str());
@@ -316,7 +316,7 @@ TEST_F(OwnRouters, SeveralThreads_CallTheFunctionAtOnce_WhileRoutersAreAdded) {
   }
   for (std::thread& thread : threads) thread.join();
   context_.reset();
-  EXPECT_EQ(more.released, 0);  // the layer holds the context
+  EXPECT_EQ(more.released, 0);
 }
 
 TEST_F(OwnRouters, AreReleasedOnce_WhenTheLastHolderEnds) {
@@ -359,6 +359,122 @@ TEST_F(OwnRouters, BadRouters_AreRefused_AndNotReleased) {
   context_.reset();
   EXPECT_EQ(other.released, 0);
   EXPECT_EQ(rotating_.released, 1);
+}
+
+// Weighs ids that are given by 2, keeps off banned experts, and notes what it was told.
+struct Told {
+  bool given = false;
+  bool banned = false;
+  int64_t banned_stride = -1;
+  int32_t token_id = -1;
+  int64_t num_shared = -1;
+  bool writes_shared = true;
+
+  static conclave_status route(void* user, conclave_route_call* call) {
+    auto& told = *static_cast<Told*>(user);
+    told.given = call->given_ids != nullptr;
+    told.banned = call->banned != nullptr;
+    told.banned_stride = call->banned_stride;
+    told.num_shared = call->num_shared;
+    if (call->token_ids != nullptr) told.token_id = call->token_ids[0];
+    for (int64_t at = 0; at < call->num_tokens * call->top_k; ++at) {
+      const int64_t token = at / call->top_k;
+      auto id = static_cast<int32_t>(at % call->top_k);
+      while (told.banned && call->banned[token * call->banned_stride + id] != 0) ++id;
+      call->topk_ids[at] = told.given ? call->given_ids[at] : id;
+      call->topk_weights[at] = 2;
+    }
+    if (!told.writes_shared) return CONCLAVE_OK;
+    for (int64_t at = 0; at < call->num_tokens * call->num_shared; ++at) {
+      call->shared_weights[at] = 0.5F;
+    }
+    return CONCLAVE_OK;
+  }
+};
+
+TEST_F(OwnRouters, AreToldWhatTheCallHas) {
+  Told told;
+  auto router = sized<conclave_own_router>();
+  router.name = "told";
+  router.user = &told;
+  router.route = &Told::route;
+  ASSERT_EQ(conclave_context_add_router(context_.get(), &router), CONCLAVE_OK);
+  std::string json = kSpec;
+  json.replace(json.find("rotating"), 8, "told");
+  const auto made = layer(nullptr, json.c_str());
+  Rows rows(2);
+  int32_t given[] = {5, 4, -1, 3, 3, 0};
+  const conclave_tensor ids = tensor_of({given, DType::kI32, {2, 3}});
+  const int64_t names[] = {71, 72};
+  const conclave_tensor tokens = tensor_of({names, DType::kI64, {2}});
+  const uint8_t flags[] = {0, 1, 1, 0, 0, 0};
+  const conclave_tensor bans = tensor_of({flags, DType::kBool, {6}});
+  conclave_forward_args args = rows.args();
+  args.topk_ids = &ids;
+  args.token_ids = &tokens;
+  ASSERT_EQ(conclave_layer_forward(made.get(), &args), CONCLAVE_OK)
+      << conclave_last_error_message();
+  EXPECT_TRUE(told.given);
+  EXPECT_EQ(told.token_id, 71);
+  EXPECT_EQ(told.num_shared, 0);
+  EXPECT_TRUE(std::equal(given, given + 6, rows.ids.as<int32_t>()));
+  args = rows.args();
+  args.banned_experts = &bans;
+  ASSERT_EQ(conclave_layer_forward(made.get(), &args), CONCLAVE_OK)
+      << conclave_last_error_message();
+  EXPECT_TRUE(told.banned);
+  EXPECT_EQ(told.banned_stride, 0);
+  EXPECT_EQ(rows.ids.as<int32_t>()[1], 3);
+}
+
+TEST_F(OwnRouters, WeighSharedExperts_WhereTheSpecSaysSo) {
+  Told told;
+  auto router = sized<conclave_own_router>();
+  router.name = "told";
+  router.user = &told;
+  router.route = &Told::route;
+  ASSERT_EQ(conclave_context_add_router(context_.get(), &router), CONCLAVE_OK);
+  const auto spec =
+      make<conclave_spec>(&conclave_spec_from_json,
+                          R"({"num_experts": 6, "top_k": 3, "router": {"name": "told"},
+          "shared": {"mode": "router_weight", "count": 2}})");
+  const auto made = make<conclave_router>(&conclave_router_create, context_.get(), spec.get());
+  auto info = sized<conclave_spec_info>();
+  ASSERT_EQ(conclave_spec_get_info(spec.get(), &info), CONCLAVE_OK);
+  Rows rows(4);
+  const Tensor logits = random_tensor(DType::kF32, 4, info.num_logits, 9);
+  Tensor shared(DType::kF32, {4, 2});
+  const conclave_tensor given = tensor_of(logits.const_view());
+  const conclave_tensor written = tensor_of(shared.const_view());
+  auto args = sized<conclave_route_args>();
+  args.logits = &given;
+  args.topk_ids = &rows.views[3];
+  args.topk_weights = &rows.views[4];
+  args.shared_weights = &written;
+  ASSERT_EQ(conclave_router_route(made.get(), &args), CONCLAVE_OK) << conclave_last_error_message();
+  EXPECT_EQ(told.num_shared, 2);
+  EXPECT_EQ(shared.as<float>()[7], 0.5F);
+  told.writes_shared = false;
+  expect_error(conclave_router_route(made.get(), &args), CONCLAVE_ERROR_STATE, "shared_weights");
+}
+
+// The library's own rule goes by its name until a context has another.
+TEST_F(OwnRouters, MayHaveANameOfTheLibrary) {
+  Rotating other;
+  const conclave_own_router router = other.router("topk");
+  ASSERT_EQ(conclave_context_add_router(context_.get(), &router), CONCLAVE_OK);
+  const auto spec =
+      make<conclave_spec>(&conclave_spec_from_json, R"({"num_experts": 6, "top_k": 3})");
+  const auto made = make<conclave_router>(&conclave_router_create, context_.get(), spec.get());
+  Rows rows(2);
+  auto args = sized<conclave_route_args>();
+  args.logits = &rows.views[1];
+  args.topk_ids = &rows.views[3];
+  args.topk_weights = &rows.views[4];
+  ASSERT_EQ(conclave_router_route(made.get(), &args), CONCLAVE_OK) << conclave_last_error_message();
+  EXPECT_EQ(rows.ids.as<int32_t>()[5], 3);
+  EXPECT_EQ(other.calls, 1);
+  context_.reset();
 }
 
 // A function that fails on one rank ends the forward of all, within the time that they wait.

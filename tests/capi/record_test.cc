@@ -158,6 +158,7 @@ TEST_F(Records, BadRecordings_AreTypedErrors_AndRecordNothing) {
   expect_error(record(0, ids, weights, keys.data(), 0), CONCLAVE_ERROR_SHAPE, "tokens");
   expect_error(record(0, ids, weights, keys.data(), ~size_t{0}), CONCLAVE_ERROR_INVALID_ARGUMENT,
                "num_tokens");
+  expect_error(record(0, ids, weights, nullptr, 3), CONCLAVE_ERROR_NULL_POINTER, "tokens");
   expect_error(record(0, nullptr, weights, nullptr, 0), CONCLAVE_ERROR_NULL_POINTER, "topk_ids");
   conclave_tensor spoiled = *weights;
   spoiled.row_stride = std::numeric_limits<int64_t>::max() / 2;

@@ -5,6 +5,8 @@
 // conclave_status, CONCLAVE_OK or an error, and no C++ exception ever leaves one. Where a call
 // fails, nothing was made or written but what its own comment says, and results keep the values
 // that they had. A pointer that must not be NULL is CONCLAVE_ERROR_NULL_POINTER where it is.
+// Functions that a caller gives end by returning: a jump out of one is undefined, an exception of
+// C++ ends the call with CONCLAVE_ERROR_INTERNAL, but from those that free, which must not throw.
 // Texts end with a zero byte and are UTF-8, but for paths, which are bytes as the system has them.
 // What a caller passes belongs to the caller and is read during the call alone, unless the comment
 // says more. What a call makes belongs to the caller, who ends it with the function of its type;

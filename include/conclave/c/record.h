@@ -43,9 +43,9 @@ CONCLAVE_C_API conclave_status conclave_recorder_create(const int64_t* layers,
 CONCLAVE_C_API void conclave_recorder_destroy(conclave_recorder* recorder) CONCLAVE_C_NOTHROW;
 
 // Adds T tokens of a layer: ids [T, K] i32 or i64 and weights [T, K] f32, as forwards capture them;
-// rows may be apart. `tokens` [T] names them; NULL: they are numbered on, as sequence 0. All or
-// nothing. CONCLAVE_ERROR_INVALID_ARGUMENT for a layer that is not recorded, _SHAPE, _DTYPE,
-// _STRIDE, _EXPERT_ID; _STATE where it is full and should not drop.
+// rows may be apart. `tokens` [T] names them; NULL with num_tokens 0: they are numbered on, as
+// sequence 0. All or nothing. CONCLAVE_ERROR_INVALID_ARGUMENT for a layer that is not recorded,
+// _SHAPE, _DTYPE, _STRIDE, _EXPERT_ID; _STATE where it is full and should not drop.
 CONCLAVE_C_API conclave_status conclave_recorder_record(conclave_recorder* recorder, int64_t layer,
                                                         const conclave_tensor* topk_ids,
                                                         const conclave_tensor* topk_weights,
