@@ -28,10 +28,6 @@ std::vector<AgreedValue> request_values(bool valid, const PlacementEpoch& from,
                                         const ExpertSlots& slots, const MovableExperts& experts,
                                         const MigrationOptions& options);
 
-// Moves of which no two have a rank in common, cut out of a round in order: each takes as long as
-// one expert, so that a rank without any waits no longer for the others.
-std::vector<std::vector<ExpertMove>> waves_of(std::span<const ExpertMove> moves);
-
 struct RoundsRequest {
   EpochPointer from;
   const ExpertSlots& slots;

@@ -21,11 +21,11 @@ class Mover {
     const bool receives = move.to_rank == call_.rank;
     if (call_.pack) {
       if (receives) received = pack(move);
-      if (sends) sent = hash(call_.memory.slabs(move.from_place));
+      if (sends) sent = hash(call_.from.slabs(move.from_place));
     } else if (sends && receives) {
       copy(move);
-      sent = hash(call_.memory.slabs(move.from_place));
-      received = hash(call_.memory.slabs(move.to_place));
+      sent = hash(call_.from.slabs(move.from_place));
+      received = hash(call_.to.slabs(move.to_place));
     } else if (sends) {
       sent = send(move);
     } else if (receives) {
@@ -51,7 +51,7 @@ class Mover {
   }
 
   uint64_t pack(const ExpertMove& move) {
-    const auto slabs = call_.memory.slabs(move.to_place);
+    const auto slabs = call_.to.slabs(move.to_place);
     // Bytes between the planes of a slab are zeros too, as they were when the layer was made.
     for (const auto& slab : slabs) std::memset(slab.data(), 0, slab.size());
     call_.pack(move.expert, slabs[0], slabs[1]);
@@ -69,8 +69,8 @@ class Mover {
   }
 
   void copy(const ExpertMove& move) {
-    const auto from = call_.memory.slabs(move.from_place);
-    const auto to = call_.memory.slabs(move.to_place);
+    const auto from = call_.from.slabs(move.from_place);
+    const auto to = call_.to.slabs(move.to_place);
     for (size_t kind = 0; kind < from.size(); ++kind) {
       for_each_piece(from[kind].size(), [&](size_t at, size_t bytes) {
         std::memcpy(to[kind].data() + at, from[kind].data() + at, bytes);
@@ -80,7 +80,7 @@ class Mover {
 
   uint64_t send(const ExpertMove& move) {
     SlabHash hash;
-    for (const std::span<const std::byte> slab : call_.memory.slabs(move.from_place)) {
+    for (const std::span<const std::byte> slab : call_.from.slabs(move.from_place)) {
       for_each_piece(slab.size(), [&](size_t at, size_t bytes) {
         const std::span<const std::byte> piece = slab.subspan(at, bytes);
         call_.communicator->send(move.to_rank, piece, kCopyPhase);
@@ -92,7 +92,7 @@ class Mover {
 
   uint64_t receive(const ExpertMove& move) {
     SlabHash hash;
-    for (const std::span<std::byte> slab : call_.memory.slabs(move.to_place)) {
+    for (const std::span<std::byte> slab : call_.to.slabs(move.to_place)) {
       for_each_piece(slab.size(), [&](size_t at, size_t bytes) {
         const std::span<std::byte> piece = slab.subspan(at, bytes);
         call_.communicator->recv(move.from_rank, piece, kCopyPhase);

@@ -40,7 +40,8 @@ using PackPlace =
 struct MoveCall {
   std::span<const ExpertMove> moves;  // the same on every rank
   int32_t rank = 0;
-  const PlaceMemory& memory;
+  const PlaceMemory& from;  // where this rank's experts are
+  const PlaceMemory& to;    // where those are to be that come; the same where a layer is
   Communicator* communicator = nullptr;  // null: this rank alone
   const PackPlace& pack;                 // empty: slabs travel from rank to rank
   size_t piece_bytes = 0;
