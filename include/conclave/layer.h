@@ -359,6 +359,7 @@ class CONCLAVE_API MoeLayer {
 
  private:
   friend class Migration;
+  friend struct LayerAccess;
   struct Impl;
   explicit MoeLayer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

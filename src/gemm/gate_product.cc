@@ -57,6 +57,19 @@ class PackedDenseProduct final : public DenseProduct {
     }
   }
 
+  PackedDenseProduct(const PackedMatrix& matrix, cpu::Isa isa, HostAllocator& allocator)
+      : columns_(matrix.columns),
+        layout_{.dtype = matrix.dtype, .k = matrix.k},
+        compute_(choose_panel_function(isa, matrix.dtype)),
+        packed_(allocator, static_cast<size_t>(num_panels()) * layout_.panel_bytes()) {
+    if (matrix.panels.size() != packed_.size()) {
+      throw Error(ErrorCode::kShape, {.what = "a packed matrix has other bytes than its panels",
+                                      .expected = std::to_string(packed_.size()),
+                                      .found = std::to_string(matrix.panels.size())});
+    }
+    std::ranges::copy(matrix.panels, packed_.data());
+  }
+
   PackedDenseProduct(const PackedDenseProduct& other, HostAllocator& allocator)
       : columns_(other.columns_),
         layout_(other.layout_),
@@ -67,6 +80,10 @@ class PackedDenseProduct final : public DenseProduct {
 
   std::unique_ptr<DenseProduct> copy(HostAllocator& allocator) const override {
     return std::make_unique<PackedDenseProduct>(*this, allocator);
+  }
+
+  PackedMatrix packed() const override {
+    return {.columns = columns_, .k = layout_.k, .dtype = layout_.dtype, .panels = packed_.span()};
   }
 
   int64_t row_bytes() const override { return round_up(layout_.k, 16) * int64_t{sizeof(float)}; }
@@ -108,16 +125,27 @@ class PackedDenseProduct final : public DenseProduct {
   cpu::Buffer packed_;
 };
 
+void check_dtype(DType dtype) {
+  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return;
+  throw Error(ErrorCode::kDType, {.what = "a dense product takes float weights",
+                                  .expected = "F32, F16 or BF16",
+                                  .found = std::string(to_string(dtype))});
+}
+
 }  // namespace
+
+std::unique_ptr<DenseProduct> make_packed_product(const PackedMatrix& matrix, cpu::Isa isa,
+                                                  HostAllocator& allocator) {
+  check_dtype(matrix.dtype);
+  if (matrix.columns < 0 || matrix.k < 0) {
+    throw Error(ErrorCode::kShape, "a packed matrix has a negative size");
+  }
+  return std::make_unique<PackedDenseProduct>(matrix, isa, allocator);
+}
 
 std::unique_ptr<DenseProduct> make_dense_product(const ConstTensorView& weights, cpu::Isa isa,
                                                  HostAllocator& allocator) {
-  if (weights.dtype != DType::kF32 && weights.dtype != DType::kF16 &&
-      weights.dtype != DType::kBF16) {
-    throw Error(ErrorCode::kDType, {.what = "a dense product takes float weights",
-                                    .expected = "F32, F16 or BF16",
-                                    .found = std::string(to_string(weights.dtype))});
-  }
+  check_dtype(weights.dtype);
   if (weights.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "a dense product takes a matrix",
                                     .expected = "[N, K]",

@@ -29,7 +29,8 @@ constexpr std::array kEngines = {
               experts::left_out_kernels},
 #endif
     EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
-              plan_host_engine, nullptr, no_runtime, nullptr, nullptr, nullptr}};
+              plan_host_engine, nullptr, no_runtime, nullptr, nullptr, nullptr,
+              make_unfilled_host_engine}};
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include "layer/kernel_counts.h"
 #include "layer/migration/movable_experts.h"
 #include "layer/plan_base.h"
+#include "layer/regroup/peer_weights.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
@@ -106,6 +107,10 @@ class Engine {
   virtual std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                                   const WeightSource* source) const;
 
+  // For ranks that give each other their weights (regroup.h); null where weights stay on their
+  // device.
+  virtual const PeerWeights* peer_weights() const { return nullptr; }
+
   // Whether adapters can be added on this device, or why not.
   virtual Support takes_adapters() const {
     return Support::no("adapters are added by layers on the CPU only");
@@ -158,6 +163,8 @@ struct EngineRow {
   RouteFunction (*make_route)(int32_t ordinal, const MoeSpec& spec);
   // The kernels that this build has names and reasons of only; null if it may lack none.
   std::span<const experts::KernelRow> (*left_out)();
+  // Plans for weights that other ranks have; null where they cannot give them.
+  std::unique_ptr<Engine> (*make_unfilled)(const EngineRequest& request) = nullptr;
 };
 
 // The row of this name, or null.

@@ -6,6 +6,7 @@
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
+#include "layer/regroup/rest_bytes.h"
 #include "layer/stages/budget.h"
 #include "layer/stages/chunk.h"
 #include "layer/take_over.h"
@@ -108,7 +109,7 @@ int64_t layout_key(const LayerPlan& plan) {
   return static_cast<int64_t>(layout ^ (bytes.gate_up << 20U) ^ bytes.down);
 }
 
-class HostEngine final : public Engine {
+class HostEngine final : public Engine, public PeerWeights {
  public:
   HostEngine(const EngineRequest& request, const WeightPlaces& places)
       : context_(request.context),
@@ -144,6 +145,17 @@ class HostEngine final : public Engine {
   int64_t first_missing(const Engine& from, const LayerWeights& held) const override;
   std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                           const WeightSource* source) const override;
+  const PeerWeights* peer_weights() const override { return this; }
+  Support supported() const override;
+  int64_t form_key() const override;
+  std::vector<std::byte> rest(const LayerWeights& weights) const override;
+  std::unique_ptr<LayerWeights> keep(const Engine& from, const LayerWeights& held,
+                                     std::span<const int32_t> experts) const override;
+  std::unique_ptr<LayerWeights> begin() const override;
+  void take_rest(std::span<const std::byte> bytes, LayerWeights& weights) const override;
+  void read_experts(const WeightSource& source, std::span<const int32_t> experts,
+                    LayerWeights& weights) const override;
+  PlaceMemory places(LayerWeights& weights) const override;
   Support takes_adapters() const override { return Support::yes(); }
   std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
                                               std::span<const int32_t> experts) const override {
@@ -248,6 +260,53 @@ void HostEngine::make_own(LayerWeights& weights) const {
   }
 }
 
+Support HostEngine::supported() const {
+  if (!reads_in_place(plan_)) return Support::yes();
+  return Support::no("weights are read in their source's memory, which no other rank shares");
+}
+
+int64_t HostEngine::form_key() const { return conclave::form_key(plan_); }
+
+std::vector<std::byte> HostEngine::rest(const LayerWeights& weights) const {
+  return bytes_of_rest(static_cast<const HostWeights&>(weights).packed);
+}
+
+std::unique_ptr<LayerWeights> HostEngine::keep(const Engine& from, const LayerWeights& held,
+                                               std::span<const int32_t> experts) const {
+  auto weights = std::make_unique<HostWeights>();
+  weights->counts = std::make_shared<HostCounts>();
+  weights->packed = keep_weights(context_, plan_,
+                                 {.plan = static_cast<const HostEngine&>(from).plan_,
+                                  .packed = static_cast<const HostWeights&>(held).packed,
+                                  .experts = experts});
+  return weights;
+}
+
+std::unique_ptr<LayerWeights> HostEngine::begin() const {
+  auto weights = std::make_unique<HostWeights>();
+  weights->counts = std::make_shared<HostCounts>();
+  weights->packed = allocate_weights(context_, plan_);
+  return weights;
+}
+
+void HostEngine::take_rest(std::span<const std::byte> bytes, LayerWeights& weights) const {
+  read_rest(bytes, context_, plan_, static_cast<HostWeights&>(weights).packed);
+}
+
+void HostEngine::read_experts(const WeightSource& source, std::span<const int32_t> experts,
+                              LayerWeights& weights) const {
+  check_place(source);
+  check_source(plan_.spec, source);
+  pack_routed_experts(context_, plan_, source, experts, static_cast<HostWeights&>(weights).packed);
+}
+
+PlaceMemory HostEngine::places(LayerWeights& weights) const {
+  const PackedWeights& packed = static_cast<const HostWeights&>(weights).packed;
+  const experts::SlabBytes bytes = plan_.experts->slab_bytes();
+  return PlaceMemory({PlaceMemory::Kind{.each = packed.gate_up.each(), .bytes = bytes.gate_up},
+                      PlaceMemory::Kind{.each = packed.down.each(), .bytes = bytes.down}});
+}
+
 Support HostEngine::moves_experts() const {
   if (!InPlaceParts::is(plan_.in_place.routed)) return Support::yes();
   return Support::no("they are read in their source's memory, which no other rank shares");
@@ -294,6 +353,11 @@ KernelCounts HostEngine::counts(const LayerWeights& weights) const {
 
 std::unique_ptr<Engine> make_host_engine(const EngineRequest& request, const WeightSource& source) {
   return std::make_unique<HostEngine>(request, WeightPlaces{.source = &source});
+}
+
+std::unique_ptr<Engine> make_unfilled_host_engine(const EngineRequest& request) {
+  const InPlaceParts none;
+  return std::make_unique<HostEngine>(request, WeightPlaces{.known = &none});
 }
 
 Plan plan_host_engine(const EngineRequest& request) {

@@ -115,6 +115,16 @@ Layer::Layer(const Layer& other, const Context& context, const ParallelSpec& par
   bind(nullptr);
 }
 
+Layer::Layer(const Context& context, LayerAfter after)
+    : context_(context),
+      spec_(std::move(after.spec)),
+      engine_(std::move(after.engine)),
+      shared_(std::make_shared<Shared>(basis().part.epoch)) {
+  const OnDevice scope(*engine_);
+  shared_->weights = std::move(after.weights);
+  bind(nullptr);
+}
+
 std::unique_ptr<Engine> Layer::engine_on(const Context& context, const ParallelSpec& parallel,
                                          const WeightSource* source) const {
   check_complete();
@@ -296,6 +306,22 @@ MigratingLayer Layer::lend() const {
           .movable = moves_in_background(),
           .adapters = shared_->adapters.current()->key,
           .communicator = context_.communicator()};
+}
+
+LayerBefore Layer::lend_to_ranks() const {
+  std::exception_ptr refusal;
+  try {
+    check_complete();
+  } catch (const Error&) {
+    refusal = std::current_exception();
+  }
+  return {.context = context_,
+          .spec = spec_,
+          .engine = *engine_,
+          .weights = *shared_->weights,
+          .epochs = shared_->epochs,
+          .places = [this] { return places(); },
+          .refusal = refusal};
 }
 
 void Layer::update_placement(const ExpertSlots& slots, const MigrationOptions& options,

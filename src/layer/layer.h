@@ -7,6 +7,7 @@
 #include "layer/migration/epoch_switch.h"
 #include "layer/migration/migrating_layer.h"
 #include "layer/own_workspace.h"
+#include "layer/regroup/regrouping.h"
 
 #include "conclave/layer.h"
 
@@ -30,6 +31,8 @@ class Layer {
   // The same on other ranks, which agree: MoeLayer::on_ranks.
   Layer(const Layer& other, const Context& context, const ParallelSpec& parallel,
         const WeightSource* source);
+  // A layer that other ranks gave the weights of.
+  Layer(const Context& context, LayerAfter after);
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
   ~Layer();
@@ -47,6 +50,8 @@ class Layer {
   EpochPointer epoch() const { return shared_->epochs.current(); }
   // The parts of this layer that a migration in the background keeps alive.
   MigratingLayer lend() const;
+  // What those need that take this layer to other ranks; valid as long as this layer.
+  LayerBefore lend_to_ranks() const;
   LayerStatus status() const;
   // The spec as given; the plan's own says more of its scales where the source does.
   const MoeSpec& spec() const noexcept { return spec_; }

@@ -20,11 +20,6 @@ bool equal_panels(const experts::ExpertsKernel* a, const experts::ExpertsKernel*
          a->packed_layout() == b->packed_layout();
 }
 
-bool reads_in_place(const LayerPlan& plan) {
-  return InPlaceParts::is(plan.in_place.routed) || InPlaceParts::is(plan.in_place.shared) ||
-         InPlaceParts::is(plan.in_place.residual);
-}
-
 std::unique_ptr<gemm::DenseProduct> copy_of(const std::unique_ptr<gemm::DenseProduct>& product,
                                             HostAllocator& allocator) {
   return product == nullptr ? nullptr : product->copy(allocator);
@@ -51,7 +46,44 @@ void copy_rest(const PackedWeights& from, HostAllocator& allocator, PackedWeight
   to.shared_static_scales = from.shared_static_scales;
 }
 
+// FNV-1a, which gives the same on every rank, whatever its standard library.
+class KeyHash {
+ public:
+  void add(int64_t value) { hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x100000001B3; }
+  void add(const TensorSlice& slice) {
+    add(slice.begin);
+    add(slice.end);
+  }
+  void add(const experts::ExpertsKernel* kernel) {
+    add(kernel != nullptr ? 1 : 0);
+    if (kernel == nullptr) return;
+    const experts::SlabBytes bytes = kernel->slab_bytes();
+    add(static_cast<int64_t>(bytes.gate_up));
+    add(static_cast<int64_t>(bytes.down));
+    for (const char letter : kernel->packed_layout()) add(letter);
+  }
+  int64_t value() const { return static_cast<int64_t>(hash_ >> 1U); }
+
+ private:
+  uint64_t hash_ = 0xCBF29CE484222325;
+};
+
 }  // namespace
+
+bool reads_in_place(const LayerPlan& plan) {
+  return InPlaceParts::is(plan.in_place.routed) || InPlaceParts::is(plan.in_place.shared) ||
+         InPlaceParts::is(plan.in_place.residual);
+}
+
+int64_t form_key(const LayerPlan& plan) {
+  KeyHash hash;
+  hash.add(plan.part.inner);
+  hash.add(plan.part.shared_inner);
+  hash.add(plan.part.residual_inner);
+  hash.add(plan.part.adds_down_bias ? 1 : 0);
+  for (const auto* kernel : {&plan.experts, &plan.shared, &plan.residual}) hash.add(kernel->get());
+  return hash.value();
+}
 
 bool has_same_form(const LayerPlan& plan, const LayerPlan& held) {
   const RankPart& a = plan.part;
@@ -76,6 +108,21 @@ std::vector<int32_t> places_held(const LayerPlan& plan, const HeldWeights& held)
   return places;
 }
 
+PackedWeights keep_weights(const Context& context, const LayerPlan& plan, const HeldWeights& held) {
+  std::vector<int32_t> places = places_held(plan, held);
+  places.resize(static_cast<size_t>(plan.dispatcher->num_local_experts()), -1);
+  HostAllocator& allocator = context.host_allocator();
+  PackedWeights weights;
+  for (const auto slabs : kSlabsOfWeights) {
+    const ExpertSlabs& from = held.packed.*slabs;
+    const bool is_routed = slabs == &PackedWeights::gate_up || slabs == &PackedWeights::down;
+    const std::vector<int32_t> all = all_places(from);
+    weights.*slabs = from.at_places(is_routed ? places : all, allocator, context.executor());
+  }
+  copy_rest(held.packed, allocator, weights);
+  return weights;
+}
+
 PackedWeights take_over_weights(const Context& context, const LayerPlan& plan,
                                 const HeldWeights& held, const WeightSource* source) {
   if (!has_same_form(plan, held.plan)) {
@@ -83,25 +130,15 @@ PackedWeights take_over_weights(const Context& context, const LayerPlan& plan,
     fill_weights(context, plan, *source, plan.part.local_experts, weights);
     return weights;
   }
-  std::vector<int32_t> places = places_held(plan, held);
   std::vector<int32_t> to_read = plan.part.local_experts;
+  const std::vector<int32_t> places = places_held(plan, held);
   for (size_t local = 0; local < to_read.size(); ++local) {
     if (places[local] >= 0) to_read[local] = -1;
   }
-  places.resize(static_cast<size_t>(plan.dispatcher->num_local_experts()), -1);
-  HostAllocator& allocator = context.host_allocator();
-  Executor& executor = context.executor();
-  PackedWeights weights;
-  for (const auto slabs : kSlabsOfWeights) {
-    const ExpertSlabs& from = held.packed.*slabs;
-    const bool is_routed = slabs == &PackedWeights::gate_up || slabs == &PackedWeights::down;
-    const std::vector<int32_t> all = all_places(from);
-    weights.*slabs = from.at_places(is_routed ? places : all, allocator, executor);
-  }
+  PackedWeights weights = keep_weights(context, plan, held);
   if (std::ranges::any_of(to_read, [](int32_t expert) { return expert >= 0; })) {
     pack_routed_experts(context, plan, *source, to_read, weights);
   }
-  copy_rest(held.packed, allocator, weights);
   return weights;
 }
 
