@@ -15,6 +15,7 @@ from conclave.balance import (
     balance_rules,
     balancedness,
     moved_experts,
+    spread_over,
 )
 from conclave.balancer import Balancer, BalancerStatus
 from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
@@ -194,6 +195,7 @@ __all__ = [
     "round_robin_routing_tables",
     "route",
     "set_num_threads",
+    "spread_over",
     "survivors",
     "transports",
     "tuning_candidates",

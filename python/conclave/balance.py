@@ -101,6 +101,18 @@ def balance_experts(
     return ExpertSlots(len(rows), tuple(logical_of), tuple(first_of))
 
 
+def spread_over(before: ExpertSlots, old_ranks: Sequence[int]) -> ExpertSlots:
+    """The slots of a layer on other ranks: rank r of them was old_ranks[r], or -1 joins with
+    nothing. Every expert keeps its number of replicas, at most one on a rank; ranks hold equally
+    many, or one more, and as few experts as possible change their rank.
+
+    Raises:
+        ConclaveValueError: for ranks that there are not, or that are named twice.
+    """
+    num_experts, logical_of, first_of = _conclave.spread_over(*before._parts(), list(old_ranks))
+    return ExpertSlots(num_experts, tuple(logical_of), tuple(first_of))
+
+
 def balancedness(load: Array, slots: ExpertSlots) -> float:
     """The mean over ranks of the rows that each would have had, over the largest: 1 is perfect."""
     return _conclave.balancedness(_floats(load), *slots._parts())

@@ -80,6 +80,13 @@ def _ranks(
     return experts, slices
 
 
+def _everyone(ranks: Ranks) -> Communicator:
+    everyone = communicator_of(ranks, "everyone")
+    if everyone is None:
+        raise ConclaveTypeError("everyone: expected a Communicator or a group, found None")
+    return everyone
+
+
 class Layer:
     """A MoE layer, planned and packed once, run for any number of tokens.
 
@@ -532,6 +539,105 @@ class Layer:
         local_of = list(expert_map) if expert_map is not None else []
         return type(self)(
             self._core.on_ranks_from_arrays(context, split, given, *orders, transposed, local_of)
+        )
+
+    def regroup(
+        self,
+        everyone: Ranks,
+        communicator: Ranks | None = None,
+        *,
+        tensor_communicator: Ranks | None = None,
+        parallel: ParallelSpec | Mapping[str, Any] | None = None,
+        source: tuple[Checkpoint | Feed, int] | None = None,
+        processor_share: float = 1,
+        piece_bytes: int = 256 << 10,
+    ) -> Layer:
+        """The same layer on other ranks, more or fewer, as a planned act: ranks that leave hand
+        their experts over, ranks that join get theirs from those that have them.
+
+        Every rank of `everyone` calls at the same time: `regroup` where it stays, `hand_over` where
+        it leaves, `Layer.join` where it joins. All of them come through, or all raise and nothing
+        has changed. This layer stays as it is, and its forwards on other threads go on meanwhile.
+        Counters begin anew, adapters stay with this layer.
+
+        Args:
+            everyone: joins all ranks concerned, in any order, and serves nothing else meanwhile;
+                those of one slice where experts are sliced.
+            communicator, tensor_communicator: the ranks afterwards; none for a layer of one rank.
+            parallel: how they split it; by default evenly, with as few moves as possible
+                (`spread_over`). All give one or none does.
+            source: a checkpoint or feed and the number of its layer, for experts that none of the
+                ranks has.
+            processor_share: the part of a core that copying may take; from 1 on it never rests.
+            piece_bytes: of a message.
+
+        Raises:
+            ConclaveCommError: naming a rank that is lost, late, or could not do its part, or what
+                ranks disagree on.
+            Error: what this rank cannot do; naming an expert that nobody has.
+        """
+        experts, slices = _ranks(communicator, tensor_communicator)
+        context = _runtime.context(self._core.device, self._core.isa, experts, slices)
+        return type(self)(
+            self._core.regroup(
+                context,
+                _everyone(everyone),
+                None if parallel is None else to_dict(parallel),
+                *source_of(source),
+                processor_share,
+                piece_bytes,
+            )
+        )
+
+    def hand_over(
+        self, everyone: Ranks, *, processor_share: float = 1, piece_bytes: int = 256 << 10
+    ) -> None:
+        """Gives this rank's experts to those that stay, as `regroup` says. Afterwards the layer may
+        go."""
+        self._core.hand_over(_everyone(everyone), processor_share, piece_bytes)
+
+    @classmethod
+    def join(
+        cls,
+        spec: MoeSpec | Mapping[str, Any],
+        everyone: Ranks,
+        communicator: Ranks | None = None,
+        *,
+        device: str | None = None,
+        isa: str | None = None,
+        options: LayerOptions | Mapping[str, Any] | None = None,
+        parallel: ParallelSpec | Mapping[str, Any] | None = None,
+        source: tuple[Checkpoint | Feed, int] | None = None,
+        count: bool | None = None,
+        tensor_communicator: Ranks | None = None,
+        processor_share: float = 1,
+        piece_bytes: int = 256 << 10,
+    ) -> Layer:
+        """A layer that other ranks have, on this one as well: experts and all else come from them,
+        as `regroup` says.
+
+        Args:
+            spec, options: those of the layer, `Layer.spec` and what it was made with.
+            everyone, communicator, parallel, source, ...: as in `regroup`.
+            device, isa, count: as in `from_checkpoint`.
+
+        Raises:
+            ConclaveCommError: naming what ranks disagree on, as `regroup` does.
+        """
+        experts, slices = _ranks(communicator, tensor_communicator)
+        context = _runtime.context(device, isa, experts, slices)
+        return cls(
+            _conclave.Layer.join(
+                context,
+                to_dict(spec),
+                to_dict(options or {}),
+                context.device == "cpu" if count is None else count,
+                _everyone(everyone),
+                None if parallel is None else to_dict(parallel),
+                *source_of(source),
+                processor_share,
+                piece_bytes,
+            )
         )
 
     def plan_for(self, max_tokens: int) -> None:

@@ -84,6 +84,34 @@ PyLayer::PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const Parall
       {.max_tokens = from.grows_to_.load(), .max_workspace_bytes = from.grows_to_bytes_.load()});
 }
 
+PyLayer::PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const RegroupOptions& options)
+    : context_(std::move(context)), counts_(from.counts_) {
+  run_interruptible([&] {
+    const std::shared_lock weights(from.state_.get().weights_mutex);
+    plans_.reserve(kMostPlans);
+    adopt(regroup(from.first_layer(), context_->context(), options));
+    prepare_counting();
+  });
+  grow_with_calls(
+      {.max_tokens = from.grows_to_.load(), .max_workspace_bytes = from.grows_to_bytes_.load()});
+}
+
+PyLayer::PyLayer(const LayerRequest& request, const RegroupOptions& options)
+    : context_(request.context), counts_(request.counting == Counting::kOn) {
+  run_interruptible([&] {
+    plans_.reserve(kMostPlans);
+    adopt(join_layer(context_->context(), request.spec, request.options, options));
+    prepare_counting();
+  });
+}
+
+void PyLayer::hand_over(const RegroupOptions& options) {
+  run_interruptible([&] {
+    const std::shared_lock weights(state_.get().weights_mutex);
+    conclave::hand_over(first_layer(), options);
+  });
+}
+
 void PyLayer::prepare_counting() {
   const int64_t products = count_parameters(layer().spec()).active;
   max_tokens_alone_ = kMaxProductsAlone / std::max<int64_t>(products, 1);

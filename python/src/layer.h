@@ -11,6 +11,7 @@
 #include "conclave/device_queue.h"
 #include "conclave/layer.h"
 #include "conclave/migration.h"
+#include "conclave/regroup.h"
 
 #include <atomic>
 #include <cstddef>
@@ -49,6 +50,13 @@ class PyLayer {
   // `from` on the ranks of another context; `source` may be null.
   PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const ParallelSpec& parallel,
           const WeightSource* source, std::shared_ptr<const WeightSource> kept);
+
+  // Takes `from` to the ranks of another context (regroup). Forwards of `from` go on meanwhile.
+  PyLayer(PyLayer& from, std::shared_ptr<PyContext> context, const RegroupOptions& options);
+  // Joins the ranks that have the layer; what the request says of the split is not read.
+  PyLayer(const LayerRequest& request, const RegroupOptions& options);
+  // Gives this rank's experts to those that stay.
+  void hand_over(const RegroupOptions& options);
 
   // Requires the GIL and releases it while the layer runs. Safe from several threads.
   void forward(const CallObjects& call, uintptr_t stream);

@@ -6,6 +6,7 @@
 #include "layer.h"
 #include "migration.h"
 #include "names.h"
+#include "regroup.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -258,6 +259,7 @@ void bind_layer(nb::module_& module) {
       "From now on calls of more tokens than are planned for plan anew, up to these limits.");
   bind_adapters(layer);
   bind_migration(module, layer);
+  bind_regroup(module, layer);
   module.def("call_arguments", &call_arguments,
              "The arguments of Layer.forward, in its order, with shapes and types.");
   module.def(

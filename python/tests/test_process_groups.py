@@ -85,6 +85,12 @@ def test_slices_have_the_bits_of_threads(tmp_path):
         assert equal(of_all, wanted[rank]) and equal(of_both, wanted_of_both[rank])
 
 
+def test_ranks_give_each_other_the_layer(tmp_path, whole):
+    for rank, outputs in enumerate(run_ranks(work.regrouped, 3, tmp_path)):
+        assert len(outputs) == (2 if rank == 0 else 3)
+        assert all(equal(found, whole[rank]) for found in outputs)
+
+
 def test_groups_of_some_ranks(tmp_path, whole):
     for rank, (found, refusal) in enumerate(run_ranks(work.subgroups, 4, tmp_path)):
         assert equal(found, whole[rank])

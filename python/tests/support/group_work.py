@@ -99,6 +99,26 @@ def goes_on(rank, folder, ending):
     return found
 
 
+def regrouped(rank, folder):
+    """From ranks 0 and 1 to all three and on to ranks 1 and 2, which give each other the layer."""
+    first, last = (dist.new_group(ranks) for ranks in ([0, 1], [1, 2]))
+    everyone = conclave.from_process_group(timeout=20)
+    rows = made_rows(TOKENS[rank], seed=rank)
+    if rank == 2:
+        spec = conclave.Layer.from_tensors(SPEC, **made_weights()).spec
+        layer = conclave.Layer.join(spec, everyone, dist.group.WORLD)
+    else:
+        layer = layer_over(first).regroup(everyone, dist.group.WORLD)
+    outputs = [layer(rows).numpy()]
+    if rank == 0:
+        layer.hand_over(everyone)
+    else:
+        outputs.append(layer.regroup(everyone, last)(rows).numpy())
+    outputs.append(layer(rows).numpy())
+    everyone.barrier()
+    return outputs
+
+
 def subgroups(rank, folder):
     """Two groups of two ranks, side by side."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
