@@ -25,6 +25,7 @@
 #include "conclave/placement.h"
 #include "conclave/quantise.h"
 #include "conclave/reference.h"
+#include "conclave/refit.h"
 #include "conclave/regroup.h"
 #include "conclave/routing.h"
 #include "conclave/routing_record.h"

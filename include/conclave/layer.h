@@ -193,6 +193,9 @@ struct LayerStatus {
   // forward cannot see the ids there.
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
+  // The number of the last refit that was committed (conclave/refit.h), 0 before any. Ranks compare
+  // it in each forward.
+  uint64_t refit_epoch = 0;
 };
 
 // One row of a table of alternatives that the plan considered.
@@ -359,6 +362,7 @@ class CONCLAVE_API MoeLayer {
 
  private:
   friend class Migration;
+  friend class Refit;
   friend struct LayerAccess;
   struct Impl;
   explicit MoeLayer(std::unique_ptr<Impl> impl);

@@ -243,6 +243,11 @@ class CONCLAVE_API WeightSource {
 
   // Names the matrix in error texts: "model-00001-of-00003.safetensors: model.layers.0.mlp...".
   virtual std::string locate(WeightId id, int64_t expert) const;
+
+  // A layer has read what it wanted and asks, before it uses any of it, whether the source was the
+  // same all the time: throws Error(kFileChanged) if another process has written meanwhile. Does
+  // nothing unless overridden.
+  virtual void check_unchanged() const;
 };
 
 // Order of the rows in a fused gate_up tensor.

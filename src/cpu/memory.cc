@@ -1,5 +1,6 @@
 #include "cpu/memory.h"
 
+#include "cpu/fresh_memory.h"
 #include "cpu/numa.h"
 #include "cpu/topology.h"
 
@@ -109,6 +110,10 @@ std::byte* allocate_or_throw(HostAllocator& allocator, size_t bytes, size_t alig
 HostAllocator& default_allocator() {
   static PagedAllocator allocator;
   return allocator;
+}
+
+bool gives_zeros(const HostAllocator& allocator, size_t bytes) {
+  return &allocator == &default_allocator() && bytes >= kHugePageBytes;
 }
 
 Buffer::Buffer(HostAllocator& allocator, size_t bytes, size_t alignment) : allocator_(&allocator) {

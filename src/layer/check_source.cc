@@ -19,7 +19,9 @@ std::string wanted_text(const WeightShape& shape) {
   return quant::show_types(quant::types_of(shape.type));
 }
 
-void check_weights(const WeightSource& source, const WeightShape& shape) {
+}  // namespace
+
+void check_weights_of(const WeightSource& source, const WeightShape& shape) {
   const WeightInfo info = source.describe(shape.id);
   if (info.count == 0) {
     if (shape.is_optional) return;
@@ -42,10 +44,8 @@ void check_weights(const WeightSource& source, const WeightShape& shape) {
                                                 .found = std::string(to_string(info.dtype))}));
 }
 
-}  // namespace
-
 void check_source(const MoeSpec& spec, const WeightSource& source) {
-  for (const WeightShape& shape : layer_weights(spec)) check_weights(source, shape);
+  for (const WeightShape& shape : layer_weights(spec)) check_weights_of(source, shape);
 }
 
 }  // namespace conclave::inline v0

@@ -29,6 +29,16 @@ std::shared_ptr<const EngineAdapterTable> Engine::adapter_table(
   return nullptr;
 }
 
+std::unique_ptr<EngineRefit> Engine::begin_refit(LayerWeights&, const RefitRequest&) const {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "this device takes no refit", .hint = refits().reason()});
+}
+
+uint64_t Engine::content_hash(const LayerWeights&, std::span<const int32_t>) const {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "weights on this device have no hash", .hint = refits().reason()});
+}
+
 int64_t Engine::first_missing(const Engine&, const LayerWeights&) const { return -1; }
 
 std::unique_ptr<LayerWeights> Engine::take_over(const Engine&, const LayerWeights&,

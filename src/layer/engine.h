@@ -7,6 +7,7 @@
 #include "layer/kernel_counts.h"
 #include "layer/migration/movable_experts.h"
 #include "layer/plan_base.h"
+#include "layer/refit/engine_refit.h"
 #include "layer/regroup/peer_weights.h"
 
 #include "conclave/error.h"
@@ -107,6 +108,14 @@ class Engine {
   virtual std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                                   const WeightSource* source) const;
 
+  // Whether weights can be refitted on this device, or why not.
+  virtual Support refits() const {
+    return Support::no("layers on the CPU alone take a refit; reload serves on this device");
+  }
+  // For those that do, and for the next. What it returns lives no longer than the weights.
+  virtual std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
+                                                   const RefitRequest& request) const;
+  virtual uint64_t content_hash(const LayerWeights& weights, std::span<const int32_t> places) const;
   // For ranks that give each other their weights (regroup.h); null where weights stay on their
   // device.
   virtual const PeerWeights* peer_weights() const { return nullptr; }

@@ -1,6 +1,7 @@
 #include "layer/expert_slabs.h"
 
 #include "core/checked.h"
+#include "cpu/fresh_memory.h"
 #include "cpu/parallel.h"
 
 #include "conclave/error.h"
@@ -12,6 +13,9 @@
 
 namespace conclave::inline v0 {
 namespace {
+
+// Hashes of slabs must not depend on what memory held before.
+constexpr size_t kTailBytes = 64;
 
 // Large blocks are copied by all threads, a piece at a time.
 void copy_slab(Executor& executor, const std::byte* from, std::byte* to, size_t bytes) {
@@ -39,7 +43,13 @@ ExpertSlabs::ExpertSlabs(HostAllocator& allocator, size_t slab_bytes, size_t pla
   block->memory = cpu::Buffer(allocator, *bytes);
   each_.reserve(places);
   for (size_t place = 0; place < places; ++place) {
-    each_.push_back(block->memory.data() + place * slab_bytes);
+    std::byte* const slab = block->memory.data() + place * slab_bytes;
+    each_.push_back(slab);
+    // Slabs end at a multiple of a vector; no packing writes what that leaves behind the last one.
+    // Pages that nobody has touched are left to the threads that pack.
+    if (cpu::gives_zeros(allocator, *bytes)) continue;
+    const size_t tail = std::min(slab_bytes, kTailBytes);
+    std::memset(slab + slab_bytes - tail, 0, tail);
   }
   if (places > 0) take_block(block);
 }

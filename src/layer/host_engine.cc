@@ -6,6 +6,8 @@
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
+#include "layer/refit/content_hash.h"
+#include "layer/refit/host_refit.h"
 #include "layer/regroup/rest_bytes.h"
 #include "layer/stages/budget.h"
 #include "layer/stages/chunk.h"
@@ -145,6 +147,16 @@ class HostEngine final : public Engine, public PeerWeights {
   int64_t first_missing(const Engine& from, const LayerWeights& held) const override;
   std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
                                           const WeightSource* source) const override;
+  Support refits() const override { return Support::yes(); }
+  std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
+                                           const RefitRequest& request) const override {
+    return std::make_unique<HostRefit>(context_, plan_, static_cast<HostWeights&>(weights).packed,
+                                       request);
+  }
+  uint64_t content_hash(const LayerWeights& weights,
+                        std::span<const int32_t> places) const override {
+    return conclave::content_hash(plan_, static_cast<const HostWeights&>(weights).packed, places);
+  }
   const PeerWeights* peer_weights() const override { return this; }
   Support supported() const override;
   int64_t form_key() const override;

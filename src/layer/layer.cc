@@ -59,6 +59,14 @@ std::unique_ptr<Engine> make_engine(const EngineRequest& request, const WeightSo
             source);
 }
 
+// The expert in each place of this rank, -1 for a free one.
+std::vector<int32_t> places_in(const PlacementEpoch& epoch, const PlanBase& plan) {
+  if (epoch.number == 0) return plan.part.local_experts;
+  const auto experts = epoch.places.of_rank(plan.parallel.ep_rank)
+                           .first(static_cast<size_t>(plan.part.num_places()));
+  return {experts.begin(), experts.end()};
+}
+
 // Throws unless the caller's workspace is memory of the context's device.
 void check_kind(const Workspace& workspace, const Context& context) {
   const bool on_device = context.device_allocator() != nullptr;
@@ -84,6 +92,7 @@ Layer::Layer(const EngineRequest& request, const WeightSource& source)
   check_weights(*engine_, source);
   const OnDevice scope(*engine_);
   shared_->weights = engine_->load(source, nullptr);
+  source.check_unchanged();
   bind(nullptr);
 }
 
@@ -93,7 +102,7 @@ Layer::Layer(const Layer& other, int64_t max_tokens)
       engine_(other.engine_->with_max_tokens(max_tokens)),
       shared_(other.shared_) {
   const OnDevice scope(*engine_);
-  bind(other.runner_.get());
+  bind(&other);
 }
 
 Layer::Layer(const Layer& other, const Context& context, const ParallelSpec& parallel,
@@ -112,6 +121,7 @@ Layer::Layer(const Layer& other, const Context& context, const ParallelSpec& par
   }
   const OnDevice scope(*engine_);
   shared_->weights = engine_->take_over(*other.engine_, held, source);
+  if (source != nullptr) source->check_unchanged();
   bind(nullptr);
 }
 
@@ -128,7 +138,7 @@ Layer::Layer(const Context& context, LayerAfter after)
 std::unique_ptr<Engine> Layer::engine_on(const Context& context, const ParallelSpec& parallel,
                                          const WeightSource* source) const {
   check_complete();
-  check_at_rest();
+  shared_->epochs.check_at_rest();
   if (context.device() != context_.device()) {
     throw Error(ErrorCode::kDevice, {.what = "a layer stays on its device when its ranks change",
                                      .tensor = "context",
@@ -144,17 +154,19 @@ Layer::~Layer() {
 }
 
 // Runs last in a constructor: from then on a reload of any layer on these weights finds this one.
-void Layer::bind(const LayerRunner* like) {
+void Layer::bind(const Layer* like) {
   const std::lock_guard lock(shared_->mutex);
-  runner_ = engine_->bind(*shared_->weights, like);
+  runner_ = engine_->bind(*shared_->weights, like != nullptr ? like->runner_.get() : nullptr);
   shared_->users.push_back(this);
 }
 
 void Layer::check_complete() const {
   if (shared_->weights_complete.load(std::memory_order_acquire)) return;
-  throw Error(ErrorCode::kState,
-              {.what = "an in-place reload failed midway: this layer has no complete weights",
-               .hint = "reload again"});
+  throw Error(
+      ErrorCode::kState,
+      {.what = "an in-place reload or refit is under way, or ended midway: this layer has no "
+               "complete weights",
+       .hint = "let it end, or reload all of them"});
 }
 
 std::span<std::byte> Layer::workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own) {
@@ -177,6 +189,7 @@ void Layer::run(const LayerCall& call) const {
 
 void Layer::forward(const ForwardArgs& args) {
   const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
+  const ForwardGate::Pass pass(shared_->gate);
   check_complete();
   if (context_.device_allocator() != nullptr) {
     refuse_choice_limits(ChoiceLimits::of(args));
@@ -192,9 +205,12 @@ void Layer::forward(const ForwardArgs& args) {
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
   const EpochOffer offer = shared_->epochs.offer();
-  const CallAgreement agreed = agree_on_call(
-      {.tokens = tokens, .adapters = adapters->key, .expert_budget = args.expert_budget}, offer,
-      basis(), context_.communicator());
+  const CallAgreement agreed =
+      agree_on_call({.tokens = tokens,
+                     .adapters = adapters->key,
+                     .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire),
+                     .expert_budget = args.expert_budget},
+                    offer, basis(), context_.communicator());
   const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
   run({.args = args,
        .tokens = tokens,
@@ -213,6 +229,7 @@ void Layer::forward(const ForwardArgs& args) {
 // Binds every layer on these weights to the new ones before any of them changes.
 void Layer::reload_staged(const WeightSource& source) {
   std::unique_ptr<LayerWeights> weights = engine_->load(source, shared_->weights.get());
+  source.check_unchanged();
   const std::lock_guard lock(shared_->mutex);
   std::vector<std::unique_ptr<LayerRunner>> runners;
   for (const Layer* user : shared_->users) {
@@ -222,24 +239,13 @@ void Layer::reload_staged(const WeightSource& source) {
   shared_->weights = std::move(weights);
 }
 
-void Layer::check_at_rest() const {
-  shared_->epochs.offer();
-  if (!shared_->epochs.is_claimed()) return;
-  throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way",
-                                  .hint = "finish or destroy the migration first"});
-}
-
 Support Layer::moves_experts() const {
   if (shared_->adapters.current()->empty()) return engine_->moves_experts();
   return Support::no("they have adapters, which stay: remove these before and add them again");
 }
 
 std::vector<int32_t> Layer::places() const {
-  const EpochPointer epoch = shared_->epochs.current();
-  if (epoch->number == 0) return basis().part.local_experts;
-  const auto experts = epoch->places.of_rank(basis().parallel.ep_rank)
-                           .first(static_cast<size_t>(basis().part.num_places()));
-  return {experts.begin(), experts.end()};
+  return places_in(*shared_->epochs.current(), basis());
 }
 
 AdapterId Layer::add_adapter(const LoraAdapter& adapter) {
@@ -254,7 +260,7 @@ AdapterId Layer::add_adapter(const LoraAdapter& adapter) {
                                     .found = "0"});
   }
   check_adapter(adapter, basis().spec, max_rank);
-  check_at_rest();
+  shared_->epochs.check_at_rest(true);
   return shared_->adapters.add(
       adapter, engine_->pack_adapter(adapter, places()),
       [this](std::span<const HeldAdapter> held) { return engine_->adapter_table(held); });
@@ -272,7 +278,8 @@ void Layer::note_places() const {
 
 // Experts are packed where they lie now, not where they lay at first.
 void Layer::reload(const WeightSource& source, ReloadMode mode) {
-  check_at_rest();
+  shared_->epochs.check_at_rest();
+  const EpochClaim claim(shared_->epochs, Claimant::kRefit);
   check_weights(*engine_, source);
   note_places();
   const OnDevice scope(*engine_);
@@ -282,8 +289,35 @@ void Layer::reload(const WeightSource& source, ReloadMode mode) {
     engine_->check_fill(source, *shared_->weights);
     shared_->weights_complete.store(false, std::memory_order_release);
     engine_->fill(source, *shared_->weights);
+    source.check_unchanged();
   }
   shared_->weights_complete.store(true, std::memory_order_release);
+}
+
+RefittedLayer Layer::lend_to_refit() const {
+  struct Owners {
+    std::shared_ptr<Engine> engine;
+    std::shared_ptr<Shared> shared;
+  };
+  const auto places = [shared = shared_.get(), engine = engine_.get()] {
+    return places_in(*shared->epochs.current(), engine->plan());
+  };
+  return {.owners = std::make_shared<Owners>(engine_, shared_),
+          .engine = *engine_,
+          .weights = *shared_->weights,
+          .epochs = shared_->epochs,
+          .gate = shared_->gate,
+          .weights_complete = shared_->weights_complete,
+          .refit_epoch = shared_->refit_epoch,
+          .places = places,
+          .communicator = context_.communicator()};
+}
+
+uint64_t Layer::content_hash() const {
+  const EpochSwitch::Hold hold(shared_->epochs);
+  const ForwardGate::Pass pass(shared_->gate);
+  check_complete();
+  return engine_->content_hash(*shared_->weights, places());
 }
 
 // In the background nothing may take the weights from under a forward.
@@ -367,7 +401,8 @@ LayerStatus Layer::status() const {
   return {.forwards = shared_->forwards.load(std::memory_order_relaxed),
           .tokens = shared_->tokens.load(std::memory_order_relaxed),
           .skipped_ids = counts.skipped_ids,
-          .tokens_without_finite_logit = counts.tokens_without_finite_logit};
+          .tokens_without_finite_logit = counts.tokens_without_finite_logit,
+          .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire)};
 }
 
 }  // namespace conclave::inline v0

@@ -7,6 +7,8 @@
 #include "layer/migration/epoch_switch.h"
 #include "layer/migration/migrating_layer.h"
 #include "layer/own_workspace.h"
+#include "layer/refit/forward_gate.h"
+#include "layer/refit/layer_refit.h"
 #include "layer/regroup/regrouping.h"
 
 #include "conclave/layer.h"
@@ -52,6 +54,9 @@ class Layer {
   MigratingLayer lend() const;
   // What those need that take this layer to other ranks; valid as long as this layer.
   LayerBefore lend_to_ranks() const;
+  // The same of a refit.
+  RefittedLayer lend_to_refit() const;
+  uint64_t content_hash() const;
   LayerStatus status() const;
   // The spec as given; the plan's own says more of its scales where the source does.
   const MoeSpec& spec() const noexcept { return spec_; }
@@ -66,6 +71,8 @@ class Layer {
     std::unique_ptr<LayerWeights> weights;
     EpochSwitch epochs;
     AdapterStore adapters;
+    ForwardGate gate;  // forwards read the weights within it
+    std::atomic<uint64_t> refit_epoch{0};
     // False from the first byte an in-place reload overwrites until it completes.
     std::atomic<bool> weights_complete{true};
     std::atomic<int64_t> forwards{0};
@@ -76,11 +83,9 @@ class Layer {
 
   std::unique_ptr<Engine> engine_on(const Context& context, const ParallelSpec& parallel,
                                     const WeightSource* source) const;
-  void bind(const LayerRunner* like);
+  void bind(const Layer* like);
   Support moves_in_background() const;
   void check_complete() const;
-  // Throws Error(kState) while experts are on their way.
-  void check_at_rest() const;
   // Adapters do not move with their experts.
   Support moves_experts() const;
   // The expert in each place of this rank now, -1 for a free one.

@@ -43,11 +43,13 @@ struct MlpSizes {
 };
 
 MlpSizes sizes_of(const MlpWeights& mlp, const WeightSource& source) {
-  const WeightInfo down = source.describe({mlp.mlp, WeightMatrix::kDown});
-  return {.hidden = down.rows,
+  const WeightInfo info =
+      source.describe({mlp.mlp, mlp.packs_down ? WeightMatrix::kDown : WeightMatrix::kUp});
+  const int64_t hidden = mlp.packs_down ? info.rows : info.cols;
+  return {.hidden = hidden,
           .inner = mlp.inner.size(),
-          .inner_row_bytes = (mlp.gated ? 2 : 1) * packed_bytes(down.dtype, down.rows),
-          .down_row_bytes = packed_bytes(down.dtype, mlp.inner.size())};
+          .inner_row_bytes = (mlp.gated ? 2 : 1) * packed_bytes(info.dtype, hidden),
+          .down_row_bytes = packed_bytes(info.dtype, mlp.inner.size())};
 }
 
 // The largest number of whole granules of rows that fits, at least one granule.
@@ -56,15 +58,16 @@ int64_t rows_per_part(int64_t row_bytes, int64_t granule, int64_t part_bytes) {
   return std::max<int64_t>(fitting / granule, 1) * granule;
 }
 
-std::vector<ExpertPart> cut_expert(const MlpSizes& sizes, const experts::PackGranule& granule,
+std::vector<ExpertPart> cut_expert(const MlpWeights& mlp, const MlpSizes& sizes,
                                    int64_t part_bytes) {
+  const experts::PackGranule granule = mlp.kernel.pack_granule();
   std::vector<ExpertPart> parts;
   const int64_t inner_rows = rows_per_part(sizes.inner_row_bytes, granule.inner_rows, part_bytes);
-  for (int64_t row = 0; row < sizes.inner; row += inner_rows) {
+  for (int64_t row = 0; mlp.packs_gate_up && row < sizes.inner; row += inner_rows) {
     parts.push_back({.inner_begin = row, .inner_end = std::min(row + inner_rows, sizes.inner)});
   }
   const int64_t hidden_rows = rows_per_part(sizes.down_row_bytes, granule.hidden_rows, part_bytes);
-  for (int64_t row = 0; row < sizes.hidden; row += hidden_rows) {
+  for (int64_t row = 0; mlp.packs_down && row < sizes.hidden; row += hidden_rows) {
     parts.push_back({.hidden_begin = row, .hidden_end = std::min(row + hidden_rows, sizes.hidden)});
   }
   return parts;
@@ -173,7 +176,7 @@ void pack_experts(const Context& context, Executor& executor, const MlpWeights& 
       mlp.quant != nullptr && (mlp.quant->gate_up_codes.dtype || mlp.quant->down_codes.dtype);
   const int64_t scratch = static_cast<int64_t>(scratch_bytes) / workers;
   const int64_t part_bytes = std::min(kMostPartBytes, has_narrow_codes ? scratch / 7 * 4 : scratch);
-  const std::vector<ExpertPart> parts = cut_expert(sizes, mlp.kernel.pack_granule(), part_bytes);
+  const std::vector<ExpertPart> parts = cut_expert(mlp, sizes, part_bytes);
   std::vector<BlockLoader> loaders;
   loaders.reserve(static_cast<size_t>(workers));
   for (int32_t worker = 0; worker < workers; ++worker) loaders.emplace_back(source);

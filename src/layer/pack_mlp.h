@@ -26,6 +26,8 @@ struct MlpWeights {
   const QuantSpec* quant = nullptr;          // for matrices of codes; null: plain ones
   std::span<std::byte* const> gate_up = {};  // [places] slabs
   std::span<std::byte* const> down = {};
+  bool packs_gate_up = true;  // false: these slabs stay, and the source is not asked for them
+  bool packs_down = true;
   std::string_view progress_phase = {};  // empty: no progress is reported
 };
 

@@ -8,6 +8,7 @@
 #include "layer/plan.h"
 #include "layer/router_vectors.h"
 #include "quant/code_meaning.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/context.h"
 #include "conclave/weights.h"
@@ -34,6 +35,8 @@ struct PackedWeights {
   LentExperts lent_experts;
   LentExperts lent_shared;
   LentExperts lent_residual;
+  // XXH3-64 of the matrices below as their source had them.
+  WeightTable<uint64_t> stored_hashes;
   std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
   std::unique_ptr<gemm::DenseProduct> shared_gate;  // null except for SharedMode::kSigmoidGate
   std::unique_ptr<gemm::DenseProduct> mix_gate;     // null except for SharedMode::kSoftmaxMix
@@ -52,6 +55,8 @@ struct PackedWeights {
 // Checks that `source` holds all weights of the spec in their shapes and types; reads nothing.
 // Throws Error(kTensorMissing, kTensorShape, kTensorDType) naming the tensor.
 void check_source(const MoeSpec& spec, const WeightSource& source);
+// The same for one kind of weights.
+void check_weights_of(const WeightSource& source, const WeightShape& shape);
 
 // For an in-place reload: throws Error(kState) unless `source` has what the plan reads in place
 // where `weights` have it.

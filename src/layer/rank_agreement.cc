@@ -53,6 +53,14 @@ void check_adapters(int64_t largest, int64_t least, const char* phase) {
                   "order, between the same forwards");
 }
 
+void check_refits(int64_t least, int64_t most, const char* phase) {
+  if (least == most) return;
+  throw CommError(ErrorCode::kCommMismatch, -1, phase,
+                  "ranks have weights of refit epochs " + std::to_string(least) + " to " +
+                      std::to_string(most) +
+                      "; refit all of them to one epoch, larger than each of these");
+}
+
 // One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
 // Slices whose experts are on their way to different places stay where they are.
 EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
@@ -60,10 +68,12 @@ EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
   const int64_t tokens = call.tokens;
   const EpochBounds mine = bounds_of(offer);
   const int64_t key = offer.next != nullptr ? offer.next->key : -1;
-  const auto largest = largest_of(
-      std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready, key, -key,
-                 call.expert_budget, -call.expert_budget, call.adapters, -call.adapters},
-      *part.tensor_communicator, kTokensPhase);
+  const auto refit = static_cast<int64_t>(call.refit_epoch);
+  const auto largest =
+      largest_of(std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready,
+                            key, -key, call.expert_budget, -call.expert_budget, call.adapters,
+                            -call.adapters, refit, -refit},
+                 *part.tensor_communicator, kTokensPhase);
   if (largest[0] != -largest[1]) {
     throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
                     "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
@@ -71,6 +81,7 @@ EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
   }
   check_budgets(-largest[8], largest[7], kTokensPhase);
   check_adapters(largest[9], -largest[10], kTokensPhase);
+  check_refits(-largest[12], largest[11], kTokensPhase);
   const bool same_target = largest[5] == -largest[6];
   return {.least_current = -largest[3],
           .most_current = largest[2],
@@ -158,13 +169,16 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
   int64_t chunks = num_chunks(call.tokens, plan.chunk_rule.value_or(uncut));
   if (exchanges_tokens(plan)) {
-    const auto largest = largest_of(
-        std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
-                   call.expert_budget, -call.expert_budget, call.adapters, -call.adapters},
-        *communicator, kChunksPhase);
+    const auto refit = static_cast<int64_t>(call.refit_epoch);
+    const auto largest =
+        largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
+                              call.expert_budget, -call.expert_budget, call.adapters,
+                              -call.adapters, refit, -refit},
+                   *communicator, kChunksPhase);
     check_budgets(-largest[5], largest[4], kChunksPhase);
     chunks = largest[0];
     check_adapters(largest[6], -largest[7], kChunksPhase);
+    check_refits(-largest[9], largest[8], kChunksPhase);
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
   }
   check_epochs(bounds);

@@ -26,6 +26,7 @@ bool exchanges_tokens(const PlanBase& plan);
 struct CallOffer {
   int64_t tokens = 0;
   int64_t adapters = 0;       // AdapterSet::key
+  uint64_t refit_epoch = 0;   // the weights that this rank has are of it
   int64_t expert_budget = 0;  // every rank or none takes part in its exchange
 };
 struct CallAgreement {
@@ -34,8 +35,8 @@ struct CallAgreement {
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
-// where numbers of tokens differ, or budgets, adapters or epochs: here, or, where a forward only
-// enqueues, from the sum over ranks.
+// where numbers of tokens differ, or budgets, adapters, refits or epochs: here, or, where a forward
+// only enqueues, from the sum over ranks.
 CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of

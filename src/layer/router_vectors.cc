@@ -80,24 +80,35 @@ RouterVectors RouterVectors::copy() const {
   return vectors;
 }
 
-RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source) {
+void read_router_vectors(const MoeSpec& spec, const WeightSource& source,
+                         const WantedWeights& wants, RouterVectors& vectors) {
   const RouterSpec& router = spec.router;
-  const auto floats = [&](WeightId id, bool wanted) {
-    return wanted ? read_floats(source, id) : std::vector<float>();
+  RouterVectors next = vectors.copy();
+  const auto read = [&](WeightId id, bool is_there, std::vector<float>& values) {
+    if (is_there && wants(id)) values = read_floats(source, id);
   };
-  RouterVectors vectors{
-      .logit_bias = floats(weights::kRouterBias, spec.has_gate && router.has_logit_bias),
-      .input_scale = floats(weights::kRouterInputScale, spec.has_gate && router.input_norm.enabled),
-      .selection_bias = floats(weights::kSelectionBias, router.has_selection_bias),
-      .expert_scale = floats(weights::kExpertScale, router.has_expert_scale),
-      .global_scale = floats(weights::kGlobalScale, router.has_global_scale),
-      .own = {}};
-  check_selection_bias(source, vectors.selection_bias);
+  read(weights::kRouterBias, spec.has_gate && router.has_logit_bias, next.logit_bias);
+  read(weights::kRouterInputScale, spec.has_gate && router.input_norm.enabled, next.input_scale);
+  read(weights::kSelectionBias, router.has_selection_bias, next.selection_bias);
+  read(weights::kExpertScale, router.has_expert_scale, next.expert_scale);
+  read(weights::kGlobalScale, router.has_global_scale, next.global_scale);
+  if (wants(weights::kSelectionBias)) check_selection_bias(source, next.selection_bias);
   for (const routing::SizedRouterTensor& own : routing::router_tensors_of(spec)) {
-    if (!own.tensor->id || source.describe(*own.tensor->id).count == 0) continue;
+    if (!own.tensor->id || !wants(*own.tensor->id)) continue;
+    std::erase_if(next.own, [&](const RouterVectors::Own& one) {
+      return one.tensor.tensor->id == own.tensor->id;
+    });
+    if (source.describe(*own.tensor->id).count == 0) continue;
     Tensor stored = read_matrix(source, *own.tensor->id);
-    vectors.own.push_back({own, checked_router_tensor(spec, source, own, std::move(stored))});
+    next.own.push_back({own, checked_router_tensor(spec, source, own, std::move(stored))});
   }
+  vectors = std::move(next);
+}
+
+RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source) {
+  RouterVectors vectors;
+  read_router_vectors(
+      spec, source, [](WeightId) { return true; }, vectors);
   return vectors;
 }
 

@@ -8,6 +8,7 @@
 #include "conclave/weights.h"
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -40,8 +41,15 @@ void check_selection_bias(const WeightSource& source, const std::vector<float>& 
 Tensor checked_router_tensor(const MoeSpec& spec, const WeightSource& source,
                              const routing::SizedRouterTensor& tensor, Tensor stored);
 
-// Reads a source that check_source has accepted. Throws Error(kInvalidArgument) for a NaN in the
-// selection bias, which has no order, and what checked_router_tensor throws.
+// Whether a weight of the layer is to be read.
+using WantedWeights = std::function<bool(WeightId id)>;
+
+// Reads a source that check_source has accepted, those weights that are wanted; others stay. Throws
+// Error(kInvalidArgument) for a NaN in the selection bias, which has no order, and what
+// checked_router_tensor throws; then all of them have stayed.
+void read_router_vectors(const MoeSpec& spec, const WeightSource& source,
+                         const WantedWeights& wants, RouterVectors& vectors);
+// All of them.
 RouterVectors read_router_vectors(const MoeSpec& spec, const WeightSource& source);
 
 }  // namespace conclave::inline v0

@@ -33,6 +33,7 @@ std::vector<int32_t> all_places(const ExpertSlabs& slabs) {
 
 // What every rank has whole.
 void copy_rest(const PackedWeights& from, HostAllocator& allocator, PackedWeights& to) {
+  to.stored_hashes = from.stored_hashes;
   to.gate = copy_of(from.gate, allocator);
   to.shared_gate = copy_of(from.shared_gate, allocator);
   to.mix_gate = copy_of(from.mix_gate, allocator);

@@ -125,6 +125,8 @@ void WeightSource::release(WeightId, int64_t, const WeightBlock&) const {}
 
 MemoryKind WeightSource::memory() const { return MemoryKind::kHost; }
 
+void WeightSource::check_unchanged() const {}
+
 std::string WeightSource::locate(WeightId id, int64_t expert) const {
   return to_string(id) + " of expert " + std::to_string(expert);
 }

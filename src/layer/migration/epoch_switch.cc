@@ -5,6 +5,26 @@
 #include <utility>
 
 namespace conclave::inline v0 {
+namespace {
+
+void check_addressable(const PlacementEpoch& epoch) {
+  if (epoch.places.is_addressable()) return;
+  throw Error(ErrorCode::kState,
+              {.what = "a placement update without spare places ended midway: some expert lies "
+                       "in a temporary place",
+               .hint = "call update_placement again"});
+}
+
+[[noreturn]] void refuse(Claimant claimant) {
+  if (claimant == Claimant::kRefit) {
+    throw Error(ErrorCode::kState, {.what = "a refit of this layer is under way",
+                                    .hint = "commit it or roll it back first"});
+  }
+  throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way already",
+                                  .hint = "finish or destroy the migration first"});
+}
+
+}  // namespace
 
 EpochPointer EpochSwitch::current() const {
   const std::lock_guard lock(mutex_);
@@ -13,12 +33,7 @@ EpochPointer EpochSwitch::current() const {
 
 EpochOffer EpochSwitch::offer() const {
   const std::lock_guard lock(mutex_);
-  if (!current_->places.is_addressable()) {
-    throw Error(ErrorCode::kState,
-                {.what = "a placement update without spare places ended midway: some expert lies "
-                         "in a temporary place",
-                 .hint = "call update_placement again"});
-  }
+  check_addressable(*current_);
   return {.current = current_, .next = next_};
 }
 
@@ -33,24 +48,38 @@ EpochPointer EpochSwitch::take(const EpochOffer& offer, uint64_t agreed) {
   return offer.next;
 }
 
-void EpochSwitch::claim() {
+void EpochSwitch::claim(Claimant claimant) {
   const std::lock_guard lock(mutex_);
-  if (claimed_) {
-    throw Error(ErrorCode::kState, {.what = "experts of this layer are on their way already",
-                                    .hint = "finish or destroy the migration first"});
+  if (claimed_) refuse(*claimed_);
+  if (holds_ > 0 && claimant == Claimant::kMigration) {
+    throw Error(ErrorCode::kState, {.what = "the contents of this layer are being read",
+                                    .hint = "move its experts afterwards"});
   }
-  claimed_ = true;
+  claimed_ = claimant;
 }
 
 void EpochSwitch::release() {
   const std::lock_guard lock(mutex_);
-  claimed_ = false;
+  claimed_.reset();
   next_ = nullptr;
 }
 
-bool EpochSwitch::is_claimed() const {
+void EpochSwitch::check_at_rest(bool refits_pass) const {
   const std::lock_guard lock(mutex_);
-  return claimed_;
+  check_addressable(*current_);
+  if (claimed_ && !(refits_pass && claimed_ == Claimant::kRefit)) refuse(*claimed_);
+}
+
+EpochSwitch::Hold::Hold(EpochSwitch& epochs) : epochs_(epochs) {
+  epochs_.check_at_rest(true);
+  const std::lock_guard lock(epochs_.mutex_);
+  if (epochs_.claimed_ == Claimant::kMigration) refuse(Claimant::kMigration);
+  ++epochs_.holds_;
+}
+
+EpochSwitch::Hold::~Hold() {
+  const std::lock_guard lock(epochs_.mutex_);
+  --epochs_.holds_;
 }
 
 void EpochSwitch::prepare(EpochPointer next) {

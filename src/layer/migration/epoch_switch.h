@@ -9,10 +9,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 namespace conclave::inline v0 {
 
 using EpochPointer = std::shared_ptr<const PlacementEpoch>;
+
+// Those who change a layer's weights or their places, one at a time.
+enum class Claimant : uint8_t { kMigration, kRefit };
 
 // What a rank brings to the agreement of a forward.
 struct EpochOffer {
@@ -32,10 +36,24 @@ class EpochSwitch {
   // Takes up the epoch that all ranks agreed on, and returns it.
   EpochPointer take(const EpochOffer& offer, uint64_t agreed);
 
-  // One migration at a time. Throws Error(kState) if one is under way.
-  void claim();
+  // Throws Error(kState) if someone else has claimed it.
+  void claim(Claimant claimant = Claimant::kMigration);
   void release();  // also withdraws what is prepared
-  bool is_claimed() const;
+  // Throws Error(kState) while experts are on their way, or, without `refits_pass`, while a refit
+  // is under way.
+  void check_at_rest(bool refits_pass = false) const;
+
+  // Keeps a layer whose experts are read in place of a forward from being claimed by a migration.
+  class Hold {
+   public:
+    explicit Hold(EpochSwitch& epochs);
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    ~Hold();
+
+   private:
+    EpochSwitch& epochs_;
+  };
 
   // For the migration: every move to `next` is done on this rank.
   void prepare(EpochPointer next);
@@ -48,7 +66,23 @@ class EpochSwitch {
   mutable std::condition_variable changed_;
   EpochPointer current_;
   EpochPointer next_;
-  bool claimed_ = false;
+  std::optional<Claimant> claimed_;
+  int32_t holds_ = 0;
+};
+
+// Releases what it has claimed.
+class EpochClaim {
+ public:
+  explicit EpochClaim(EpochSwitch& epochs, Claimant claimant = Claimant::kMigration)
+      : epochs_(epochs) {
+    epochs_.claim(claimant);
+  }
+  EpochClaim(const EpochClaim&) = delete;
+  EpochClaim& operator=(const EpochClaim&) = delete;
+  ~EpochClaim() { epochs_.release(); }
+
+ private:
+  EpochSwitch& epochs_;
 };
 
 }  // namespace conclave::inline v0

@@ -15,18 +15,6 @@ namespace {
 
 constexpr const char* kPhase = "migration: agree on the slots";
 
-// Keeps other migrations away from a layer.
-class Claim {
- public:
-  explicit Claim(EpochSwitch& epochs) : epochs_(epochs) { epochs_.claim(); }
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
-  ~Claim() { epochs_.release(); }
-
- private:
-  EpochSwitch& epochs_;
-};
-
 class Update {
  public:
   explicit Update(const UpdateRequest& request)
@@ -150,7 +138,7 @@ class Update {
   const UpdateRequest& request_;
   Communicator* communicator_;
   const std::atomic<bool> stopped_{false};
-  std::optional<Claim> claim_;
+  std::optional<EpochClaim> claim_;
   std::optional<MoveRounds> rounds_;
 };
 

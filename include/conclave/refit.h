@@ -1,0 +1,105 @@
+// Refit: new weights for a layer that serves, as a transaction. A forward sees the old weights or
+// the new ones, never a mixture; what fails leaves the old ones.
+#pragma once
+
+#include "conclave/context.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+class MoeLayer;
+
+// The weights that change; both empty: all. `tensors` alone: these of all experts; `experts` alone:
+// everything of these routed experts; both: of the routed tensors those of these experts, of other
+// tensors all. Tensors that are packed together change together: gate and up of an expert with all
+// of their planes, down with its own. Naming one of them reads all of them from the source.
+struct RefitScope {
+  std::vector<int32_t> experts = {};   // routed experts, in [0, E)
+  std::vector<WeightId> tensors = {};  // any plane of the matrices; weights of the layer itself
+};
+
+enum class RefitMode : uint8_t {
+  kStaged,      // packed beside the old ones while forwards run; commit hands the memory over, so
+                // that experts that were named have new addresses. Others keep theirs, unless more
+                // than a quarter of the memory changes: then all of it is new
+  kStagedCopy,  // packed beside too, and commit copies it over the old ones: addresses stay, and
+                // forwards wait for the copy
+  kInPlace,     // packed over the old ones: addresses stay, no expert is held twice, and forward
+                // throws Error(kState) from the first stage to commit
+};
+
+struct RefitOptions {
+  RefitMode mode = RefitMode::kStaged;
+  RefitScope scope = {};
+  // The number that the layer has after commit, larger than the one it has: a trainer's step. 0:
+  // one more. Ranks must name the same.
+  uint64_t epoch = 0;
+  // The threads that pack. Null: the calling thread alone, so that forwards keep the context's.
+  // Forwards that use this executor too wait for all that a stage packs.
+  Executor* executor = nullptr;
+};
+
+// One transaction of a layer and of those that share its weights (with_max_tokens); begun by the
+// constructor, ended by commit, rollback or the destructor. The context must outlive it. Calls from
+// one thread at a time, concurrent with forwards of other threads. Until it ends, another refit,
+// reload, update_placement and Migration throw Error(kState).
+class CONCLAVE_API Refit {
+ public:
+  // Throws Error: kInvalidArgument for an expert or tensor that the layer does not have, or an
+  // epoch that is not larger; kUnsupported with the reason: a layer on a GPU, a part of experts
+  // that are read in place (WeightUse); kState if a migration or refit is under way, or if the
+  // layer has no complete weights and the scope is not all of them; kOutOfMemory.
+  explicit Refit(MoeLayer& layer, const RefitOptions& options = {});
+  Refit(const Refit&) = delete;
+  Refit& operator=(const Refit&) = delete;
+  // Rolls back unless it is committed.
+  ~Refit();
+
+  // Reads and packs the whole scope, or a part of it, so that weights may come in several pieces;
+  // what is staged again replaces what was. The source is read within the call, unless experts are
+  // read in place, and needs no more than what is named, except that steps of rows
+  // (WeightPlane::kInputScale) are read of all experts. Shapes, types and values are checked as by
+  // create, of all that is named before any of it is packed. Throws as create does for a source,
+  // what the source throws, and Error(kInvalidArgument) for a part outside the scope. Then the
+  // transaction goes on, and what failed may be staged again. Afterwards kInPlace has overwritten
+  // some weights, unless a check threw.
+  void stage(const WeightSource& source);
+  void stage(const WeightSource& source, const RefitScope& part);
+
+  // Makes the staged weights the layer's between two forwards: waits for those under way, keeps
+  // new ones waiting meanwhile, and allocates nothing. Where ranks share a layer it is collective
+  // over the layer's communicators, as a forward is, with the same scope on every rank; all of them
+  // go to the new epoch or none does. A rank whose stage failed calls it as well: the others learn
+  // of it and throw CommError(kCommMismatch). Ranks with Reduce::kPartial act alone. Throws
+  // Error(kState) naming a part of the scope that is not staged, CommError. The transaction goes on
+  // then.
+  void commit();
+
+  // Ends it with the old weights. Of kInPlace, once it has overwritten something, the layer has no
+  // complete weights: forward throws Error(kState) until all of them are reloaded or refitted.
+  // Other ranks are not told: their commit ends with the communicator's deadline.
+  void rollback() noexcept;
+
+  // True once all of the scope is staged.
+  bool is_staged() const;
+
+  // XXH3-64 of what this rank holds: equal for layers of one plan with equal weights, whatever way
+  // these came, and whatever the order of experts' places. It covers, in this order, each routed
+  // expert's number and packed slabs, shared experts, the residual MLP, the layer's own matrices
+  // and vectors, and steps of rows; no adapters. Reads all of it on the calling thread, beside
+  // forwards; a commit waits. Throws Error(kUnsupported) on a GPU; kState while experts are on
+  // their way or without complete weights.
+  static uint64_t content_hash(const MoeLayer& layer);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,70 @@
+// A refit as a transaction of a layer: what is staged, what ranks agree on, and when forwards see
+// it.
+#pragma once
+
+#include "layer/engine.h"
+#include "layer/migration/epoch_switch.h"
+#include "layer/refit/engine_refit.h"
+#include "layer/refit/forward_gate.h"
+#include "layer/weight_parts.h"
+
+#include "conclave/comm.h"
+#include "conclave/refit.h"
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace conclave::inline v0 {
+
+// A layer as a refit sees it: the parts that outlive the layer itself.
+struct RefittedLayer {
+  std::shared_ptr<const void> owners;  // keeps all that follows
+  const Engine& engine;
+  LayerWeights& weights;
+  EpochSwitch& epochs;
+  ForwardGate& gate;
+  std::atomic<bool>& weights_complete;
+  std::atomic<uint64_t>& refit_epoch;
+  // The expert in each place now, to be asked once the epoch is claimed.
+  std::function<std::vector<int32_t>()> places;
+  Communicator* communicator = nullptr;  // the context's
+};
+
+class LayerRefit {
+ public:
+  // All of it as conclave/refit.h says.
+  LayerRefit(RefittedLayer layer, const RefitOptions& options);
+  LayerRefit(const LayerRefit&) = delete;
+  LayerRefit& operator=(const LayerRefit&) = delete;
+  ~LayerRefit() { rollback(); }
+
+  void stage(const WeightSource& source, const RefitScope& part);
+  void commit();
+  void rollback() noexcept;
+  bool is_staged() const { return staged_.covers(scope_); }
+
+ private:
+  void check_open() const;
+  void begin();
+  void begin_overwriting();
+  std::exception_ptr failure() const;
+  void agree(std::exception_ptr failure) const;
+
+  RefittedLayer layer_;
+  RefitMode mode_;
+  uint64_t epoch_;
+  Executor* executor_;
+  RefitUnits scope_;
+  RefitUnits staged_;
+  std::exception_ptr stage_failure_;
+  CallingThread calling_thread_;
+  std::optional<EpochClaim> claim_;  // while the transaction is open
+  std::unique_ptr<EngineRefit> engine_refit_;
+};
+
+}  // namespace conclave::inline v0

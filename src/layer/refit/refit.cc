@@ -1,0 +1,31 @@
+#include "conclave/refit.h"
+
+#include "layer/moe_layer_impl.h"
+#include "layer/refit/layer_refit.h"
+
+namespace conclave::inline v0 {
+
+struct Refit::Impl {
+  LayerRefit refit;
+};
+
+Refit::Refit(MoeLayer& layer, const RefitOptions& options)
+    : impl_(new Impl{LayerRefit(layer.impl_->layer.lend_to_refit(), options)}) {}
+
+Refit::~Refit() = default;
+
+void Refit::stage(const WeightSource& source) { impl_->refit.stage(source, {}); }
+
+void Refit::stage(const WeightSource& source, const RefitScope& part) {
+  impl_->refit.stage(source, part);
+}
+
+void Refit::commit() { impl_->refit.commit(); }
+
+void Refit::rollback() noexcept { impl_->refit.rollback(); }
+
+bool Refit::is_staged() const { return impl_->refit.is_staged(); }
+
+uint64_t Refit::content_hash(const MoeLayer& layer) { return layer.impl_->layer.content_hash(); }
+
+}  // namespace conclave::inline v0
