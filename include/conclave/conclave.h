@@ -30,6 +30,7 @@
 #include "conclave/routing.h"
 #include "conclave/routing_record.h"
 #include "conclave/safetensors.h"
+#include "conclave/shared_weights.h"
 #include "conclave/spec.h"
 #include "conclave/stream.h"
 #include "conclave/synthetic.h"
