@@ -61,6 +61,7 @@ from conclave.recording import (
     RoutingReplay,
     compare_routing,
 )
+from conclave.refit import Refit, SharedWeights, SharedWeightsWriter
 from conclave.routing import (
     RoutingMethodType,
     fused_topk,
@@ -146,6 +147,7 @@ __all__ = [
     "ParallelSpec",
     "QuantSpec",
     "RecordedLayer",
+    "Refit",
     "ResidualMlpSpec",
     "RouterInputNorm",
     "RouterSpec",
@@ -156,6 +158,8 @@ __all__ = [
     "RoutingRecorder",
     "RoutingReplay",
     "SharedExpertSpec",
+    "SharedWeights",
+    "SharedWeightsWriter",
     "SimulatedRouting",
     "Survivors",
     "Transport",

@@ -10,10 +10,12 @@ from typing import Any
 from conclave import _conclave, _frameworks, _gradients, _limits, _runtime
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
+from conclave._weights import given_weights
 from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.ranks import Communicator
+from conclave.refit import Refit, begin_refit
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
@@ -41,6 +43,7 @@ class LayerStats:
     tokens_without_finite_logit: int
     expert_load: tuple[int, ...] | None  # rows of each expert [E]; None if they are not counted
     timings_ns: dict[str, int] | None  # route, dispatch, experts, shared, combine, total; CPU only
+    refit_epoch: int = 0  # the number of the last refit that was committed
 
     @property
     def balance(self) -> float | None:
@@ -200,7 +203,7 @@ class Layer:
         Raises:
             Error: naming the argument, with what was expected and found.
         """
-        given = _given(weights)
+        given = given_weights(weights)
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         orders = (gate_up_order, shared_gate_up_order)
         given, orders = as_loaded(given, orders, transposed, fields)
@@ -425,7 +428,7 @@ class Layer:
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
         orders = (gate_up_order, shared_gate_up_order)
-        given, orders = as_loaded(_given(weights), orders, transposed, self._core.spec())
+        given, orders = as_loaded(given_weights(weights), orders, transposed, self._core.spec())
         self._core.reload_from_arrays(
             given,
             mode,
@@ -433,6 +436,46 @@ class Layer:
             transposed,
             list(expert_map) if expert_map is not None else [],
         )
+
+    def refit(
+        self,
+        *,
+        mode: str = "staged",
+        experts: Sequence[int] | None = None,
+        tensors: Sequence[str] | None = None,
+        epoch: int | None = None,
+        threads: int = 1,
+    ) -> Refit:
+        """Begins a transaction that gives the layer new weights, or a part of them, while it
+        serves: a forward sees the old or the new ones, never a mixture.
+
+            with layer.refit(experts=[3, 5]) as refit:
+                refit.stage(gate_up=gate_up, down=down)
+
+        Args:
+            mode: "staged" packs beside the old weights, and the commit hands the memory over;
+                "staged_copy" packs beside them too, and the commit copies into the memory that the
+                layer has, which keeps its addresses; "in_place" overwrites, for which forwards are
+                refused until the commit.
+            experts: routed experts that change; by default all. Alone: everything of these.
+            tensors: what changes, by the names of `from_tensors`; by default all. Gate and up of an
+                expert change together with all of their planes, and down with its own.
+            epoch: the number that `stats` shows after the commit, such as a trainer's step; by
+                default one more.
+            threads: that pack, beside those of forwards.
+
+        Raises:
+            ConclaveValueError: an expert or tensor that the layer does not have, or an epoch that
+                is not larger.
+            ConclaveRuntimeError: another refit or a migration is under way.
+            ConclaveUnsupportedError: a layer on a GPU.
+        """
+        return begin_refit(self, mode, experts, tensors, epoch, threads)
+
+    def content_hash(self) -> int:
+        """XXH3-64 of the weights that this rank holds: equal for layers of one plan with equal
+        weights, whatever way these came. Reads all of them."""
+        return _conclave.content_hash(self._core)
 
     def update_placement(
         self,
@@ -519,7 +562,7 @@ class Layer:
             if self.placement_epoch > 0:
                 before = _conclave.with_slots(before, *self._core.slots())
             split = _conclave.without_ranks(self.spec.num_experts, before, list(old_ranks), rank)
-        given = _given(weights)
+        given = given_weights(weights)
         if checkpoint is None and not given:
             return type(self)(self._core.on_ranks(context, split))
         if checkpoint is not None:
@@ -717,14 +760,3 @@ def source_of(
     if isinstance(opened, Feed):
         return None, opened._core, layer
     return opened._core, None, layer
-
-
-def _given(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights that there are, finished on their device. Raises where autograd would expect
-    gradients of them, which no forward computes."""
-    given = {name: value for name, value in weights.items() if value is not None}
-    _gradients.refuse(given)
-    for value in given.values():
-        first = value[0] if isinstance(value, (list, tuple)) and value else value
-        _frameworks.synchronize(first)
-    return given

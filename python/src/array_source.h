@@ -27,6 +27,8 @@ class ArraySource final : public WeightSource {
   }
   std::string locate(WeightId id, int64_t expert) const override;
 
+  // Whether the arrays have this expert's matrix.
+  bool has(WeightId id, int64_t expert) const { return is_here(id, expert); }
   const ArrayDevice& device() const noexcept { return device_; }
 
  private:

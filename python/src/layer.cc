@@ -223,6 +223,12 @@ std::unique_ptr<Migration> PyLayer::begin_migration(const ExpertSlots& slots,
   return std::make_unique<Migration>(*plans_.back(), slots, options);
 }
 
+std::unique_ptr<Refit> PyLayer::begin_refit(const RefitOptions& options) {
+  const nb::gil_scoped_release released;
+  const std::lock_guard lock(state_.get().plans_mutex);
+  return std::make_unique<Refit>(*plans_.back(), options);
+}
+
 std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {
   std::vector<int64_t> load(static_cast<size_t>(layer().spec().num_experts));
   if (queue_) {
@@ -259,6 +265,7 @@ nb::dict PyLayer::stats() {
   dict["tokens"] = status.tokens;
   dict["skipped_ids"] = status.skipped_ids;
   dict["tokens_without_finite_logit"] = status.tokens_without_finite_logit;
+  dict["refit_epoch"] = status.refit_epoch;
   dict["expert_load"] = counts_ ? nb::cast(load) : nb::none();
   dict["timings"] = counts_ && !queue_ ? nb::object(timings_of(timings)) : nb::none();
   return dict;

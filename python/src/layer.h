@@ -11,6 +11,7 @@
 #include "conclave/device_queue.h"
 #include "conclave/layer.h"
 #include "conclave/migration.h"
+#include "conclave/refit.h"
 #include "conclave/regroup.h"
 
 #include <atomic>
@@ -68,6 +69,8 @@ class PyLayer {
   // Beside forwards; what it points at must outlive it.
   std::unique_ptr<Migration> begin_migration(const ExpertSlots& slots,
                                              const MigrationOptions& options);
+  // The same.
+  std::unique_ptr<Refit> begin_refit(const RefitOptions& options);
 
   // Plans for calls of up to `max_tokens` from now on, with the weights that are already packed.
   void plan_for(int64_t max_tokens);

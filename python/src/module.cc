@@ -9,6 +9,7 @@
 #include "methods.h"
 #include "permute.h"
 #include "record.h"
+#include "refit.h"
 #include "routing.h"
 #include "tool.h"
 #include "tuning.h"
@@ -26,6 +27,8 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_methods(module);
   conclave::python::bind_tuning(module);
   conclave::python::bind_layer(module);
+  conclave::python::bind_refit(module);
+  conclave::python::bind_shared_weights(module);
   conclave::python::bind_routing(module);
   conclave::python::bind_record(module);
   conclave::python::bind_permute(module);

@@ -90,6 +90,9 @@ constexpr Word<GateUpOrder> kGateUpOrders[] = {
     CONCLAVE_WORD("single", GateUpOrder, kSingle)};
 constexpr Word<ReloadMode> kReloadModes[] = {CONCLAVE_WORD("staged", ReloadMode, kStaged),
                                              CONCLAVE_WORD("in_place", ReloadMode, kInPlace)};
+constexpr Word<RefitMode> kRefitModes[] = {CONCLAVE_WORD("staged", RefitMode, kStaged),
+                                           CONCLAVE_WORD("staged_copy", RefitMode, kStagedCopy),
+                                           CONCLAVE_WORD("in_place", RefitMode, kInPlace)};
 constexpr Word<WhenFull> kWhenFull[] = {CONCLAVE_WORD("drop_oldest", WhenFull, kDropOldest),
                                         CONCLAVE_WORD("drop_newest", WhenFull, kDropNewest),
                                         CONCLAVE_WORD("error", WhenFull, kError)};
@@ -136,6 +139,7 @@ std::span<const Word<ChunkOrder>> words(ChunkOrder) { return kChunkOrders; }
 std::span<const Word<Determinism>> words(Determinism) { return kDeterminisms; }
 std::span<const Word<GateUpOrder>> words(GateUpOrder) { return kGateUpOrders; }
 std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }
+std::span<const Word<RefitMode>> words(RefitMode) { return kRefitModes; }
 std::span<const Word<WhenFull>> words(WhenFull) { return kWhenFull; }
 std::span<const Word<ExpertSet>> words(ExpertSet) { return kExpertSets; }
 std::span<const Word<WeightPlane>> words(WeightPlane) { return kPlanes; }

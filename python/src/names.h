@@ -4,6 +4,7 @@
 #include "conclave/checkpoint.h"
 #include "conclave/layer.h"
 #include "conclave/methods.h"
+#include "conclave/refit.h"
 #include "conclave/routing_record.h"
 #include "conclave/spec.h"
 #include "conclave/weights.h"
@@ -45,6 +46,7 @@ std::span<const Word<ChunkOrder>> words(ChunkOrder of);
 std::span<const Word<Determinism>> words(Determinism of);
 std::span<const Word<GateUpOrder>> words(GateUpOrder of);
 std::span<const Word<ReloadMode>> words(ReloadMode of);
+std::span<const Word<RefitMode>> words(RefitMode of);
 std::span<const Word<WhenFull>> words(WhenFull of);
 std::span<const Word<ExpertSet>> words(ExpertSet of);
 std::span<const Word<WeightPlane>> words(WeightPlane of);

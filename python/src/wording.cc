@@ -44,6 +44,7 @@ Wording make_wording() {
   add_words<Determinism>("determinism", wording);
   add_words<GateUpOrder>("gate_up_order", wording);
   add_words<ReloadMode>("mode", wording);
+  add_words<RefitMode>("mode", wording);
   add_words<WhenFull>("when_full", wording);
   add_words<ExpertSet>("experts", wording);
   return wording;

@@ -1,0 +1,272 @@
+"""New weights for a layer that serves, as a transaction, and weights that processes share."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from conclave import _conclave
+from conclave._shapes import as_loaded
+from conclave._weights import given_weights
+from conclave.checkpoint import Checkpoint, Feed
+from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.spec import MoeSpec, to_dict
+
+if TYPE_CHECKING:
+    from conclave.layer import Layer
+
+# Arrays with an entry for each routed expert.
+_ROUTED = re.compile(r"(gate_up|gate|up|down)(_|$)")
+
+Array = Any  # numpy, torch, or anything with __dlpack__
+
+
+def _map_of(experts: Sequence[int] | None, num_experts: int) -> list[int]:
+    """The index of each expert in arrays that hold these alone."""
+    if experts is None:
+        return []
+    local_of = [-1] * num_experts
+    for index, expert in enumerate(experts):
+        if 0 <= expert < num_experts:
+            local_of[expert] = index
+    return local_of
+
+
+def _check_counts(
+    arrays: Mapping[str, Any], experts: Sequence[int] | None, num_experts: int
+) -> None:
+    """Raises unless arrays of routed experts hold those that are named, and no others."""
+    if experts is None:
+        return
+    for name, array in arrays.items():
+        if _ROUTED.match(name) is None:
+            continue
+        found = len(array)
+        if found == len(experts) or (name.endswith("_input_scale") and found == num_experts):
+            continue
+        raise ConclaveValueError(f"{name}: expected {len(experts)} experts, found {found}")
+
+
+class SharedWeights:
+    """Weights that another process has published (`SharedWeightsWriter`), as they are now.
+
+    Nothing is copied: a layer packs them from the other process's memory. Where the writer goes on
+    meanwhile, what a layer has read of them is not used.
+
+    Args:
+        path: the writer's.
+        verify: compute the checksum of all bytes first. Without it a reader relies on the marks
+            that a writer sets before and after it writes.
+
+    Raises:
+        ConclaveFileError: there is no such file; a writer is at work or died; the checksum differs.
+        ConclaveValueError: the file is none of a writer's, or damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
+        self._core = _conclave.SharedWeights(os.fspath(path), verify)
+
+    @property
+    def version(self) -> int:
+        """The number that the writer gave it."""
+        return self._core.version
+
+    @property
+    def layer(self) -> int:
+        """The number of the layer that the writer named."""
+        return self._core.layer
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...] | None]:
+        """The names of what is there, each with its experts; None for all of them."""
+        return {name: tuple(experts) or None for name, experts in self._core.tensors()}
+
+    def check_unchanged(self) -> None:
+        """Raises ConclaveFileError if a writer has begun another version since."""
+        self._core.check_unchanged()
+
+
+class SharedWeightsWriter:
+    """Puts a layer's weights, or a part of them, where other processes read them.
+
+    A trainer makes one for each layer and publishes a version after each step: the arrays are
+    copied to a file in memory, between two marks by which readers know that it is complete.
+
+    Args:
+        path: of the file, best in /dev/shm. It is made anew; the last user removes it.
+        spec: the layer's, with all of its sizes.
+        layer: any number that tells layers apart.
+        experts: those that the arrays hold, in their order; by default all.
+        gate_up_order, shared_gate_up_order, transposed, weights: as in `Layer.from_tensors`. Their
+            names, shapes and types are those of every version; `publish` writes the values.
+
+    Raises:
+        Error: naming the array, with what was expected and found.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        spec: MoeSpec | Mapping[str, Any],
+        *,
+        layer: int = 0,
+        experts: Sequence[int] | None = None,
+        gate_up_order: str = "concatenated",
+        shared_gate_up_order: str = "concatenated",
+        transposed: bool = False,
+        **weights: Array | Sequence[Array] | None,
+    ) -> None:
+        fields = to_dict(spec)
+        self._experts = experts
+        self._num_experts = int(fields.get("num_experts", 0))
+        arrays = given_weights(weights)
+        _check_counts(arrays, experts, self._num_experts)
+        self._core = _conclave.SharedWeightsWriter(
+            os.fspath(path),
+            fields,
+            arrays,
+            gate_up_order,
+            shared_gate_up_order,
+            transposed,
+            _map_of(experts, self._num_experts),
+            layer,
+        )
+
+    def publish(
+        self, *, version: int | None = None, **weights: Array | Sequence[Array] | None
+    ) -> int:
+        """Writes the arrays and returns their version: by default one more than the last.
+
+        Raises:
+            ConclaveValueError: other arrays than the writer was made for, or a version that is not
+                larger; then readers keep the last one.
+        """
+        arrays = given_weights(weights)
+        _check_counts(arrays, self._experts, self._num_experts)
+        return self._core.publish(arrays, version or 0)
+
+    @property
+    def version(self) -> int:
+        """The last one that was published, 0 before any."""
+        return self._core.version
+
+
+class Refit:
+    """New weights on their way into a layer; `Layer.refit` makes it.
+
+    As a context manager it commits at the end, or rolls back where an exception leaves it.
+    """
+
+    def __init__(self, layer: Layer, core: _conclave.Refit) -> None:
+        self._layer = layer
+        self._core = core
+        self._is_open = True
+
+    def stage(
+        self,
+        checkpoint: Checkpoint | Feed | SharedWeights | str | os.PathLike[str] | None = None,
+        layer: int | None = None,
+        *,
+        experts: Sequence[int] | None = None,
+        tensors: Sequence[str] | None = None,
+        gate_up_order: str = "concatenated",
+        shared_gate_up_order: str = "concatenated",
+        transposed: bool = False,
+        expert_map: Sequence[int] | None = None,
+        **weights: Array | Sequence[Array] | None,
+    ) -> None:
+        """Reads and packs all that the refit names, or the part that is named here.
+
+        Forwards of other threads go on, but for a refit in place. What fails may be staged again.
+
+        Args:
+            checkpoint, layer: a model directory, a `Feed`, or `SharedWeights`, and the number of
+                the layer there, which shared weights do not need.
+            experts, tensors: the part that comes now, as in `Layer.refit`.
+            weights: instead, arrays by name as in `Layer.from_tensors`, with its other arguments.
+                Where experts are named, here or in `Layer.refit`, arrays hold these experts alone,
+                in this order; an `expert_map` says otherwise.
+
+        Raises:
+            Error: naming the file, tensor or argument; the old weights stay.
+        """
+        part = (list(experts or ()), list(tensors or ()))
+        if isinstance(checkpoint, SharedWeights):
+            self._core.stage_shared(checkpoint._core, *part)
+            return
+        if checkpoint is not None:
+            if layer is None:
+                raise ConclaveTypeError("layer: expected a layer's number, found None")
+            if isinstance(checkpoint, Feed):
+                self._core.stage_feed(checkpoint._core, layer, *part)
+                return
+            if not isinstance(checkpoint, Checkpoint):
+                checkpoint = Checkpoint(checkpoint)
+            self._core.stage_checkpoint(checkpoint._core, layer, *part)
+            return
+        spec = self._layer._core.spec()
+        orders = (gate_up_order, shared_gate_up_order)
+        arrays, orders = as_loaded(given_weights(weights), orders, transposed, spec)
+        named = experts if experts is not None else self._experts
+        if expert_map is None:
+            _check_counts(arrays, named, spec["num_experts"])
+        local_of = (
+            list(expert_map) if expert_map is not None else _map_of(named, spec["num_experts"])
+        )
+        self._core.stage_arrays(arrays, *orders, transposed, local_of, *part)
+
+    _experts: Sequence[int] | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether all that the refit names is staged."""
+        return self._core.is_staged
+
+    def commit(self) -> None:
+        """Makes the staged weights the layer's between two forwards.
+
+        On every rank of a layer that is split over ranks, as a forward; also where staging failed,
+        so that the others learn of it and keep their old weights as well.
+
+        Raises:
+            ConclaveRuntimeError: something is not staged.
+            ConclaveCommError: on a rank that could commit where another could not.
+        """
+        self._core.commit()
+        self._is_open = False
+
+    def rollback(self) -> None:
+        """Ends it with the old weights; after some were overwritten in place, with none."""
+        self._core.rollback()
+        self._is_open = False
+
+    def __enter__(self) -> Refit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if not self._is_open:
+            return
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.rollback()
+
+
+def begin_refit(
+    layer: Layer,
+    mode: str,
+    experts: Sequence[int] | None,
+    tensors: Sequence[str] | None,
+    epoch: int | None,
+    threads: int,
+) -> Refit:
+    """A refit of the layer."""
+    core = _conclave.Refit(
+        layer._core, mode, list(experts or ()), list(tensors or ()), epoch or 0, threads
+    )
+    refit = Refit(layer, core)
+    refit._experts = experts
+    return refit

@@ -1,0 +1,138 @@
+#include "refit.h"
+
+#include "array_source.h"
+#include "layer.h"
+#include "load_scope.h"
+#include "names.h"
+
+#include "conclave/checkpoint.h"
+#include "conclave/error.h"
+#include "conclave/refit.h"
+#include "conclave/shared_weights.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace conclave::python {
+namespace {
+
+// Names of planes, and of arguments: "gate_up_scale" is that of gate and of up, which change
+// together.
+WeightId id_of(const std::string& name) {
+  std::string own = name;
+  if (const size_t both = own.find("gate_up"); both != std::string::npos) {
+    own.replace(both, std::string("gate_up").size(), "up");
+  }
+  for (const WeightId id : weights::kAll) {
+    if (to_string(id) == own) return id;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "there are no weights of this name", .tensor = "tensors", .found = name});
+}
+
+RefitScope scope_of(const std::vector<int32_t>& experts, const std::vector<std::string>& tensors) {
+  RefitScope scope{.experts = experts};
+  for (const std::string& name : tensors) scope.tensors.push_back(id_of(name));
+  return scope;
+}
+
+class PyRefit {
+ public:
+  PyRefit(PyLayer& layer, const std::string& mode, const std::vector<int32_t>& experts,
+          const std::vector<std::string>& tensors, uint64_t epoch, int32_t threads)
+      : spec_(layer.layer().spec()) {
+    RefitOptions options{.mode = parse_word<RefitMode>("mode", mode),
+                         .scope = scope_of(experts, tensors),
+                         .epoch = epoch};
+    if (threads > 1) {
+      executor_ = make_thread_pool({.num_threads = threads});
+      options.executor = executor_.get();
+    }
+    refit_ = layer.begin_refit(options);
+  }
+  ~PyRefit() {
+    const nb::gil_scoped_release released;
+    refit_.reset();
+  }
+  PyRefit(const PyRefit&) = delete;
+  PyRefit& operator=(const PyRefit&) = delete;
+
+  void stage(const WeightSource& source, const RefitScope& part) {
+    run_interruptible([&] { refit_->stage(source, part); });
+  }
+  void commit() {
+    const nb::gil_scoped_release released;
+    refit_->commit();
+  }
+  void rollback() {
+    const nb::gil_scoped_release released;
+    refit_->rollback();
+  }
+  bool is_staged() const { return refit_->is_staged(); }
+  const MoeSpec& spec() const { return spec_; }
+
+ private:
+  MoeSpec spec_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Refit> refit_;
+};
+
+void stage_arrays(PyRefit& self, const nb::dict& weights, const std::string& order,
+                  const std::string& shared_order, bool transposed, std::vector<int32_t> local_of,
+                  const std::vector<int32_t>& experts, const std::vector<std::string>& tensors) {
+  const ArraySource source(
+      weights, self.spec(),
+      {.order = parse_word<GateUpOrder>("gate_up_order", order),
+       .shared_order = parse_word<GateUpOrder>("shared_gate_up_order", shared_order),
+       .transposed = transposed,
+       .local_of = std::move(local_of)});
+  self.stage(source, scope_of(experts, tensors));
+}
+
+}  // namespace
+
+void bind_refit(nb::module_& module) {
+  nb::class_<PyRefit>(module, "Refit", "New weights on their way. Use conclave.Layer.refit.")
+      .def(nb::init<PyLayer&, const std::string&, const std::vector<int32_t>&,
+                    const std::vector<std::string>&, uint64_t, int32_t>(),
+           nb::arg("layer"), nb::arg("mode"), nb::arg("experts"), nb::arg("tensors"),
+           nb::arg("epoch"), nb::arg("threads"), nb::keep_alive<1, 2>())
+      .def("stage_arrays", &stage_arrays, nb::arg("weights"), nb::arg("gate_up_order"),
+           nb::arg("shared_gate_up_order"), nb::arg("transposed"), nb::arg("local_of"),
+           nb::arg("experts"), nb::arg("tensors"))
+      .def(
+          "stage_checkpoint",
+          [](PyRefit& self, const Checkpoint& checkpoint, int64_t index,
+             const std::vector<int32_t>& experts, const std::vector<std::string>& tensors) {
+            self.stage(*checkpoint.layer_source(index), scope_of(experts, tensors));
+          },
+          nb::arg("checkpoint"), nb::arg("index"), nb::arg("experts"), nb::arg("tensors"))
+      .def(
+          "stage_feed",
+          [](PyRefit& self, const CheckpointFeed& feed, int64_t index,
+             const std::vector<int32_t>& experts, const std::vector<std::string>& tensors) {
+            self.stage(*feed.layer_source(index), scope_of(experts, tensors));
+          },
+          nb::arg("feed"), nb::arg("index"), nb::arg("experts"), nb::arg("tensors"))
+      .def(
+          "stage_shared",
+          [](PyRefit& self, const SharedWeights& weights, const std::vector<int32_t>& experts,
+             const std::vector<std::string>& tensors) {
+            self.stage(weights, scope_of(experts, tensors));
+          },
+          nb::arg("weights"), nb::arg("experts"), nb::arg("tensors"))
+      .def("commit", &PyRefit::commit)
+      .def("rollback", &PyRefit::rollback)
+      .def_prop_ro("is_staged", &PyRefit::is_staged);
+  module.def(
+      "content_hash",
+      [](const PyLayer& layer) {
+        const nb::gil_scoped_release released;
+        return Refit::content_hash(layer.layer());
+      },
+      nb::arg("layer"), "A hash of the weights that this rank holds.");
+}
+
+}  // namespace conclave::python

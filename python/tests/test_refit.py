@@ -1,0 +1,233 @@
+"""Layers that get new weights while they serve: from arrays, checkpoints and other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import conclave
+
+EXPERTS, HIDDEN, INNER = 6, 64, 32
+SPEC = conclave.MoeSpec(
+    num_experts=EXPERTS,
+    top_k=2,
+    hidden_size=HIDDEN,
+    intermediate_size=INNER,
+    weight_dtype="float32",
+)
+MODES = ("staged", "staged_copy", "in_place")
+
+
+def weights_of(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {
+        "gate_up": random.standard_normal((EXPERTS, 2 * INNER, HIDDEN), np.float32) / 8,
+        "down": random.standard_normal((EXPERTS, HIDDEN, INNER), np.float32) / 8,
+        "router": random.standard_normal((EXPERTS, HIDDEN), np.float32),
+    }
+
+
+HIDDEN_ROWS = np.random.default_rng(9).standard_normal((5, HIDDEN), np.float32)
+
+
+def layer_of(weights: dict[str, np.ndarray]) -> conclave.Layer:
+    return conclave.Layer.from_tensors(SPEC, **weights)
+
+
+def run(layer: conclave.Layer) -> np.ndarray:
+    return layer.forward(HIDDEN_ROWS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "weights"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_weights_become_those_of_a_fresh_layer(mode):
+    layer = layer_of(weights_of(1))
+    fresh = layer_of(weights_of(2))
+    with layer.refit(mode=mode, epoch=17, threads=2) as refit:
+        refit.stage(**weights_of(2))
+        assert refit.is_staged
+    np.testing.assert_array_equal(run(layer), run(fresh))
+    assert layer.content_hash() == fresh.content_hash()
+    assert layer.stats().refit_epoch == 17
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_change_alone(mode):
+    old, new = weights_of(1), weights_of(2)
+    layer = layer_of(old)
+    named = [4, 1]
+    with layer.refit(mode=mode, experts=named) as refit:
+        refit.stage(gate_up=new["gate_up"][named], down=new["down"][named])
+    with layer.refit(mode=mode, tensors=["router"]) as refit:
+        refit.stage(router=new["router"])
+    merged = {name: array.copy() for name, array in old.items()}
+    for name in ("gate_up", "down"):
+        merged[name][named] = new[name][named]
+    merged["router"] = new["router"]
+    np.testing.assert_array_equal(run(layer), run(layer_of(merged)))
+    with layer.refit(mode=mode, tensors=["gate_up", "down"]) as refit:
+        for expert in range(EXPERTS):
+            assert not refit.is_staged
+            part = {name: old[name][[expert]] for name in ("gate_up", "down")}
+            refit.stage(experts=[expert], tensors=["gate_up", "down"], **part)
+    back = {**old, "router": new["router"]}
+    np.testing.assert_array_equal(run(layer), run(layer_of(back)))
+    assert layer.stats().refit_epoch == 3
+
+
+def test_an_exception_keeps_the_old_weights():
+    layer = layer_of(weights_of(1))
+    before = run(layer)
+    with pytest.raises(ZeroDivisionError), layer.refit() as refit:
+        refit.stage(**weights_of(2))
+        raise ZeroDivisionError
+    with pytest.raises(conclave.ConclaveRuntimeError, match="not staged"), layer.refit(experts=[1]):
+        pass
+    with pytest.raises(conclave.Error, match="down"), layer.refit() as refit:
+        wrong = weights_of(2)
+        wrong["down"] = wrong["down"][:, :, :-1]
+        refit.stage(**wrong)
+    with pytest.raises(conclave.ConclaveValueError, match="experts"):
+        layer.refit(experts=[EXPERTS])
+    with pytest.raises(conclave.ConclaveValueError, match="expected 1"), layer.refit() as refit:
+        refit.stage(experts=[1], **weights_of(2))
+    with pytest.raises(conclave.ConclaveValueError, match="no weights of this name"):
+        layer.refit(tensors=["gait"])
+    with pytest.raises(conclave.ConclaveValueError, match="mode"):
+        layer.refit(mode="hot")
+    first = layer.refit()
+    with pytest.raises(conclave.ConclaveRuntimeError, match="under way"):
+        layer.refit()
+    first.rollback()
+    np.testing.assert_array_equal(run(layer), before)
+    assert layer.stats().refit_epoch == 0
+
+
+def test_forwards_beside_refits_see_one_of_both():
+    pair = (weights_of(1), weights_of(2))
+    layer = layer_of(pair[0])
+    expected = [run(layer_of(weights)).tobytes() for weights in pair]
+    seen: set[bytes] = set()
+    stopped = threading.Event()
+
+    def serve() -> None:
+        while not stopped.is_set():
+            seen.add(run(layer).tobytes())
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(1, 21):
+        with layer.refit(mode=MODES[step % 2]) as refit:
+            refit.stage(**pair[step % 2])
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert seen <= set(expected)
+
+
+def train(path, steps, done) -> None:
+    """Another process: a version for each step, then the end in the middle of one."""
+    writer = conclave.SharedWeightsWriter(path, SPEC, layer=3, **weights_of(1))
+    for step in steps:
+        writer.publish(version=step, **weights_of(step))
+        done.put(step)
+    done.put("end")
+
+
+def write_and_die(path) -> None:
+    big = conclave.MoeSpec(**{**SPEC.__dict__, "num_experts": 2048})
+    weights = {
+        "gate_up": np.ones((2048, 2 * INNER, HIDDEN), np.float32),
+        "down": np.ones((2048, HIDDEN, INNER), np.float32),
+    }
+    writer = conclave.SharedWeightsWriter(path, big, **weights)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    timer.start()
+    while True:
+        writer.publish(**weights)
+
+
+def test_a_trainer_in_another_process_serves_a_layer(path):
+    context = multiprocessing.get_context("spawn")
+    done = context.Queue()
+    trainer = context.Process(target=train, args=(path, [5, 8], done))
+    trainer.start()
+    while done.get(timeout=60) != "end":
+        pass
+    trainer.join(60)
+    shared = conclave.SharedWeights(path)
+    assert (shared.version, shared.layer) == (8, 3)
+    assert set(shared.tensors) == {"gate", "up", "down", "router"}
+    layer = layer_of(weights_of(1))
+    with layer.refit(epoch=shared.version) as refit:
+        refit.stage(shared)
+    np.testing.assert_array_equal(run(layer), run(layer_of(weights_of(8))))
+
+
+def test_a_writer_that_dies_or_goes_on_is_noticed(path):
+    context = multiprocessing.get_context("spawn")
+    writer = context.Process(target=write_and_die, args=(path,))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -signal.SIGKILL
+    # It dies between two versions or, most times, in one: a reader gets all of it or an error.
+    try:
+        assert conclave.SharedWeights(path).version > 0
+    except conclave.ConclaveFileError as error:
+        assert "being written" in str(error) or "published" in str(error)
+
+    own = conclave.SharedWeightsWriter(path, SPEC, **weights_of(1))
+    with pytest.raises(conclave.ConclaveFileError, match="never published"):
+        conclave.SharedWeights(path)
+    assert own.publish(**weights_of(2)) == 1
+    shared = conclave.SharedWeights(path, verify=False)
+    layer = layer_of(weights_of(1))
+    before = run(layer)
+    own.publish(**weights_of(3))
+    with pytest.raises(conclave.ConclaveFileError, match="while they were read"):
+        shared.check_unchanged()
+    with pytest.raises(conclave.ConclaveFileError), layer.refit() as refit:
+        refit.stage(shared)
+    np.testing.assert_array_equal(run(layer), before)
+
+
+def test_some_experts_of_a_torch_trainer(path):
+    torch = pytest.importorskip("torch")
+    new = {name: torch.from_numpy(array) for name, array in weights_of(2).items()}
+    named = [5, 2]
+    part = {name: new[name][named] for name in ("gate_up", "down")}
+    writer = conclave.SharedWeightsWriter(path, SPEC, experts=named, **part)
+    writer.publish(**part)
+    with pytest.raises(conclave.ConclaveValueError, match="same arrays"):
+        writer.publish(**part, router=new["router"])
+    with pytest.raises(conclave.ConclaveValueError, match="gate_up: expected 2"):
+        writer.publish(**{**part, "gate_up": new["gate_up"]})
+    shared = conclave.SharedWeights(path)
+    assert shared.tensors["down"] == (2, 5)
+    old = weights_of(1)
+    layer = layer_of(old)
+    with layer.refit(experts=named) as refit:
+        refit.stage(shared)
+    for name in part:
+        old[name][named] = part[name].numpy()
+    np.testing.assert_array_equal(run(layer), run(layer_of(old)))
+    with pytest.raises(conclave.ConclaveCheckpointError, match="lack"), layer.refit() as refit:
+        refit.stage(shared)
+
+
+def test_other_files_are_refused(path):
+    path.write_bytes(b"CNCLVSW1" + bytes(500))
+    with pytest.raises(conclave.ConclaveValueError, match="size"):
+        conclave.SharedWeights(path)
+    with pytest.raises(conclave.ConclaveFileNotFoundError):
+        conclave.SharedWeights(path.with_name("none"))
