@@ -43,6 +43,9 @@ struct RefitOptions {
   // The threads that pack. Null: the calling thread alone, so that forwards keep the context's.
   // Forwards that use this executor too wait for all that a stage packs.
   Executor* executor = nullptr;
+  // Keeps the memory that a staged refit has packed into or replaced for the next one of all
+  // experts, which then takes none from the system: twice the weights until a refit without it.
+  bool keeps_memory = false;
 };
 
 // One transaction of a layer and of those that share its weights (with_max_tokens); begun by the
@@ -73,12 +76,12 @@ class CONCLAVE_API Refit {
   void stage(const WeightSource& source, const RefitScope& part);
 
   // Makes the staged weights the layer's between two forwards: waits for those under way, keeps
-  // new ones waiting meanwhile, and allocates nothing. Where ranks share a layer it is collective
-  // over the layer's communicators, as a forward is, with the same scope on every rank; all of them
-  // go to the new epoch or none does. A rank whose stage failed calls it as well: the others learn
-  // of it and throw CommError(kCommMismatch). Ranks with Reduce::kPartial act alone. Throws
-  // Error(kState) naming a part of the scope that is not staged, CommError. The transaction goes on
-  // then.
+  // new ones waiting meanwhile; the exchange itself allocates nothing. Where ranks share a layer it
+  // is collective over the layer's communicators, as a forward is, with the same scope on every
+  // rank; all of them go to the new epoch or none does. A rank whose stage failed calls it as well:
+  // the others learn of it and throw CommError(kCommMismatch). Ranks with Reduce::kPartial act
+  // alone. Throws Error(kState) naming a part of the scope that is not staged, CommError. The
+  // transaction goes on then.
   void commit();
 
   // Ends it with the old weights. Of kInPlace, once it has overwritten something, the layer has no

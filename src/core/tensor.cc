@@ -47,6 +47,24 @@ bool is_float(DType dtype) {
          dtype == DType::kBF16;
 }
 
+// Types that loading weights converts, without a look at the type for each element.
+bool widen_row(const std::byte* source, DType dtype, int64_t count, std::byte* target) {
+  const auto widen = [&](auto value_of) {
+    for (int64_t i = 0; i < count; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, source + i * 2, sizeof(bits));
+      const float value = value_of(bits);
+      std::memcpy(target + i * 4, &value, sizeof(value));
+    }
+    return true;
+  };
+  if (dtype == DType::kBF16) return widen([](uint16_t bits) { return bf16_to_float(bits); });
+  if (dtype == DType::kF16) return widen([](uint16_t bits) { return f16_to_float(bits); });
+  if (dtype != DType::kF32) return false;
+  std::memmove(target, source, static_cast<size_t>(count) * sizeof(float));
+  return true;
+}
+
 }  // namespace
 
 Shape::Shape(std::initializer_list<int64_t> dims) : Shape(std::span(dims.begin(), dims.size())) {}
@@ -142,6 +160,7 @@ void convert(const ConstTensorView& from, const TensorView& to) {
     const auto* source =
         static_cast<const std::byte*>(from.data) + row * from_stride * byte_size(from.dtype);
     auto* target = static_cast<std::byte*>(to.data) + row * to_stride * byte_size(to.dtype);
+    if (to.dtype == DType::kF32 && widen_row(source, from.dtype, cols, target)) continue;
     for (int64_t col = 0; col < cols; ++col) {
       store_element(target, to.dtype, col, load_element(source, from.dtype, col));
     }

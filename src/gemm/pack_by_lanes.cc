@@ -21,22 +21,23 @@ PanelColumns advanced(const PanelColumns& columns, int64_t bytes) {
   return moved;
 }
 
-// One byte of each column's lane.
-void take_bytes(const uint32_t* lanes, int shift, uint8_t* bytes) {
+// Takes one byte of each column's lane. Bytes may alias anything, which loops into vectors do not
+// bear.
+void take_bytes(const uint32_t* __restrict lanes, int shift, uint8_t* __restrict bytes) {
   for (int64_t column = 0; column < kPanelColumns; ++column) {
     bytes[column] = static_cast<uint8_t>(lanes[column] >> shift);
   }
 }
 
 // A lane has four codes of a column, which become bytes of four panel rows.
-void spread_bytes(const uint32_t* lanes, uint8_t* rows) {
+void spread_bytes(const uint32_t* __restrict lanes, uint8_t* __restrict rows) {
   for (int byte = 0; byte < kLaneBytes; ++byte) {
     take_bytes(lanes, byte * 8, rows + byte * kPanelColumns);
   }
 }
 
 // A lane has eight codes of a column, which become halves of bytes in eight panel rows.
-void spread_halves(const uint32_t* lanes, uint8_t* rows) {
+void spread_halves(const uint32_t* __restrict lanes, uint8_t* __restrict rows) {
   constexpr int64_t kHalf = kPanelColumns / 2;
   for (int byte = 0; byte < kLaneBytes; ++byte) {
     uint8_t pairs[kPanelColumns];

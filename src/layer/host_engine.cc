@@ -43,6 +43,7 @@ struct TemporaryPlace {
 
 struct HostWeights final : LayerWeights {
   PackedWeights packed;
+  PackedWeights spare;  // slabs alone, of an earlier refit
   TemporaryPlace temporary;
   std::shared_ptr<HostCounts> counts;
 };
@@ -150,8 +151,8 @@ class HostEngine final : public Engine, public PeerWeights {
   Support refits() const override { return Support::yes(); }
   std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
                                            const RefitRequest& request) const override {
-    return std::make_unique<HostRefit>(context_, plan_, static_cast<HostWeights&>(weights).packed,
-                                       request);
+    auto& own = static_cast<HostWeights&>(weights);
+    return std::make_unique<HostRefit>(context_, plan_, own.packed, own.spare, request);
   }
   uint64_t content_hash(const LayerWeights& weights,
                         std::span<const int32_t> places) const override {

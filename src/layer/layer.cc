@@ -322,7 +322,10 @@ uint64_t Layer::content_hash() const {
 
 // In the background nothing may take the weights from under a forward.
 Support Layer::moves_in_background() const {
-  if (!engine_->shares_memory(*shared_->weights)) return moves_experts();
+  // What has claimed the layer is the better reason, and is found next.
+  if (shared_->epochs.is_claimed() || !engine_->shares_memory(*shared_->weights)) {
+    return moves_experts();
+  }
   return Support::no(
       "another layer still reads the same memory, the one that this was taken to other ranks from "
       "or one that was taken from this: destroy that one first, or use update_placement");
@@ -362,6 +365,8 @@ void Layer::update_placement(const ExpertSlots& slots, const MigrationOptions& o
                              std::exception_ptr refusal) {
   try {
     check_complete();
+    // Memory that a refit shares or writes must not move.
+    shared_->epochs.check_unclaimed();
     engine_->make_own(*shared_->weights);
   } catch (const Error&) {
     refusal = std::current_exception();

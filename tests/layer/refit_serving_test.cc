@@ -135,6 +135,23 @@ TEST(RefitMemory, StaysWhereItIsPromised) {
       one.rollback();
       EXPECT_EQ(allocator.blocks_of(kSlabs), now);
     }
+    for (const RefitMode mode : {RefitMode::kStaged, RefitMode::kStagedCopy}) {
+      std::vector<const void*> kept;
+      for (int i = 0; i < 3; ++i) {
+        Refit refit(layer, {.mode = mode, .keeps_memory = true});
+        if (i == 0) kept = allocator.blocks_of(kSlabs);
+        EXPECT_EQ(kept.size(), at_first.size() + 2);
+        EXPECT_EQ(allocator.blocks_of(kSlabs), kept);
+        refit.stage(*make_synthetic_source(spec, 4 + static_cast<uint64_t>(i)));
+        if (i != 1) refit.commit();
+      }
+    }
+    const auto sixth = make_synthetic_source(spec, 6);
+    const uint64_t of_sixth =
+        Refit::content_hash(MoeLayer::create(context, spec, *sixth, {.max_tokens = 4}));
+    EXPECT_EQ(Refit::content_hash(layer), of_sixth);
+    { const Refit last(layer, {.mode = RefitMode::kInPlace}); }
+    EXPECT_EQ(allocator.blocks_of(kSlabs).size(), at_first.size());
     const auto before = allocator.blocks_of(kSlabs);
     for (const RefitMode mode : {RefitMode::kStagedCopy, RefitMode::kInPlace}) {
       Refit refit(layer, {.mode = mode});

@@ -201,6 +201,8 @@ TEST(Refit, WrongRequests_AreRefusedAndChangeNothing) {
   Refit refit(layer, {.scope = {.experts = {1, 2}}});
   EXPECT_EQ(code_of([&] { Refit{layer}; }), ErrorCode::kState);
   EXPECT_EQ(code_of([&] { layer.reload(*layers.second, ReloadMode::kStaged); }), ErrorCode::kState);
+  EXPECT_EQ(code_of([&] { layer.update_placement(layer.slots()); }), ErrorCode::kState);
+  EXPECT_EQ(code_of([&] { layer.on_ranks(layers.context, {}); }), ErrorCode::kState);
   EXPECT_EQ(code_of([&] { refit.stage(*layers.second, {.experts = {3}}); }),
             ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of([&] { refit.stage(*layers.second, {.tensors = {weights::kRouter}}); }),

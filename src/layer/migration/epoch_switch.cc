@@ -64,6 +64,16 @@ void EpochSwitch::release() {
   next_ = nullptr;
 }
 
+bool EpochSwitch::is_claimed() const {
+  const std::lock_guard lock(mutex_);
+  return claimed_.has_value();
+}
+
+void EpochSwitch::check_unclaimed() const {
+  const std::lock_guard lock(mutex_);
+  if (claimed_) refuse(*claimed_);
+}
+
 void EpochSwitch::check_at_rest(bool refits_pass) const {
   const std::lock_guard lock(mutex_);
   check_addressable(*current_);

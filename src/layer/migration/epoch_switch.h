@@ -39,6 +39,9 @@ class EpochSwitch {
   // Throws Error(kState) if someone else has claimed it.
   void claim(Claimant claimant = Claimant::kMigration);
   void release();  // also withdraws what is prepared
+  bool is_claimed() const;
+  // Throws as claim would.
+  void check_unclaimed() const;
   // Throws Error(kState) while experts are on their way, or, without `refits_pass`, while a refit
   // is under way.
   void check_at_rest(bool refits_pass = false) const;

@@ -17,6 +17,7 @@ namespace conclave::inline v0 {
 struct RefitRequest {
   RefitMode mode = RefitMode::kStaged;
   const RefitUnits& scope;
+  bool keeps_memory = false;
   std::vector<int32_t> places = {};  // the expert in each place of this rank, -1 for a free one
 };
 

@@ -34,8 +34,15 @@ std::vector<int32_t> HostRefit::Kind::experts_of(const RefitUnits& units) const 
 }
 
 HostRefit::HostRefit(const Context& context, const LayerPlan& plan, PackedWeights& live,
-                     const RefitRequest& request)
-    : context_(context), plan_(plan), live_(live), mode_(request.mode), scope_(request.scope) {
+                     PackedWeights& spare, const RefitRequest& request)
+    : context_(context),
+      plan_(plan),
+      live_(live),
+      spare_(spare),
+      keeps_memory_(request.keeps_memory),
+      mode_(request.mode),
+      scope_(request.scope) {
+  if (!keeps_memory_) spare_ = {};
   const InPlaceParts& in_place = plan.in_place;
   const auto add = [&](WeightMlp mlp, const std::optional<Support>& is_lent,
                        ExpertSlabs PackedWeights::*gate_up, ExpertSlabs PackedWeights::*down,
@@ -74,6 +81,28 @@ void HostRefit::add_kinds(WeightMlp mlp, ExpertSlabs PackedWeights::*gate_up,
   }
 }
 
+// Slabs of all places that nobody else reads are left to the next refit.
+HostRefit::~HostRefit() {
+  if (!keeps_memory_) return;
+  for (const Kind& kind : kinds_) {
+    ExpertSlabs& left = next_.*kind.slabs;
+    const bool is_whole = left.each().size() == (live_.*kind.slabs).each().size();
+    if (is_whole && !left.is_shared()) spare_.*kind.slabs = std::move(left);
+  }
+}
+
+// For a refit of all places.
+bool HostRefit::take_spare(const Kind& kind) {
+  ExpertSlabs& spare = spare_.*kind.slabs;
+  const bool fits = spare.each().size() == kind.experts.size() &&
+                    spare.slab_bytes() == (live_.*kind.slabs).slab_bytes();
+  const bool is_whole =
+      std::ranges::all_of(kind.experts, [](int32_t expert) { return expert >= 0; });
+  if (!keeps_memory_ || !fits || !is_whole) return false;
+  next_.*kind.slabs = std::move(spare);
+  return true;
+}
+
 void HostRefit::make_room(Kind& kind) {
   const ExpertSlabs& live = live_.*kind.slabs;
   const size_t num_places = live.each().size();
@@ -81,6 +110,10 @@ void HostRefit::make_room(Kind& kind) {
   kind.at.assign(live.each().begin(), live.each().end());
   if (!kind.is_touched() || mode_ == RefitMode::kInPlace) return;
   ExpertSlabs& next = next_.*kind.slabs;
+  if (take_spare(kind)) {
+    kind.at.assign(next.each().begin(), next.each().end());
+    return;
+  }
   HostAllocator& allocator = context_.host_allocator();
   if (mode_ == RefitMode::kStaged) {
     std::vector<int32_t> kept(num_places);

@@ -18,9 +18,13 @@ namespace conclave::inline v0 {
 class HostRefit final : public EngineRefit {
  public:
   // `live` are what forwards read; for all modes but kStaged nobody else may have their memory.
-  // Throws Error: kUnsupported for a part of experts that are read in place, kOutOfMemory.
+  // `spare` has slabs that an earlier refit has left, and gets what this one leaves. Throws Error:
+  // kUnsupported for a part of experts that are read in place, kOutOfMemory.
   HostRefit(const Context& context, const LayerPlan& plan, PackedWeights& live,
-            const RefitRequest& request);
+            PackedWeights& spare, const RefitRequest& request);
+  HostRefit(const HostRefit&) = delete;
+  HostRefit& operator=(const HostRefit&) = delete;
+  ~HostRefit() override;
 
   void stage(const StageCall& call) override;
   void publish() noexcept override;
@@ -50,6 +54,7 @@ class HostRefit final : public EngineRefit {
   void add_lent(WeightMlp mlp, LentExperts PackedWeights::*lent,
                 const std::vector<int32_t>& experts, const RefitUnits& scope);
   void make_room(Kind& kind);
+  bool take_spare(const Kind& kind);
   MlpWeights mlp_of(WeightMlp mlp) const;
   void lend(const StageCall& call);
   void stage_small(const StageCall& call);
@@ -58,6 +63,8 @@ class HostRefit final : public EngineRefit {
   const Context& context_;
   const LayerPlan& plan_;
   PackedWeights& live_;
+  PackedWeights& spare_;
+  bool keeps_memory_;
   RefitMode mode_;
   RefitUnits scope_;
   // What is staged, in the members that the scope touches; with kStagedCopy slabs of what changes

@@ -40,10 +40,10 @@ LayerRefit::LayerRefit(RefittedLayer layer, const RefitOptions& options)
   layer_.epochs.check_at_rest();
   claim_.emplace(layer_.epochs, Claimant::kRefit);
   epoch_ = epoch_after(layer_.refit_epoch.load(std::memory_order_acquire), options.epoch);
-  begin();
+  begin(options.keeps_memory);
 }
 
-void LayerRefit::begin() {
+void LayerRefit::begin(bool keeps_memory) {
   const bool is_whole = scope_.covers(all_units(layer_.engine.plan().spec));
   if (!layer_.weights_complete.load(std::memory_order_acquire) && !is_whole) {
     throw Error(ErrorCode::kState,
@@ -55,7 +55,8 @@ void LayerRefit::begin() {
     layer_.engine.make_own(layer_.weights);
   }
   engine_refit_ = layer_.engine.begin_refit(
-      layer_.weights, {.mode = mode_, .scope = scope_, .places = layer_.places()});
+      layer_.weights,
+      {.mode = mode_, .scope = scope_, .keeps_memory = keeps_memory, .places = layer_.places()});
 }
 
 void LayerRefit::check_open() const {

@@ -50,7 +50,7 @@ class LayerRefit {
 
  private:
   void check_open() const;
-  void begin();
+  void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
   void agree(std::exception_ptr failure) const;
