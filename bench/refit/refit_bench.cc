@@ -135,10 +135,11 @@ int main(int argc, char** argv) {
     std::vector<std::byte> to(bytes, std::byte{2});
     print("memcpy", bytes, threads, time_of(repeats, [&] { copy_by(threads, from, to); }));
     print("checksum of a reader", bytes, 1, time_of(repeats, [&] { SharedWeights{path}; }));
-    const auto refit = [&](const char* name, RefitMode mode) {
+    const auto refit = [&](const char* name, RefitMode mode, bool keeps_memory = false) {
       double longest = 0;
       print(name, bytes, threads, time_of(repeats, [&] {
-              Refit transaction(layer, {.mode = mode, .executor = executor.get()});
+              Refit transaction(
+                  layer, {.mode = mode, .executor = executor.get(), .keeps_memory = keeps_memory});
               transaction.stage(shared);
               longest = std::max(longest, time_of(1, [&] { transaction.commit(); }).clock);
             }));
@@ -146,6 +147,8 @@ int main(int argc, char** argv) {
     };
     refit("staged", RefitMode::kStaged);
     refit("staged, copied", RefitMode::kStagedCopy);
+    refit("staged, memory kept", RefitMode::kStaged, true);
+    refit("staged, copied, kept", RefitMode::kStagedCopy, true);
     refit("in place", RefitMode::kInPlace);
     print("content hash", bytes, 1, time_of(repeats, [&] { Refit::content_hash(layer); }));
   } catch (const std::exception& error) {
