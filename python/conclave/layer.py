@@ -445,6 +445,7 @@ class Layer:
         tensors: Sequence[str] | None = None,
         epoch: int | None = None,
         threads: int = 1,
+        keeps_memory: bool = False,
     ) -> Refit:
         """Begins a transaction that gives the layer new weights, or a part of them, while it
         serves: a forward sees the old or the new ones, never a mixture.
@@ -463,6 +464,8 @@ class Layer:
             epoch: the number that `stats` shows after the commit, such as a trainer's step; by
                 default one more.
             threads: that pack, beside those of forwards.
+            keeps_memory: keep the memory of a staged refit for the next one of all experts, which
+                is faster and holds the weights twice for as long.
 
         Raises:
             ConclaveValueError: an expert or tensor that the layer does not have, or an epoch that
@@ -470,7 +473,7 @@ class Layer:
             ConclaveRuntimeError: another refit or a migration is under way.
             ConclaveUnsupportedError: a layer on a GPU.
         """
-        return begin_refit(self, mode, experts, tensors, epoch, threads)
+        return begin_refit(self, mode, experts, tensors, epoch, threads, keeps_memory)
 
     def content_hash(self) -> int:
         """XXH3-64 of the weights that this rank holds: equal for layers of one plan with equal

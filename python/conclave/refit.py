@@ -262,10 +262,17 @@ def begin_refit(
     tensors: Sequence[str] | None,
     epoch: int | None,
     threads: int,
+    keeps_memory: bool,
 ) -> Refit:
     """A refit of the layer."""
     core = _conclave.Refit(
-        layer._core, mode, list(experts or ()), list(tensors or ()), epoch or 0, threads
+        layer._core,
+        mode,
+        list(experts or ()),
+        list(tensors or ()),
+        epoch or 0,
+        threads,
+        keeps_memory,
     )
     refit = Refit(layer, core)
     refit._experts = experts

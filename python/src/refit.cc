@@ -41,11 +41,13 @@ RefitScope scope_of(const std::vector<int32_t>& experts, const std::vector<std::
 class PyRefit {
  public:
   PyRefit(PyLayer& layer, const std::string& mode, const std::vector<int32_t>& experts,
-          const std::vector<std::string>& tensors, uint64_t epoch, int32_t threads)
+          const std::vector<std::string>& tensors, uint64_t epoch, int32_t threads,
+          bool keeps_memory)
       : spec_(layer.layer().spec()) {
     RefitOptions options{.mode = parse_word<RefitMode>("mode", mode),
                          .scope = scope_of(experts, tensors),
-                         .epoch = epoch};
+                         .epoch = epoch,
+                         .keeps_memory = keeps_memory};
     if (threads > 1) {
       executor_ = make_thread_pool({.num_threads = threads});
       options.executor = executor_.get();
@@ -96,9 +98,9 @@ void stage_arrays(PyRefit& self, const nb::dict& weights, const std::string& ord
 void bind_refit(nb::module_& module) {
   nb::class_<PyRefit>(module, "Refit", "New weights on their way. Use conclave.Layer.refit.")
       .def(nb::init<PyLayer&, const std::string&, const std::vector<int32_t>&,
-                    const std::vector<std::string>&, uint64_t, int32_t>(),
+                    const std::vector<std::string>&, uint64_t, int32_t, bool>(),
            nb::arg("layer"), nb::arg("mode"), nb::arg("experts"), nb::arg("tensors"),
-           nb::arg("epoch"), nb::arg("threads"), nb::keep_alive<1, 2>())
+           nb::arg("epoch"), nb::arg("threads"), nb::arg("keeps_memory"), nb::keep_alive<1, 2>())
       .def("stage_arrays", &stage_arrays, nb::arg("weights"), nb::arg("gate_up_order"),
            nb::arg("shared_gate_up_order"), nb::arg("transposed"), nb::arg("local_of"),
            nb::arg("experts"), nb::arg("tensors"))

@@ -52,7 +52,7 @@ def path(tmp_path):
 def test_all_weights_become_those_of_a_fresh_layer(mode):
     layer = layer_of(weights_of(1))
     fresh = layer_of(weights_of(2))
-    with layer.refit(mode=mode, epoch=17, threads=2) as refit:
+    with layer.refit(mode=mode, epoch=17, threads=2, keeps_memory=True) as refit:
         refit.stage(**weights_of(2))
         assert refit.is_staged
     np.testing.assert_array_equal(run(layer), run(fresh))
