@@ -121,6 +121,7 @@ class RunCommand {
     for (const CheckpointLayer* layer : layers_) {
       const BatchShape batch = batches_.check(layer->index, layer->spec);
       const ChoiceLimitsOfLayer limits(options_.choices, layer->spec);
+      if (replay_) check_record(replay_->record(), options_.replay, layer->index, layer->spec);
       if (replay_) ReplayedLayer(*replay_, layer->index, layer->spec, batch.num_tokens);
       recorded.push_back(RecordedLayer::of(layer->index, layer->spec));
       most_tokens = std::max(most_tokens, batch.num_tokens);

@@ -58,6 +58,50 @@ TEST(RunRecord, Limits_AreObeyedByRunAndCheck) {
   EXPECT_EQ(run_mixtral({"--expert-budget", "3"}).exit_code, 0);
 }
 
+TEST(RunRecord, RecordsOfOtherModels_AreNamed) {
+  const ScratchDirectory scratch;
+  const std::string file = scratch / "other.safetensors";
+  const auto replay = [&](const char* model) {
+    return run_tool({"run", bundled(model), "--repetitions", "1", "--replay", file});
+  };
+  ASSERT_EQ(run_mixtral({"--record-routing", file}).exit_code, 0);
+  const ToolResult slots = replay("qwen3-moe-tiny");
+  EXPECT_EQ(slots.exit_code, 3);
+  for (const std::string text :
+       {"the record is of another model", file.c_str(), "layer 0", "4 of 60 experts a token",
+        "2 of 8 experts a token, of a mixtral"}) {
+    EXPECT_NE(slots.err.find(text), std::string::npos) << text << "\n" << slots.err;
+  }
+  EXPECT_EQ(slots.out.find("worst error"), std::string::npos) << "layers ran for nothing";
+
+  // As many choices, from more experts than the model has.
+  RoutingRecord record = RoutingRecord::open(file);
+  for (RecordedRows& rows : record.layers) rows.layer.num_ids += 1;
+  record.write(file);
+  const ToolResult experts = run_mixtral({"--replay", file});
+  EXPECT_EQ(experts.exit_code, 3);
+  EXPECT_NE(experts.err.find("2 of 9 experts a token"), std::string::npos) << experts.err;
+
+  for (RecordedRows& rows : record.layers) rows.layer.num_ids -= 1;
+  record.layers.erase(record.layers.begin());
+  record.write(file);
+  const ToolResult layers = run_mixtral({"--replay", file});
+  EXPECT_EQ(layers.exit_code, 3);
+  EXPECT_NE(layers.err.find("the record lacks a layer"), std::string::npos) << layers.err;
+  EXPECT_NE(layers.err.find(file), std::string::npos) << layers.err;
+}
+
+// A record by hooks of another program knows no hash, and may count fewer ids.
+TEST(RunRecord, ARecordWithoutHashes_IsReplayed) {
+  const ScratchDirectory scratch;
+  const std::string file = scratch / "hooks.safetensors";
+  ASSERT_EQ(run_mixtral({"--record-routing", file}).exit_code, 0);
+  RoutingRecord record = RoutingRecord::open(file);
+  for (RecordedRows& rows : record.layers) rows.layer.spec_hash = 0;
+  record.write(file);
+  EXPECT_EQ(run_mixtral({"--replay", file}).exit_code, 0);
+}
+
 TEST(RunRecord, WrongUses_AreRefused) {
   const ScratchDirectory scratch;
   const std::string file = scratch / "x.safetensors";

@@ -2,6 +2,8 @@
 
 #include "conclave/error.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -32,6 +34,36 @@ std::vector<TokenKey> numbered_tokens(int64_t num_tokens) {
   std::vector<TokenKey> tokens;
   for (int64_t token = 0; token < num_tokens; ++token) tokens.push_back({.position = token});
   return tokens;
+}
+
+void check_record(const RoutingRecord& record, const std::string& file, int64_t layer,
+                  const MoeSpec& spec) {
+  const std::string of_model =
+      record.model_type.empty() ? "" : fmt::format(", of a {} model", record.model_type);
+  const RecordedRows* const rows = record.find(layer);
+  if (rows == nullptr) {
+    throw Error(ErrorCode::kLayerNotFound,
+                {.what = "the record lacks a layer of the model",
+                 .file = file,
+                 .tensor = fmt::format("layer {}", layer),
+                 .found = fmt::format("{} layers{}", record.layers.size(), of_model)});
+  }
+  const RecordedLayer expected = RecordedLayer::of(layer, spec);
+  const RecordedLayer& found = rows->layer;
+  // A record by hooks knows no hash, and may count fewer ids: those of zero experts are then none.
+  const bool knows_ids = found.spec_hash != 0 && expected.spec_hash != 0;
+  if (found.num_slots == expected.num_slots && found.num_ids <= expected.num_ids &&
+      (found.num_ids == expected.num_ids || !knows_ids)) {
+    return;
+  }
+  const auto text = [](const RecordedLayer& of) {
+    return fmt::format("{} of {} experts a token", of.num_slots, of.num_ids);
+  };
+  throw Error(ErrorCode::kShape, {.what = "the record is of another model",
+                                  .file = file,
+                                  .tensor = fmt::format("layer {}", layer),
+                                  .expected = text(expected),
+                                  .found = text(found) + of_model});
 }
 
 bool ReplayedLayer::keeps_weights(const MoeSpec& spec) {

@@ -19,6 +19,11 @@ namespace conclave::tool {
 
 std::vector<TokenKey> numbered_tokens(int64_t num_tokens);
 
+// Throws Error(kShape) for a layer that the record has with other slots or more experts, and
+// kLayerNotFound for one that it lacks: naming the file, and the model that it is of.
+void check_record(const RoutingRecord& record, const std::string& file, int64_t layer,
+                  const MoeSpec& spec);
+
 // A layer's recorded choices for the rows of a batch.
 class ReplayedLayer {
  public:
