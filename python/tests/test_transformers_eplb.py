@@ -25,10 +25,24 @@ if not models.IS_NEWEST:
     pytest.skip("plans of this version are of other kinds", allow_module_level=True)
 
 
-def ran(ranks: list[Any]) -> list[Any]:
-    for found in ranks:
-        assert not isinstance(found, Failed), found.trace
-    return ranks
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    """What one process computes, and counts."""
+    return of_one_process(work.NAME)
+
+
+@pytest.fixture(scope="module")
+def ranks(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes found, by part."""
+    folder = tmp_path_factory.mktemp("eplb") / "ranks"
+    found = run_ranks(work.every_part, 2, folder, alone[1], timeout=400)
+    for one in found:
+        assert not isinstance(one, Failed), one.trace
+    return found
+
+
+def of_part(ranks: list[dict[str, Any]], name: str) -> list[Any]:
+    return [found[name] for found in ranks]
 
 
 def of_one_process(name: str) -> tuple[list[Any], dict[str, tuple[int, ...]], Any]:
@@ -45,9 +59,9 @@ def require_equal(actual: Any, expected: Any) -> None:
     assert actual[1] == expected[1]
 
 
-def test_experts_move_at_once_and_results_keep_their_bits(tmp_path: Any) -> None:
-    blocks, loads, _ = of_one_process(work.NAME)
-    ranks = ran(run_ranks(work.at_once, 2, tmp_path, timeout=300))
+def test_experts_move_at_once_and_results_keep_their_bits(alone: Any, ranks: Any) -> None:
+    blocks, loads, _ = alone
+    ranks = of_part(ranks, "at once")
     for found in ranks:
         assert set(found["kinds"]) == {"block"}
         assert found["steps"] == 1 + 4  # a prompt, and the tokens that follow it
@@ -73,9 +87,9 @@ def test_experts_move_at_once_and_results_keep_their_bits(tmp_path: Any) -> None
         assert ranks[0][name] == ranks[1][name]
 
 
-def test_experts_move_beside_forwards(tmp_path: Any) -> None:
-    blocks, loads, _ = of_one_process(work.NAME)
-    ranks = ran(run_ranks(work.beside_forwards, 2, tmp_path, loads, timeout=300))
+def test_experts_move_beside_forwards(alone: Any, ranks: Any) -> None:
+    blocks, loads, _ = alone
+    ranks = of_part(ranks, "beside forwards")
     for found in ranks:
         assert found["same"]
         assert work.is_same(found["blocks"], blocks)
@@ -91,8 +105,8 @@ def test_experts_move_beside_forwards(tmp_path: Any) -> None:
     assert ranks[0]["after"] == ranks[1]["after"]
 
 
-def test_slices_of_experts_are_counted_and_stay(tmp_path: Any) -> None:
-    for found in ran(run_ranks(work.with_slices, 2, tmp_path, timeout=200)):
+def test_slices_of_experts_are_counted_and_stay(ranks: Any) -> None:
+    for found in of_part(ranks, "slices"):
         assert found["same"]
         assert all(any(load) for load in found["loads"].values())
         assert found["moved"] == 0
@@ -100,8 +114,8 @@ def test_slices_of_experts_are_counted_and_stay(tmp_path: Any) -> None:
         assert found["balancedness"] == 1.0
 
 
-def test_what_fits_no_block_is_refused_and_a_rank_that_leaves_is_named(tmp_path: Any) -> None:
-    ranks = ran(run_ranks(work.with_faults, 2, tmp_path, timeout=200))
+def test_what_fits_no_block_is_refused_and_a_rank_that_leaves_is_named(ranks: Any) -> None:
+    ranks = of_part(ranks, "faults")
     said = {
         "short": "initial_load: expected the rows of 12 experts",
         "negative": "load",
@@ -156,6 +170,19 @@ def test_one_rank_counts_and_stays_as_it_is() -> None:
         model(models.prompt())  # no hook is left
 
 
+def test_a_compiled_model_counts_and_ends_no_steps_by_itself() -> None:
+    model = sharded_work.made("mixtral")
+    conclave.transformers.patch(model, eplb=True)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(models.prompt(), use_cache=False)
+    balancer = balancer_of(model)
+    assert balancer.status.steps == 0
+    balancer.step()
+    assert balancer.status.steps == 1
+    assert all(sum(load) == 2 * models.prompt().numel() for load in balancer.loads().values())
+
+
 def test_the_balancer_of_a_model_goes_with_it() -> None:
     model = sharded_work.made("mixtral")
     conclave.transformers.patch(model, eplb=True)
@@ -169,6 +196,7 @@ def test_the_balancer_of_a_model_goes_with_it() -> None:
     ("fields", "name"),
     [
         ({"num_redundant_experts": -1}, "num_redundant_experts"),
+        ({"num_redundant_experts": 1024}, "num_redundant_experts"),
         ({"window_size": 0}, "window_size"),
         ({"step_interval": 0}, "step_interval"),
         ({"log_balancedness_interval": 0}, "log_balancedness_interval"),

@@ -256,6 +256,8 @@ def test_what_does_not_go_together_is_named() -> None:
     model = work.Model("qwen3_moe-awq-group32")
     with pytest.raises(ConclaveValueError, match="window_size"):
         vllm.EplbState(work.config(window_size=0))
+    with pytest.raises(ConclaveValueError, match="num_nodes"):
+        vllm.EplbState(work.config(), num_nodes=0)
     with pytest.raises(ConclaveUnsupportedError, match="policy"):
         vllm.EplbState(work.config(policy="best"))
     state = vllm.EplbState(work.config())

@@ -41,8 +41,9 @@ class ModelBalancer:
         own = weakref.ref(self)  # the model's hook keeps nothing alive
 
         def end_step(*_: Any) -> None:
-            found = own()
-            if found is not None and not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():  # a graph holds no step
+                return
+            if (found := own()) is not None:
                 found.step()
 
         self._hook: Any = model.register_forward_hook(end_step)

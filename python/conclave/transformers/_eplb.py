@@ -13,6 +13,7 @@ from conclave.spec import ParallelSpec, to_dict
 from conclave.transformers._find import Candidate
 from conclave.transformers._split import spread_of_experts
 
+_MOST_REDUNDANT = 1023  # as in vLLM
 _COUNTS = ("window_size", "step_interval", "log_balancedness_interval", "num_nodes")
 
 
@@ -45,9 +46,10 @@ class EplbOptions:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConclaveValueError(f"{name}: expected 1 or more, found {getattr(self, name)}")
-        if self.num_redundant_experts < 0:
+        if not 0 <= self.num_redundant_experts <= _MOST_REDUNDANT:
             raise ConclaveValueError(
-                f"num_redundant_experts: expected 0 or more, found {self.num_redundant_experts}"
+                f"num_redundant_experts: expected 0 to {_MOST_REDUNDANT}, found "
+                f"{self.num_redundant_experts}"
             )
         if self.rule not in balance_rules():
             raise ConclaveValueError(

@@ -239,7 +239,7 @@ def _unpack(piece: torch.Tensor, rows: Sequence[torch.Tensor], kept: Kept, local
     length = int(piece[begin : begin + _LENGTH].clone().view(torch.int64))
     given: dict[str, torch.Tensor] = {}
     if length:
-        file = io.BytesIO(bytes(piece[begin + _LENGTH :].tolist()))
+        file = io.BytesIO(piece[begin + _LENGTH :].cpu().numpy().tobytes())
         given = torch.load(file, weights_only=True)
     kept.put(local, given)
 

@@ -77,6 +77,8 @@ class EplbState:
                 raise ConclaveValueError(
                     f"{name}: expected 1 or more, found {getattr(config, name)}"
                 )
+        if num_nodes < 1:
+            raise ConclaveValueError(f"num_nodes: expected 1 or more, found {num_nodes}")
         self.parallel_config, self.device = parallel_config, device
         self.model_states: dict[str, EplbModelState] = {}
         self.expert_load_window_size: int = config.window_size

@@ -61,9 +61,8 @@ def is_same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def at_once(rank: int, folder: Any) -> dict[str, Any]:
+def at_once(rank: int) -> dict[str, Any]:
     """Experts move between two forwards, weights change, and the model gets its blocks back."""
-    quiet()
     model = work.spread(NAME, rank, **SPREAD)
     own = work.results(model)
     options = EplbOptions(num_redundant_experts=REDUNDANT, use_async=False, step_interval=10_000)
@@ -91,9 +90,8 @@ def at_once(rank: int, folder: Any) -> dict[str, Any]:
     return found
 
 
-def beside_forwards(rank: int, folder: Any, first: dict[str, Any]) -> dict[str, Any]:
+def beside_forwards(rank: int, first: dict[str, Any]) -> dict[str, Any]:
     """Experts begin where loads say, and move to a placement's opposite while forwards go on."""
-    quiet()
     model = work.spread(NAME, rank, **SPREAD)
     options = EplbOptions(
         num_redundant_experts=REDUNDANT, initial_load=first, window_size=8, step_interval=10_000
@@ -119,9 +117,8 @@ def beside_forwards(rank: int, folder: Any, first: dict[str, Any]) -> dict[str, 
     }
 
 
-def with_slices(rank: int, folder: Any) -> dict[str, Any]:
+def with_slices(rank: int) -> dict[str, Any]:
     """Where ranks hold slices of every expert there is nothing to move."""
-    quiet()
     model = work.spread("qwen2_moe", rank, tp_size=2)
     conclave.transformers.patch(model, eplb=EplbOptions(num_redundant_experts=REDUNDANT))
     expected = work.results(model)
@@ -137,9 +134,8 @@ def with_slices(rank: int, folder: Any) -> dict[str, Any]:
     }
 
 
-def with_faults(rank: int, folder: Any) -> dict[str, Any]:
+def with_faults(rank: int) -> dict[str, Any]:
     """What does not fit is refused before anything is replaced; a rank that leaves is named."""
-    quiet()
     model = work.spread(NAME, rank, **SPREAD)
     count = 12
     wrong = {
@@ -175,3 +171,15 @@ def with_faults(rank: int, folder: Any) -> dict[str, Any]:
     except ConclaveCommError as error:
         found["left"] = (error.peer, str(error))
     return found
+
+
+def every_part(rank: int, folder: Any, first: dict[str, Any]) -> dict[str, Any]:
+    """All that ranks do, in one process, since they take longer to begin than to work; the last one
+    ends with a rank that leaves."""
+    quiet()
+    return {
+        "at once": at_once(rank),
+        "beside forwards": beside_forwards(rank, first),
+        "slices": with_slices(rank),
+        "faults": with_faults(rank),
+    }
