@@ -4,6 +4,7 @@ of the same files, and against gguf-py's values in float64."""
 from __future__ import annotations
 
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
@@ -263,6 +264,29 @@ def test_a_layer_follows_its_blocks():
     zeroed[:, 0] = 0
     out = run(layer, first.hidden)
     assert not out[:, 0].any() and worst_error(out, zeroed) <= FLOAT32_BAR
+
+
+def test_experts_move_with_their_types():
+    """Over two ranks and their slots, with rows of as many bytes as their types take."""
+    model = Model()
+    group = conclave.local_group(2)
+    load_of_experts = torch.tensor([[1, 2, 3, 4, 50]])
+
+    def on_rank(rank):
+        split = vllm.FusedMoEParallelConfig(ep_size=2, ep_rank=rank, use_ep=True)
+        layer = model.layer(enable_eplb=True, num_redundant_experts=1, moe_parallel_config=split)
+        layer.expert_mapping = vllm.FusedMoE.make_expert_params_mapping(
+            None, "gate_proj", "down_proj", "up_proj", EXPERTS, 1
+        )
+        load(layer, model.tensors())
+        state = vllm.EplbState(ep_group=group[rank])
+        moved = state.add_model(layer, global_expert_load=load_of_experts).experts_moved
+        return moved, run(layer, model.hidden)
+
+    with ThreadPoolExecutor(2) as threads:
+        (first, one), (second, other) = threads.map(on_rank, range(2))
+    assert first + second > 0
+    assert worst_error(one + other, model.expected()) <= FLOAT32_BAR
 
 
 def refusal(call, kind=Error):
