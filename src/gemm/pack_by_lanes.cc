@@ -45,8 +45,10 @@ void spread_halves(const uint32_t* __restrict lanes, uint8_t* __restrict rows) {
     uint8_t* const even = rows + byte * kPanelColumns;
     uint8_t* const odd = even + kHalf;
     for (int64_t column = 0; column < kHalf; ++column) {
-      even[column] = static_cast<uint8_t>((pairs[column] & 0xfU) | pairs[column + kHalf] << 4U);
-      odd[column] = static_cast<uint8_t>(pairs[column] >> 4U | (pairs[column + kHalf] & 0xf0U));
+      even[column] =
+          static_cast<uint8_t>((pairs[column] & 0xfU) | uint32_t{pairs[column + kHalf]} << 4U);
+      odd[column] =
+          static_cast<uint8_t>(uint32_t{pairs[column]} >> 4U | (pairs[column + kHalf] & 0xf0U));
     }
   }
 }

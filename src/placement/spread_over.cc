@@ -45,7 +45,7 @@ void check_ranks(std::span<const int32_t> old_ranks, int32_t ranks) {
       refuse("old_ranks", fmt::format("ranks were 0 to {}, -1 joins", ranks - 1),
              std::to_string(old));
     }
-    if (old < 0 || std::ranges::find(old_ranks.first(i), old) == old_ranks.begin() + i) continue;
+    if (old < 0 || std::ranges::count(old_ranks.first(i), old) == 0) continue;
     refuse("old_ranks", "a rank is named twice", std::to_string(old));
   }
 }
