@@ -206,5 +206,17 @@ TEST(RecordedLayer, ASpec_HasAHashOfItsOwn) {
   EXPECT_NE(RecordedLayer::of(5, other).spec_hash, layer.spec_hash);
 }
 
+TEST(RecordedLayer, ZeroExpertsAndSharedExpertsWithSlots_HaveIds) {
+  MoeSpec spec = testing::make_spec(8, 2, 16, 8, DType::kBF16);
+  spec.num_zero_experts = 3;
+  EXPECT_EQ(RecordedLayer::of(0, spec).num_ids, 11);
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 8};
+  EXPECT_EQ(RecordedLayer::of(0, spec).num_ids, 11);
+  EXPECT_EQ(RecordedLayer::of(0, spec).num_slots, 2);
+  spec.shared = {.mode = SharedMode::kFusedSlots, .intermediate_size = 8, .count = 2};
+  EXPECT_EQ(RecordedLayer::of(0, spec).num_ids, 13);
+  EXPECT_EQ(RecordedLayer::of(0, spec).num_slots, 4);
+}
+
 }  // namespace
 }  // namespace conclave

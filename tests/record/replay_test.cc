@@ -115,6 +115,17 @@ TEST(RoutingReplay, WhatWasNotRecorded_IsRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(code(1, {}, {}, {}), ErrorCode{0}) << "no tokens are none too many";
 }
 
+TEST(RoutingReplay, RowsThatAreApart_AreWrittenApart) {
+  const RoutingReplay replay(small_record());
+  std::vector<int32_t> ids(6, 9);
+  std::vector<float> weights(6, 9);
+  replay.find(1, std::vector<TokenKey>{{0, 1}, {0, 0}},
+              {.data = ids.data(), .dtype = DType::kI32, .shape = {2, 2}, .row_stride = 3},
+              {.data = weights.data(), .dtype = DType::kF32, .shape = {2, 2}, .row_stride = 4});
+  EXPECT_EQ(ids, (std::vector<int32_t>{2, 3, 9, 4, 5, 9}));
+  EXPECT_EQ(weights, (std::vector<float>{0.75F, 0.25F, 9, 9, 0.625F, 0.375F}));
+}
+
 TEST(CompareRouting, Differences_AreCountedAndMeasured) {
   RoutingRecord first{
       .model = {},
@@ -164,6 +175,7 @@ TEST(CompareRouting, LayersAndSpecs_AreComparedToo) {
   second.layers[0].layer.spec_hash = 0;
   EXPECT_TRUE(compare_routing(first, second).layers[0].same_spec) << "nobody knows";
   EXPECT_TRUE(compare_routing(first, second).equal());
+  EXPECT_TRUE(compare_routing(second, first).layers[0].same_spec) << "on neither side";
   second.layers[0].layer.layer = 4;
   const RoutingComparison apart = compare_routing(first, second);
   EXPECT_EQ(apart.only_in_first, (std::vector<int64_t>{1}));
@@ -184,6 +196,36 @@ TEST(CompareRouting, NaN_IsFarFromNumbersAndEqualToItself) {
   const RoutingComparison found = compare_routing(first, second);
   EXPECT_TRUE(std::isnan(found.layers[0].worst_weight_difference));
   EXPECT_EQ(found.layers[0].worst_token, (TokenKey{0, 1}));
+}
+
+// Neither numbers of later experts nor those of later tokens take its place.
+TEST(CompareRouting, NaN_StaysTheWorst) {
+  RoutingRecord first = small_record();
+  first.layers[0].tokens[2] = {0, 2};
+  RoutingRecord second = first;
+  first.layers[0].topk_weights[2] = std::numeric_limits<float>::quiet_NaN();
+  second.layers[0].topk_weights[3] = 0.5F;
+  second.layers[0].topk_weights[4] = 0.25F;
+  const RoutingComparison found = compare_routing(first, second);
+  ASSERT_EQ(found.examples.size(), 2U);
+  EXPECT_TRUE(std::isnan(found.examples[0].weight_difference));
+  EXPECT_EQ(found.examples[1].weight_difference, 0.375);
+  EXPECT_TRUE(std::isnan(found.layers[0].worst_weight_difference));
+  EXPECT_EQ(found.layers[0].worst_token, (TokenKey{0, 1}));
+}
+
+// Slot by slot: an expert that only the first record has, and slots that have none.
+TEST(CompareRouting, AnExpertThatIsMissing_WeighsNothingOnItsSide) {
+  RoutingRecord first = small_record();
+  RoutingRecord second = first;
+  second.layers[0].topk_ids[3] = -1;
+  second.layers[0].topk_weights[3] = 9;
+  const RoutingComparison found = compare_routing(first, second);
+  ASSERT_EQ(found.examples.size(), 1U);
+  EXPECT_EQ(found.examples[0].weight_difference, 0.25) << "a slot of no expert weighs nothing";
+  second.layers[0].topk_ids[3] = 1;
+  second.layers[0].topk_weights[3] = 0.125F;
+  EXPECT_EQ(compare_routing(first, second).examples[0].weight_difference, 0.25);
 }
 
 }  // namespace
