@@ -6,9 +6,14 @@
 #include "conclave/checkpoint.h"
 #include "conclave/lora.h"
 #include "conclave/lora_checkpoint.h"
+#include "conclave/safetensors.h"
+
+#include <nlohmann/json.hpp>
 
 #include <atomic>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <thread>
@@ -210,6 +215,70 @@ TEST_F(Adapters, InMemory_HaveTheBitsOfCpp) {
   checkpoint_.reset();
   ASSERT_EQ(forward(other.get(), out, &id), CONCLAVE_OK);
   EXPECT_TRUE(same_bits(out, expected));
+}
+
+TEST_F(Adapters, BytesOfAll_AreTheirSum) {
+  const Factors factors(spec_);
+  conclave_lora_adapter adapter = factors.adapter();
+  int32_t id = -1;
+  ASSERT_EQ(conclave_layer_add_adapter(layer_.get(), &adapter, &id), CONCLAVE_OK);
+  adapter.num_factors = 1;
+  ASSERT_EQ(conclave_layer_add_adapter(layer_.get(), &adapter, &id), CONCLAVE_OK);
+  const auto list =
+      nlohmann::json::parse(testing::text_by(&conclave_layer_adapters_json, layer_.get()));
+  auto stats = sized<conclave_layer_stats>();
+  ASSERT_EQ(conclave_layer_get_stats(layer_.get(), &stats), CONCLAVE_OK);
+  EXPECT_EQ(stats.adapter_bytes, list[0]["bytes"].get<size_t>() + list[1]["bytes"].get<size_t>());
+}
+
+// Stacked factors of gate and up, whose rows come one after the other or take turns.
+TEST_F(Adapters, TheOrderOfGateAndUp_IsTheCallers) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / "capi_adapter_order";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "adapter_config.json")
+      << R"({"peft_type": "LORA", "peft_version": "0.21.2", "r": 2, "lora_alpha": 2})";
+  const int64_t ranks = 2 * spec_.num_experts;
+  const Tensor a = random_tensor(DType::kF32, ranks, spec_.hidden_size, 21);
+  const Tensor b = random_tensor(DType::kF32, 2 * spec_.intermediate_size, ranks, 22);
+  const std::string layer = "base_model.model.model.layers.0.";
+  const std::vector<NamedTensor> tensors = {
+      {layer + "mlp.experts.lora_A.weight", a.const_view()},
+      {layer + "mlp.experts.lora_B.weight", b.const_view()},
+      {layer + "self_attn.q_proj.lora_A.weight", a.const_view()},
+      {layer + "self_attn.v_proj.lora_A.weight", a.const_view()}};
+  save_safetensors(folder / "adapter_model.safetensors", tensors);
+  const auto adapters =
+      make<conclave_lora_checkpoint>(&conclave_lora_checkpoint_open, folder.c_str());
+  auto info = sized<conclave_lora_checkpoint_info>();
+  ASSERT_EQ(conclave_lora_checkpoint_get_info(adapters.get(), &info), CONCLAVE_OK);
+  EXPECT_EQ(info.num_layers, 1U);
+  ASSERT_EQ(info.num_others, 2U);
+  const char* name = nullptr;
+  ASSERT_EQ(conclave_lora_checkpoint_other_at(adapters.get(), 1, &name), CONCLAVE_OK);
+  EXPECT_STREQ(name, "model.layers.0.self_attn.v_proj");
+
+  const LoraCheckpoint cpp_adapters = LoraCheckpoint::open(folder);
+  Tensor before = rows();
+  for (const auto& [order, cpp_order] :
+       {std::pair{CONCLAVE_GATE_UP_ORDER_CONCATENATED, GateUpOrder::kConcatenated},
+        std::pair{CONCLAVE_GATE_UP_ORDER_INTERLEAVED, GateUpOrder::kInterleaved}}) {
+    int32_t id = -1;
+    ASSERT_EQ(conclave_layer_add_adapter_from_checkpoint(layer_.get(), adapters.get(), 0, nullptr,
+                                                         order, &id),
+              CONCLAVE_OK)
+        << conclave_last_error_message();
+    Tensor expected = rows();
+    cpp_layer_.forward({.hidden = hidden_.const_view(),
+                        .adapter = cpp_layer_.add_adapter(cpp_adapters.layer(0, spec_, cpp_order)),
+                        .out = expected.view()});
+    Tensor out = rows();
+    ASSERT_EQ(forward(layer_.get(), out, &id), CONCLAVE_OK);
+    EXPECT_TRUE(same_bits(out, expected));
+    EXPECT_FALSE(same_bits(out, before));
+    before = std::move(out);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(Adapters, FactorsOfANewerProgram_AreTakenByTheirOwnStride) {

@@ -137,6 +137,34 @@ TEST_F(Layers, CountersTimingsAndWorkspace) {
   EXPECT_EQ(conclave_layer_forward(layer_.get(), &args), CONCLAVE_OK);
 }
 
+// Every stage takes time, that of shared experts too; it is added to what was there.
+TEST_F(Layers, TimesOfEveryStage_AreAdded) {
+  const auto checkpoint = testing::open_model("testdata/qwen2-moe-tiny");
+  const auto with_shared =
+      make<conclave_layer>(&conclave_layer_create_from_checkpoint, context_.get(), checkpoint.get(),
+                           int64_t{0}, nullptr, nullptr);
+  const auto spec = make<conclave_spec>(&conclave_layer_spec, with_shared.get());
+  auto info = sized<conclave_spec_info>();
+  ASSERT_EQ(conclave_spec_get_info(spec.get(), &info), CONCLAVE_OK);
+  const Tensor hidden = testing::random_tensor(DType::kBF16, 9, info.hidden_size, 3);
+  Tensor out(DType::kF32, hidden.shape());
+  const conclave_tensor in = testing::tensor_of(hidden.const_view());
+  const conclave_tensor written = testing::tensor_of(out.const_view());
+  constexpr int64_t kBefore = int64_t{1} << 50;
+  auto timings = sized<conclave_timings>();
+  int64_t conclave_timings::*const stages[] = {
+      &conclave_timings::route_ns,  &conclave_timings::dispatch_ns, &conclave_timings::experts_ns,
+      &conclave_timings::shared_ns, &conclave_timings::combine_ns,  &conclave_timings::total_ns};
+  for (int64_t conclave_timings::*const stage : stages) timings.*stage = kBefore;
+  auto args = sized<conclave_forward_args>();
+  args.hidden = &in;
+  args.out = &written;
+  args.timings = &timings;
+  ASSERT_EQ(conclave_layer_forward(with_shared.get(), &args), CONCLAVE_OK)
+      << conclave_last_error_message();
+  for (size_t i = 0; i < std::size(stages); ++i) EXPECT_GT(timings.*stages[i], kBefore) << i;
+}
+
 TEST_F(Layers, PlansOfLayersAndOfSpecs) {
   EXPECT_EQ(text_by(&conclave_layer_explain, layer_.get()), explain(cpp_layer_.plan()));
   const auto json = nlohmann::json::parse(text_by(&conclave_layer_plan_json, layer_.get()));

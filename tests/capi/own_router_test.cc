@@ -27,6 +27,7 @@ enum class Habit {
   kFails,
   kFailsByNoStatus,
   kLeavesAnId,
+  kLeavesTheLastId,
   kLeavesAWeight,
   kWritesNothing,
   kChoosesBeyond,
@@ -58,7 +59,9 @@ struct Rotating {
       for (int64_t slot = 0; slot < call->top_k; ++slot) {
         const int64_t expert = (call->first_token + token + slot) % call->num_experts;
         const int64_t at = token * call->top_k + slot;
-        if (self.habit != Habit::kLeavesAnId || at != 1) {
+        const bool is_last = at + 1 == call->num_tokens * call->top_k;
+        if ((self.habit != Habit::kLeavesAnId || at != 1) &&
+            (self.habit != Habit::kLeavesTheLastId || !is_last)) {
           call->topk_ids[at] = static_cast<int32_t>(expert);
         }
         if (self.habit != Habit::kLeavesAWeight || at != 1) {
@@ -247,6 +250,7 @@ TEST_F(OwnRouters, BadHabits_AreTypedErrors_AndTheLayerGoesOn) {
       {Habit::kFails, CONCLAVE_ERROR_FILE_READ, "the cache of tables is cold"},
       {Habit::kFailsByNoStatus, CONCLAVE_ERROR_STATE, "12345"},
       {Habit::kLeavesAnId, CONCLAVE_ERROR_STATE, "token 0, slot 1"},
+      {Habit::kLeavesTheLastId, CONCLAVE_ERROR_STATE, "token 3, slot 2"},
       {Habit::kLeavesAWeight, CONCLAVE_ERROR_STATE, "topk_weights"},
       {Habit::kWritesNothing, CONCLAVE_ERROR_STATE, "token 0, slot 0"},
       {Habit::kChoosesBeyond, CONCLAVE_ERROR_EXPERT_ID, "1000000"},

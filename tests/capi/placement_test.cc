@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -145,6 +146,69 @@ TEST(Slots, Balance_IsThatOfCpp) {
   expect_error(conclave_slots_balance(load.data(), ~size_t{0}, &options, &out),
                CONCLAVE_ERROR_INVALID_ARGUMENT, "num_experts");
   EXPECT_NE(conclave_slots_balance(load.data(), 0, &options, &out), CONCLAVE_OK);
+}
+
+std::vector<int32_t> places_of(const std::vector<double>& load,
+                               const conclave_balance_options& options) {
+  const auto slots =
+      make<conclave_slots>(&conclave_slots_balance, load.data(), load.size(), &options);
+  auto info = sized<conclave_slots_info>();
+  EXPECT_EQ(conclave_slots_get_info(slots.get(), &info), CONCLAVE_OK);
+  return {info.logical_of, info.logical_of + info.num_slots};
+}
+
+// Each option has the effect that it has in C++, and has one.
+TEST(Slots, EveryOptionOfABalance_Counts) {
+  int nodes_count = 0;
+  int shared_ranks_count = 0;
+  int gain_counts = 0;
+  for (uint32_t seed = 0; seed < 24; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<double> load(16);
+    for (double& one : load) one = static_cast<double>(random() % 64 * (random() % 64));
+    auto options = sized<conclave_balance_options>();
+    options.num_ranks = 4;
+    options.num_redundant_experts = 8;
+    BalanceRequest request{.num_ranks = 4, .num_redundant_experts = 8};
+    const std::vector<int32_t> before = balance_experts(load, request).logical_of;
+    EXPECT_EQ(places_of(load, options), before);
+    options.flags = CONCLAVE_BALANCE_SHARED_RANKS;
+    request.distinct_ranks = false;
+    const std::vector<int32_t> shared = balance_experts(load, request).logical_of;
+    EXPECT_EQ(places_of(load, options), shared);
+    shared_ranks_count += shared != before ? 1 : 0;
+    options.flags = 0;
+    request.distinct_ranks = true;
+    options.num_nodes = 2;
+    options.num_groups = 4;
+    request.num_nodes = 2;
+    request.num_groups = 4;
+    const std::vector<int32_t> by_node = balance_experts(load, request).logical_of;
+    EXPECT_EQ(places_of(load, options), by_node);
+    nodes_count += by_node != before ? 1 : 0;
+
+    const auto now =
+        make<conclave_slots>(&conclave_slots_balance, load.data(), load.size(), &options);
+    std::ranges::shuffle(load, random);
+    options = sized<conclave_balance_options>();
+    options.rule = "steady";
+    options.num_ranks = 4;
+    options.num_redundant_experts = 8;
+    options.previous = now.get();
+    options.least_gain = 0.5;
+    request = {.rule = "steady",
+               .num_ranks = 4,
+               .num_redundant_experts = 8,
+               .previous = by_node,
+               .least_gain = 0.5};
+    const std::vector<int32_t> few = balance_experts(load, request).logical_of;
+    EXPECT_EQ(places_of(load, options), few);
+    request.least_gain = 0.01;
+    gain_counts += balance_experts(load, request).logical_of != few ? 1 : 0;
+  }
+  EXPECT_GT(nodes_count, 0);
+  EXPECT_GT(shared_ranks_count, 0);
+  EXPECT_GT(gain_counts, 0);
 }
 
 // A rank with a layer whose experts may move.

@@ -173,6 +173,32 @@ TEST(Ranks, ALateRank_IsATimeout) {
                "alone");
 }
 
+// A rank that stays away is waited for as long as the caller says, not as the group does.
+TEST(Ranks, Survivors_HaveTheCallersTime) {
+  auto group = local_group(2, 6000);
+  const auto begin = std::chrono::steady_clock::now();
+  int32_t old_ranks[2] = {-1, -1};
+  conclave_communicator* made = nullptr;
+  ASSERT_EQ(conclave_survivors(group[0].get(), 50, &made, old_ranks), CONCLAVE_OK)
+      << conclave_last_error_message();
+  const Handle<conclave_communicator> left(made);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  EXPECT_EQ(old_ranks[0], 0);
+  EXPECT_EQ(old_ranks[1], -1);
+}
+
+TEST(Ranks, ErrorsOfThisRankAlone_HaveNoRankAndNoPhase) {
+  auto group = local_group(2);
+  group[1].reset();
+  expect_error(conclave_communicator_barrier(group[0].get(), "step"), CONCLAVE_ERROR_COMM_PEER_LOST,
+               "step");
+  EXPECT_EQ(testing::last_error().peer, 1);
+  expect_error(conclave_communicator_barrier(nullptr, "step"), CONCLAVE_ERROR_NULL_POINTER,
+               "communicator");
+  EXPECT_EQ(testing::last_error().peer, -1);
+  EXPECT_STREQ(testing::last_error().phase, "");
+}
+
 // Texts of ranks that are threads here, by a table that they share.
 struct Table {
   std::mutex mutex;

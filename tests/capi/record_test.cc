@@ -3,6 +3,8 @@
 
 #include "conclave/routing_record.h"
 
+#include <nlohmann/json.hpp>
+
 #include <cstdio>
 #include <limits>
 #include <string>
@@ -51,6 +53,7 @@ TEST_F(Records, AreReplayed_WithTheSameBits_FromAFileToo) {
   auto options = sized<conclave_recorder_options>();
   options.capacity = 32;
   options.model = "tiny";
+  options.model_type = "qwen";
   auto ring = recorder(&options);
   const Call first = record(ring.get(), 9, 100);
   ASSERT_EQ(conclave_recorder_write(ring.get(), path.c_str()), CONCLAVE_OK);
@@ -62,11 +65,13 @@ TEST_F(Records, AreReplayed_WithTheSameBits_FromAFileToo) {
   auto info = sized<conclave_replay_info>();
   ASSERT_EQ(conclave_replay_get_info(from_file.get(), &info), CONCLAVE_OK);
   EXPECT_STREQ(info.model, "tiny");
+  EXPECT_STREQ(info.model_type, "qwen");
   EXPECT_EQ(info.num_layers, 1U);
   auto layer = sized<conclave_replay_layer>();
   ASSERT_EQ(conclave_replay_get_layer(from_file.get(), 0, &layer), CONCLAVE_OK);
   EXPECT_EQ(layer.num_tokens, 9);
   EXPECT_EQ(layer.num_slots, num_slots(spec_));
+  EXPECT_EQ(layer.num_ids, spec_.num_experts);
   EXPECT_NE(layer.spec_hash, 0U);
   expect_error(conclave_replay_get_layer(from_file.get(), 1, &layer),
                CONCLAVE_ERROR_LAYER_NOT_FOUND, "position");
@@ -109,6 +114,22 @@ TEST_F(Records, AreReplayed_WithTheSameBits_FromAFileToo) {
                CONCLAVE_ERROR_INVALID_ARGUMENT, "num_tokens");
   expect_error(conclave_replay_find(from_file.get(), 0, keys.data(), 2, &id_view, nullptr),
                CONCLAVE_ERROR_SHAPE, "topk_ids");
+}
+
+TEST_F(Records, TokensOfOneSideAlone_AreCountedThere) {
+  const auto first = recorder();
+  const auto second = recorder();
+  record(first.get(), 3, 0);
+  record(second.get(), 6, 2);
+  const auto one = make<conclave_replay>(&conclave_replay_from_recorder, first.get());
+  const auto other = make<conclave_replay>(&conclave_replay_from_recorder, second.get());
+  const auto json = nlohmann::json::parse(
+      testing::text_by(&conclave_replay_compare_json, one.get(), other.get(), int64_t{1}));
+  const auto& layer = json["layers"][0];
+  EXPECT_EQ(layer["compared"], 1);
+  EXPECT_EQ(layer["only_in_first"], 2);
+  EXPECT_EQ(layer["only_in_second"], 5);
+  EXPECT_EQ(json["equal"], false);
 }
 
 TEST_F(Records, FullRings_DoAsTheyWereTold) {

@@ -58,6 +58,30 @@ TEST(GgufDirectory, SeveralModels_AreNamed) {
   EXPECT_NE(what.find("and 2 more"), std::string::npos) << what;
 }
 
+TEST(GgufDirectory, EightModels_AreAllNamedInOrder) {
+  const TempDir directory;
+  for (const char* letter : {"d", "h", "a", "f", "c", "g", "b", "e"}) {
+    write_text(directory / (std::string(letter) + ".gguf"), "never read");
+  }
+  const auto error = open_error(directory.path());
+  ASSERT_TRUE(error);
+  const std::string what = error->what();
+  EXPECT_NE(what.find("a.gguf, b.gguf, c.gguf, d.gguf, e.gguf, f.gguf, g.gguf, h.gguf"),
+            std::string::npos)
+      << what;
+  EXPECT_EQ(what.find("more"), std::string::npos) << what;
+}
+
+// Names that end almost as those of parts are models of their own.
+TEST(GgufDirectory, NamesThatResembleParts_AreModels) {
+  for (const char* name : {"tiny-00002-of-parts.gguf", "tiny-0000b-of-00003.gguf",
+                           "tiny_00002-of-00003.gguf", "tiny-00002-in-00003.gguf"}) {
+    const TempDir directory;
+    fs::copy_file(kWhole, directory / name);
+    EXPECT_EQ(Checkpoint::open(directory.path()).directory().filename(), name);
+  }
+}
+
 TEST(GgufDirectory, LaterPartsAlone_AreNoModel) {
   const TempDir directory;
   fs::copy_file(kSplit / "model-00002-of-00003.gguf", directory / "model-00002-of-00003.gguf");

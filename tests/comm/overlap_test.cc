@@ -268,6 +268,38 @@ TEST(Background, PeersOfARankThatDoesNotCall_HaveItsBytes) {
   }
 }
 
+// A rank that only receives takes what comes, too: its peers wait for no call of it.
+TEST(Background, PeersOfARankThatOnlyReceives_AreDone) {
+  constexpr int64_t kMore = 8 * kLong;
+  for (const testing::ThreadGroups& row : testing::kThreadGroups) {
+    SCOPED_TRACE(std::string(row.name));
+    std::atomic<bool> is_sent{false};
+    const auto outcomes = testing::run_ranks(
+        row.make({.num_ranks = 2, .timeout = 20s}), [&](int32_t rank, Communicator& comm) {
+          Blocks blocks(2, kMore);
+          std::vector<int64_t> send_bytes = {rank == 0 ? 0 : kMore, 0};
+          std::vector<int64_t> recv_bytes = {0, rank == 0 ? kMore : 0};
+          const CommHandle handle = comm.begin({.kind = CommKind::kAllToAllV,
+                                                .exchange = {.send = blocks.send.data(),
+                                                             .send_bytes = send_bytes,
+                                                             .send_offsets = blocks.none,
+                                                             .recv = blocks.recv.data(),
+                                                             .recv_bytes = recv_bytes,
+                                                             .recv_offsets = blocks.none},
+                                                .in_background = true});
+          const auto until = std::chrono::steady_clock::now() + 15s;
+          while (rank == 0 && !is_sent && std::chrono::steady_clock::now() < until) {
+            std::this_thread::sleep_for(1ms);
+          }
+          EXPECT_TRUE(rank == 1 || is_sent) << "the sender waits for a call of the receiver";
+          comm.wait(handle, comm.timeout(), "step");
+          if (rank == 1) is_sent = true;
+          EXPECT_TRUE(rank == 1 || blocks.recv[static_cast<size_t>(kMore) - 1] == std::byte{7});
+        });
+    EXPECT_EQ(testing::first_failure(outcomes), "");
+  }
+}
+
 // Whoever meets the disagreement first, a thread in the background or a wait, says the same.
 TEST(Background, RanksThatDisagree_HearHowInTheirWaits) {
   for (const testing::ThreadGroups& row : testing::kThreadGroups) {
