@@ -63,7 +63,7 @@ class Scripted final : public Communicator {
   std::vector<std::chrono::nanoseconds>* heard_;
 };
 
-// Of 0 1 2 3 4 first 1 is lost, then 3, which is 2 among 0 2 3 4, then 4, 2 among 0 2 4.
+// Ranks 0 1 2 3 4 lose 1 first, then 3, which is 2 among 0 2 3 4, then 4, which is 2 among 0 2 4.
 TEST(LaterLosses, RollCallsFollowEachOther_AndRanksKeepTheirNumbers) {
   std::vector<std::chrono::nanoseconds> heard;
   Scripted failed({{5, 1}, {4, 2}, {3, 2}, {2, -1}}, 0, &heard);
