@@ -92,6 +92,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Split{.name = "Experts", .ep = 2}, Split{.name = "ThreeRanks", .ep = 3},
                       Split{.name = "FixedSlots", .ep = 2, .transport = EpTransport::kFixedSlots},
                       Split{.name = "Replicas", .ep = 2, .redundant = 2},
+                      Split{.name = "ReplicasBesideTheirExperts", .redundant = 4},
+                      Split{.name = "ReplicasOnAllRanks", .ep = 2, .redundant = 8},
                       Split{.name = "Slices", .tp = 3}, Split{.name = "Both", .ep = 2, .tp = 2}),
     [](const auto& split) { return std::string(split.param.name); });
 
