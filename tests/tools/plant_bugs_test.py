@@ -1,6 +1,6 @@
 """A campaign over a library of one function: what is found, survives, or does not compile."""
 
-import itertools
+import fnmatch
 import json
 import pathlib
 import re
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from planting.build_tree import BuildTree  # noqa: E402
 from planting.campaign import Campaign  # noqa: E402
-from planting.faults import Fault, read_catalog  # noqa: E402
+from planting.faults import Fault, problems, read_catalog  # noqa: E402
 from planting.library import read_filters  # noqa: E402
 from planting.programs import Selection  # noqa: E402
 
@@ -41,6 +41,32 @@ target_link_libraries(core_test conclave GTest::gtest_main)
 }
 
 
+CASES = ROOT / "tools" / "planting"
+# A test of googletest: its suite and its own name.
+DECLARED = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+),\s*(\w+)\)")
+
+
+def declared_tests() -> list[str]:
+    """Suite.Name of every test in C++."""
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
+    return [f"{suite}.{name}" for suite, name in DECLARED.findall(text)]
+
+
+def pattern_of(part: str) -> str:
+    """A part of googletest's filter for Suite.Name, without what parameters add to both ends."""
+    if "." not in part:
+        return part
+    before, after = part.split(".", 1)
+    after = after.split("/", 1)[0]
+    # A star within may stand for the end of the name and the start of a parameter.
+    return f"{before.rsplit('/', 1)[-1]}.{after.split('*', 1)[0]}{'*' if '*' in after else ''}"
+
+
+def words_of(expression: str) -> list[str]:
+    """The names in what pytest's -k takes."""
+    return [word for word in re.findall(r"\w+", expression) if word not in ("and", "or", "not")]
+
+
 def fault(name: str, file: str, old: str, new: str) -> Fault:
     return Fault(name=name, area="self", kind="class", file=file, old=old, new=new)
 
@@ -49,9 +75,25 @@ class Planting(unittest.TestCase):
     def test_catalog_is_whole(self):
         faults = read_catalog()
         self.assertGreater(len(faults), 100)
-        for each in faults:
-            self.assertTrue((ROOT / each.file).is_file(), each.key)
-            self.assertNotEqual(each.old, each.new, each.key)
+        self.assertEqual(problems(faults), [])
+
+    def test_gone_and_unchanged_text_are_problems(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "one.h").write_text("int one();\n")
+            found = problems(
+                [
+                    fault("sound", "one.h", "int", "long"),
+                    fault("gone", "one.h", "two", "three"),
+                    fault("same", "one.h", "one", "one"),
+                    fault("no file", "two.h", "a", "b"),
+                ],
+                root,
+            )
+        self.assertEqual(len(found), 3, found)
+        self.assertIn("self/gone: one.h holds the old text 0 times", found[0])
+        self.assertIn("self/same: the new text is the old one", found[1])
+        self.assertIn("two.h", found[2])
 
     def test_old_text_must_be_there_once(self):
         with self.assertRaisesRegex(ValueError, "0 times"):
@@ -64,34 +106,61 @@ class Planting(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "filters.json"
             path.write_text(json.dumps(rows))
-            self.assertEqual(read_filters(path, faults), {
-                "self/a": [Selection("tests/x_test", "A.One:A.Two"),
-                           Selection("tests/x_test", "A.One", ("tool", "-x"))]})
+            self.assertEqual(
+                read_filters(path, faults),
+                {
+                    "self/a": [
+                        Selection("tests/x_test", "A.One:A.Two"),
+                        Selection("tests/x_test", "A.One", ("tool", "-x")),
+                    ]
+                },
+            )
             path.write_text(json.dumps([{**row, "key": "self/c"}]))
             with self.assertRaisesRegex(ValueError, "self/c"):
                 read_filters(path, faults)
 
-    def test_every_fault_of_other_code_has_a_case(self):
+    def test_every_fault_has_a_case(self):
         faults = read_catalog()
-        for name, of_python in (("cpu_cases.json", False), ("python_cases.json", True)):
-            filters = read_filters(ROOT / "tools" / "planting" / name, faults)
-            self.assertEqual(set(filters), {each.key for each in faults
-                                            if not each.is_cuda and each.is_python == of_python})
-        text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
-        for selection in itertools.chain(*read_filters(
-                ROOT / "tools" / "planting" / "cpu_cases.json", faults).values()):
-            for suite in re.findall(r"(\w+)\.", selection.cases):
-                self.assertIn(suite, text, selection)
+        for name, is_own in (
+            ("cpu_cases.json", lambda each: not each.is_cuda and not each.is_python),
+            ("cuda_cases.json", lambda each: each.is_cuda),
+            ("python_cases.json", lambda each: each.is_python),
+        ):
+            with self.subTest(name):
+                self.assertEqual(
+                    set(read_filters(CASES / name, faults)),
+                    {each.key for each in faults if is_own(each)},
+                )
 
-    def test_every_fault_of_cuda_code_has_a_case(self):
-        faults = read_catalog()
-        filters = read_filters(ROOT / "tools" / "planting" / "cuda_cases.json", faults)
-        self.assertEqual(set(filters), {each.key for each in faults if each.is_cuda})
-        text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.cc"))
-        for selection in itertools.chain(*filters.values()):
-            for case in selection.cases.split(":"):
-                suite, name = re.search(r"(\w+)\.(\w+)", case).groups()
-                self.assertRegex(text, rf"\b{suite}, {name}\)", case)
+    def test_every_case_names_a_test(self):
+        declared = declared_tests()
+        for name in ("cpu_cases.json", "cuda_cases.json"):
+            for row in json.loads((CASES / name).read_text()):
+                folder, program = row["program"].rsplit("/", 1)
+                self.assertRegex((ROOT / folder / "CMakeLists.txt").read_text(), rf"\b{program}\b")
+                for part in row["filter"].split(":"):
+                    self.assertTrue(fnmatch.filter(declared, pattern_of(part)), row)
+
+    def test_every_case_of_python_names_a_test(self):
+        for row in json.loads((CASES / "python_cases.json").read_text()):
+            files = [ROOT / file for file in row["program"].split()]
+            names = [
+                name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())
+            ]
+            for word in words_of(row["filter"]):
+                self.assertTrue(any(word in name for name in names), (word, row))
+
+    def test_parts_of_filters_are_patterns_of_declared_tests(self):
+        for part, pattern in (
+            ("*", "*"),
+            ("*Panel*", "*Panel*"),
+            ("Suite.*", "Suite.*"),
+            ("Suite.Name", "Suite.Name"),
+            ("Catalog/Suite.Name/kernel", "Suite.Name"),
+            ("*Suite.Name*/*avx2*", "*Suite.Name*"),
+            ("*Suite.Na*static*", "*Suite.Na*"),
+        ):
+            self.assertEqual(pattern_of(part), pattern)
 
     def run_campaign(self, root: pathlib.Path, faults: list[Fault], chosen=None) -> Campaign:
         """Measures and runs the campaign over the library of one function, built first."""
@@ -99,11 +168,20 @@ class Planting(unittest.TestCase):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
         build = root / "build"
-        subprocess.run(["cmake", "-S", root, "-B", build, "-G", "Ninja"], check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["cmake", "-S", root, "-B", build, "-G", "Ninja"], check=True, stdout=subprocess.DEVNULL
+        )
         subprocess.run(["ninja", "-C", build], check=True, stdout=subprocess.DEVNULL)
-        campaign = Campaign(BuildTree(root, build), faults, root / "work", jobs=2, gpu_jobs=1,
-                            deadline=time.monotonic() + 200, chosen=chosen, say=lambda text: None)
+        campaign = Campaign(
+            BuildTree(root, build),
+            faults,
+            root / "work",
+            jobs=2,
+            gpu_jobs=1,
+            deadline=time.monotonic() + 200,
+            chosen=chosen,
+            say=lambda text: None,
+        )
         campaign.measure(["tests/core/core_test"])
         campaign.run()
         return campaign
@@ -111,21 +189,34 @@ class Planting(unittest.TestCase):
     @unittest.skipIf(shutil.which("ninja") is None, "no ninja")
     def test_chosen_cases_alone_are_run(self):
         sees, fails, other, absent = (
-            Selection("tests/core/core_test", cases) for cases in
-            ("Twice.OfThree", "Twice.FailsAlways", "Twice.OfOne", "Twice.NoSuchCase"))
-        faults = [fault(name, "src/core/twice.cc", "factor() * x", "factor() + x")
-                  for name in ("seen", "passed over", "without a case")]
+            Selection("tests/core/core_test", cases)
+            for cases in ("Twice.OfThree", "Twice.FailsAlways", "Twice.OfOne", "Twice.NoSuchCase")
+        )
+        faults = [
+            fault(name, "src/core/twice.cc", "factor() * x", "factor() + x")
+            for name in ("seen", "passed over", "without a case")
+        ]
         faults.append(fault("unseen", "src/core/twice.cc", "factor() * x", "x * factor()"))
-        chosen = {"self/seen": [fails, other, sees], "self/passed over": [other],
-                  "self/without a case": [absent], "self/unseen": [other]}
+        chosen = {
+            "self/seen": [fails, other, sees],
+            "self/passed over": [other],
+            "self/without a case": [absent],
+            "self/unseen": [other],
+        }
         with tempfile.TemporaryDirectory() as folder:
             campaign = self.run_campaign(pathlib.Path(folder).resolve(), faults, chosen)
         whole = Selection("tests/core/core_test")
         self.assertEqual(set(campaign.baseline), {sees, other, whole})
         results = {each.fault.name: each for each in campaign.results.values()}
-        self.assertEqual({name: each.status for name, each in results.items()},
-                         {"seen": "found", "passed over": "found",
-                          "without a case": "unfinished", "unseen": "survived"})
+        self.assertEqual(
+            {name: each.status for name, each in results.items()},
+            {
+                "seen": "found",
+                "passed over": "found",
+                "without a case": "unfinished",
+                "unseen": "survived",
+            },
+        )
         # What its own case passed over, another of the module saw.
         for name in ("seen", "passed over"):
             self.assertEqual(results[name].case, "Twice.OfThree")
@@ -143,12 +234,20 @@ class Planting(unittest.TestCase):
                 fault("text", "src/core/twice.cc", "factor() * x", "factor( * x"),
             ]
             campaign = self.run_campaign(root, faults)
-            self.assertEqual(campaign.baseline[Selection("tests/core/core_test")].failing,
-                             ("Twice.FailsAlways",))
+            self.assertEqual(
+                campaign.baseline[Selection("tests/core/core_test")].failing, ("Twice.FailsAlways",)
+            )
             results = {each.fault.name: each for each in campaign.results.values()}
-            self.assertEqual({name: each.status for name, each in results.items()},
-                             {"source": "found", "a header's": "found", "same": "survived",
-                              "crash": "found", "text": "broken"})
+            self.assertEqual(
+                {name: each.status for name, each in results.items()},
+                {
+                    "source": "found",
+                    "a header's": "found",
+                    "same": "survived",
+                    "crash": "found",
+                    "text": "broken",
+                },
+            )
             self.assertEqual(results["source"].case, "Twice.OfThree")
             self.assertEqual(results["crash"].how, "crashed")
             for name, text in FILES.items():
