@@ -2,6 +2,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/memory.h"
+#include "cpu/turn.h"
 #include "layer/engine.h"
 
 #include "conclave/error.h"
@@ -39,13 +40,13 @@ class InTurns final : public Executor {
   explicit InTurns(Executor& executor) : executor_(executor) {}
   int32_t concurrency() const noexcept override { return executor_.concurrency(); }
   void run(ParallelTask task) override {
-    const std::lock_guard turn(mutex_);
+    const std::lock_guard turn(turn_);
     executor_.run(task);
   }
 
  private:
   Executor& executor_;
-  std::mutex mutex_;
+  cpu::Turn turn_;
 };
 
 void check_device(const Device& device, const EngineRow& row) {

@@ -2,6 +2,7 @@
 
 #include "cpu/parallel.h"
 #include "cpu/topology.h"
+#include "cpu/turn.h"
 #include "support/sanitizers.h"
 
 #include "conclave/context.h"
@@ -14,6 +15,7 @@
 #include <chrono>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <sched.h>
 #include <stdexcept>
 #include <string>
@@ -293,6 +295,33 @@ TEST(ThreadPool, UsedInAForkedChild_IsATypedError) {
   int32_t calls = 0;
   run_region(*pool, [&](int32_t worker) { calls += worker == 0 ? 1 : 0; });
   EXPECT_EQ(calls, 1) << "the parent's pool works on";
+}
+
+TEST(Turn, ThreadThatForkLeavesBehind_HoldsItNoMore) {
+  if (kThreadSanitizer || kAddressSanitizer) {
+    GTEST_SKIP() << "sanitizers do not follow a fork with threads";
+  }
+  cpu::Turn turn;
+  std::atomic<bool> is_held{false};
+  std::atomic<bool> may_end{false};
+  std::thread holder([&] {
+    const std::lock_guard lock(turn);
+    is_held = true;
+    while (!may_end) std::this_thread::yield();
+  });
+  while (!is_held) std::this_thread::yield();
+  const int status = exit_status_of([&] {
+    ::alarm(10);
+    for (int i = 0; i < 2; ++i) {
+      turn.lock();
+      turn.unlock();
+    }
+    return 0;
+  });
+  may_end = true;
+  holder.join();
+  EXPECT_EQ(status, 0);
+  const std::lock_guard lock(turn);
 }
 
 TEST(ThreadPool, ForkedChild_DestroysTheParentsPoolAndMakesItsOwn) {

@@ -7,7 +7,6 @@
 #include "conclave/error.h"
 #include "conclave/shared_weights.h"
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -128,7 +127,7 @@ std::vector<SharedTensor> SharedWeights::tensors() const {
 
 void SharedWeights::check_unchanged() const {
   // What was read before may not be read after the mark.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  checkpoint::order_memory();
   if (impl_->sequence() == impl_->header.sequence &&
       impl_->mapping.bytes_of_file() == impl_->mapping.bytes()) {
     return;

@@ -5,7 +5,6 @@
 #include "conclave/error.h"
 #include "conclave/shared_weights.h"
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -57,7 +56,7 @@ void SharedWeightsWriter::begin() {
   SharedHeader& header = impl_->header();
   __atomic_store_n(&header.sequence, header.sequence + 1, __ATOMIC_RELAXED);
   // No byte that is written from now on may be seen before the mark.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  checkpoint::order_memory();
 }
 
 std::span<std::byte> SharedWeightsWriter::memory(WeightId id, int64_t expert) {

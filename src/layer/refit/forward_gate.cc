@@ -16,37 +16,45 @@ void ForwardGate::check_process() const {
 }
 
 void ForwardGate::enter() {
-  std::unique_lock lock(mutex_);
-  if (closed_) {
-    check_process();
-    changed_.wait(lock, [this] { return !closed_; });
+  uint32_t seen = state_.load(std::memory_order_relaxed);
+  while (true) {
+    if ((seen & kClosed) != 0) {
+      check_process();
+      state_.wait(seen, std::memory_order_relaxed);
+      seen = state_.load(std::memory_order_relaxed);
+    } else if (state_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
+                                            std::memory_order_relaxed)) {
+      return;
+    }
   }
-  ++under_way_;
 }
 
 void ForwardGate::leave() noexcept {
-  bool is_awaited = false;
-  {
-    const std::lock_guard lock(mutex_);
-    is_awaited = --under_way_ == 0 && closed_;
-  }
-  if (is_awaited) changed_.notify_all();
+  const uint32_t before = state_.fetch_sub(1, std::memory_order_release);
+  if (before == (kClosed | 1U)) state_.notify_all();
 }
 
 void ForwardGate::close() {
-  std::unique_lock lock(mutex_);
-  if (closed_ || under_way_ != 0) check_process();
-  changed_.wait(lock, [this] { return !closed_; });
-  closed_ = true;
-  changed_.wait(lock, [this] { return under_way_ == 0; });
+  uint32_t seen = state_.load(std::memory_order_relaxed);
+  while (true) {
+    if (seen != 0) check_process();
+    if ((seen & kClosed) != 0) {
+      state_.wait(seen, std::memory_order_relaxed);
+      seen = state_.load(std::memory_order_relaxed);
+    } else if (state_.compare_exchange_weak(seen, seen | kClosed, std::memory_order_acquire,
+                                            std::memory_order_relaxed)) {
+      break;
+    }
+  }
+  for (seen = state_.load(std::memory_order_acquire); seen != kClosed;
+       seen = state_.load(std::memory_order_acquire)) {
+    state_.wait(seen, std::memory_order_relaxed);
+  }
 }
 
 void ForwardGate::open() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = false;
-  }
-  changed_.notify_all();
+  state_.store(0, std::memory_order_release);
+  state_.notify_all();
 }
 
 }  // namespace conclave::inline v0

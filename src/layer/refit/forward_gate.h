@@ -1,10 +1,10 @@
 // Lets forwards through side by side, and keeps them out while weights change hands. Whoever closes
-// it comes before forwards that arrive later, so that a busy layer cannot keep a commit waiting.
+// it comes before forwards that arrive later, so that a busy layer cannot keep a commit waiting. It
+// has no lock that a thread of the parent could hold for ever in a forked child.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
-#include <mutex>
 
 namespace conclave::inline v0 {
 
@@ -37,6 +37,8 @@ class ForwardGate {
   };
 
  private:
+  static constexpr uint32_t kClosed = uint32_t{1} << 31U;
+
   // Both throw Error(kForked) where they would wait for a thread of the parent process.
   void enter();
   void close();
@@ -44,10 +46,7 @@ class ForwardGate {
   void open() noexcept;
   void check_process() const;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t under_way_ = 0;
-  bool closed_ = false;
+  std::atomic<uint32_t> state_{0};  // forwards under way, and kClosed
   const uint64_t fork_count_;
 };
 
