@@ -114,7 +114,9 @@ TEST_P(RefitFamily, EveryScopeAndMode_GivesTheMergedLayer) {
       MoeLayer layer = layers.make(*layers.first);
       Refit refit(layer, {.mode = mode, .scope = scope});
       refit.stage(named);
-      if (mode != RefitMode::kInPlace) EXPECT_TRUE(same_bits(layers.run(layer), before));
+      if (mode != RefitMode::kInPlace) {
+        EXPECT_TRUE(same_bits(layers.run(layer), before));
+      }
       refit.commit();
       EXPECT_TRUE(same_bits(layers.run(layer), expected));
       EXPECT_EQ(Refit::content_hash(layer), Refit::content_hash(fresh));
