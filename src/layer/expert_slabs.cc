@@ -49,7 +49,7 @@ ExpertSlabs::ExpertSlabs(HostAllocator& allocator, size_t slab_bytes, size_t pla
     // Pages that nobody has touched are left to the threads that pack.
     if (cpu::gives_zeros(allocator, *bytes)) continue;
     const size_t tail = std::min(slab_bytes, kTailBytes);
-    std::memset(slab + slab_bytes - tail, 0, tail);
+    std::fill_n(slab + slab_bytes - tail, tail, std::byte{});  // a slab may be empty
   }
   if (places > 0) take_block(block);
 }

@@ -6,7 +6,6 @@
 #include "conclave/error.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -229,7 +228,7 @@ void HostRefit::publish() noexcept {
                       [&](int64_t place, int64_t, int32_t) {
                         const auto at = static_cast<size_t>(place);
                         if (kind.experts[at] < 0) return;
-                        std::memcpy(live.each()[at], kind.at[at], live.slab_bytes());
+                        std::copy_n(kind.at[at], live.slab_bytes(), live.each()[at]);
                       });
   }
   for (const LentKind& kind : lent_) std::swap(live_.*kind.lent, next_.*kind.lent);
