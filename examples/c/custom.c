@@ -76,7 +76,7 @@ static conclave_status make_layer(conclave_context* context, conclave_layer** la
   return status;
 }
 
-// Of expert 1's down product, which is then W x + 0.5 b (a x).
+// The adapter makes expert 1's down product W x + 0.5 b (a x).
 static conclave_status add_adapter(conclave_layer* layer, int32_t* id) {
   const conclave_tensor a = tensor(lora_a, CONCLAVE_DTYPE_F32, 2, RANK, WIDTH, 0);
   const conclave_tensor b = tensor(lora_b, CONCLAVE_DTYPE_F32, 2, HIDDEN, RANK, 0);

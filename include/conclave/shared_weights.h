@@ -78,7 +78,7 @@ class CONCLAVE_API SharedWeights final : public WeightSource {
 
   uint64_t version() const noexcept;
   uint64_t layer() const noexcept;
-  // What is there, in the order of the header: scopes of a refit can be made of it.
+  // Lists the tensors in the order of the header: scopes of a refit can be made of them.
   std::vector<SharedTensor> tensors() const;
   // Throws Error(kFileChanged) if a writer has begun another version since.
   void check_unchanged() const override;

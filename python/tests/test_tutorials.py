@@ -15,7 +15,7 @@ import conclave
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "tutorials"
 OF_CPP = "embed-in-cpp"
-# What a page needs beside the package.
+# A page is skipped without these beside the package.
 NEEDS = {
     "convert-and-check": (),
     "four-ranks": (),

@@ -242,7 +242,7 @@ def test_steps_count_and_the_first_rearrangement_comes_after_a_quarter(
     assert of_model.expert_load_window.sum() == work.LAYERS * tokens
     assert not torch.equal(of_model.physical_to_logical_map, old)  # the second of eight
     moved = of_model.physical_to_logical_map.clone()
-    # What was counted for slots stays with their experts.
+    # Counts of slots stay with their experts.
     assert of_model.expert_load_window.sum() == work.LAYERS * tokens
     state.rearrange()
     assert torch.equal(of_model.physical_to_logical_map, moved)

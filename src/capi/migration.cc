@@ -11,7 +11,7 @@
 namespace conclave::inline v0::capi {
 namespace {
 
-// What a move reads and sends over, for as long as it goes on.
+// A move reads and sends over these as long as it goes on.
 struct MoveResources {
   std::shared_ptr<Communicator> communicator;
   std::shared_ptr<const WeightSource> source;

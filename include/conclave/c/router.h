@@ -77,7 +77,7 @@ typedef struct conclave_route_call {
 
 // A rule from logits to experts, by a function of C. `route` may run on several threads at the same
 // time, within forwards: it does not wait for other calls of the library, and ends by returning.
-// What it returns other than CONCLAVE_OK ends the forward with that status, and with
+// A status other than CONCLAVE_OK ends the forward with that status, and with
 // CONCLAVE_ERROR_STATE for a number that is no status; outputs are then incomplete.
 // CONCLAVE_ERROR_STATE as well where it leaves an element unwritten; an id that is no expert is
 // treated by conclave_id_policy, and is CONCLAVE_ERROR_EXPERT_ID of conclave_router_route.

@@ -39,7 +39,7 @@ class EplbOptions:
     # Rows that each expert had [E], by which experts are placed at first: one for all layers, or by
     # the path of a block. By default experts lie in order, replicas behind them.
     initial_load: Any = None
-    # Where experts lie at first, `ExpertSlots`, in the place of initial_load.
+    # `ExpertSlots` say where experts lie at first, in the place of initial_load.
     placement: ExpertSlots | Mapping[str, ExpertSlots] | None = None
 
     def __post_init__(self) -> None:

@@ -28,18 +28,6 @@ constexpr const char* kAgreePhase = "regroup: agree on the request";
 constexpr const char* kPlanPhase = "regroup: tell where experts are";
 constexpr const char* kStepPhase = "regroup: wait for the others";
 
-// Keeps migrations and reloads away from the layer before.
-class Claim {
- public:
-  explicit Claim(EpochSwitch& epochs) : epochs_(epochs) { epochs_.claim(); }
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
-  ~Claim() { epochs_.release(); }
-
- private:
-  EpochSwitch& epochs_;
-};
-
 Communicator& everyone_of(const RegroupOptions& options) {
   if (options.everyone != nullptr) return *options.everyone;
   throw Error(ErrorCode::kInvalidArgument,
@@ -383,7 +371,7 @@ class Regrouping {
   const int32_t rank_;
   Pace pace_;
   const std::atomic<bool> stopped_{false};
-  std::optional<Claim> claim_;
+  std::optional<EpochClaim> claim_;  // keeps migrations and reloads away from the layer before
   std::optional<int64_t> form_key_;
   std::optional<ScaleValues> scale_values_;
   std::vector<int32_t> held_;       // the expert in each place of the layer before
