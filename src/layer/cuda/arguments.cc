@@ -1,8 +1,8 @@
 #include "layer/cuda/arguments.h"
 
+#include "cuda/memory_place.h"
 #include "layer/arguments.h"
 #include "layer/call_tensors.h"
-#include "layer/cuda/memory_place.h"
 
 #include "conclave/error.h"
 
@@ -22,7 +22,9 @@ void check_cuda_arguments(const ForwardArgs& args, const MoeSpec& spec,
   }
   check_tensors(args, spec, router);
   if (args.hidden.shape[0] == 0) return;
-  const auto check = [&](const char* name, const void* data) { check_place(name, data, ordinal); };
+  const auto check = [&](const char* name, const void* data) {
+    cuda::check_place(name, data, ordinal);
+  };
   for (const CallInput& input : kCallInputs) check(input.name, (args.*input.view).data);
   check("num_tokens", args.num_tokens);
   for (const CallOutput& output : kCallOutputs) check(output.name, (args.*output.view).data);

@@ -2,8 +2,8 @@
 
 #include "cuda/check.h"
 #include "cuda/device_info.h"
+#include "cuda/memory_place.h"
 #include "cuda/stream.h"
-#include "layer/cuda/memory_place.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -76,7 +76,7 @@ class CudaRuntime final : public DeviceRuntime {
   }
 
   void check_place(std::string_view name, const void* data) const override {
-    conclave::check_place(name, data, ordinal_);
+    cuda::check_place(name, data, ordinal_);
   }
 
   double time_replays(Stream stream, const std::function<void()>& enqueue,

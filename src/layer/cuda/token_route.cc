@@ -1,7 +1,7 @@
 #include "layer/cuda/token_route.h"
 
 #include "cuda/device_info.h"
-#include "layer/cuda/memory_place.h"
+#include "cuda/memory_place.h"
 #include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
 #include "routing/cuda/route.h"
@@ -31,17 +31,17 @@ ConstTensorView view_of(const routing::SizedRouterTensor& own, const RouteArgs& 
 }
 
 void check_places(const RouteArgs& args, const OwnTensors& tensors, int32_t ordinal) {
-  check_place("logits", args.logits.data, ordinal);
-  check_place("selection_bias", args.selection_bias.data, ordinal);
-  check_place("expert_scale", args.expert_scale.data, ordinal);
-  check_place("global_scale", args.global_scale.data, ordinal);
-  check_place("topk_ids", args.topk_ids.data, ordinal);
-  check_place("topk_weights", args.topk_weights.data, ordinal);
-  check_place("token_ids", args.token_ids.data, ordinal);
+  cuda::check_place("logits", args.logits.data, ordinal);
+  cuda::check_place("selection_bias", args.selection_bias.data, ordinal);
+  cuda::check_place("expert_scale", args.expert_scale.data, ordinal);
+  cuda::check_place("global_scale", args.global_scale.data, ordinal);
+  cuda::check_place("topk_ids", args.topk_ids.data, ordinal);
+  cuda::check_place("topk_weights", args.topk_weights.data, ordinal);
+  cuda::check_place("token_ids", args.token_ids.data, ordinal);
   for (const routing::SizedRouterTensor& own : tensors) {
-    check_place(std::string(own.tensor->name), view_of(own, args).data, ordinal);
+    cuda::check_place(std::string(own.tensor->name), view_of(own, args).data, ordinal);
   }
-  check_place("shared_weights", args.shared_weights.data, ordinal);
+  cuda::check_place("shared_weights", args.shared_weights.data, ordinal);
 }
 
 routing::DeviceRouteArgs route_args(const RouteArgs& args) {

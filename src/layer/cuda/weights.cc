@@ -1,8 +1,8 @@
 #include "layer/cuda/weights.h"
 
+#include "cuda/memory_place.h"
 #include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
-#include "layer/cuda/memory_place.h"
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/mlp_weights.h"
 #include "layer/cuda/row_format.h"
@@ -31,7 +31,7 @@ void check_source_place(const WeightSource& source, int32_t ordinal) {
     const int64_t count = source.describe(id).count;
     for (int64_t expert = 0; expert < count; ++expert) {
       const ConstTensorView view = source.view(id, expert);
-      if (!view.empty()) check_place(source.locate(id, expert), view.data, ordinal);
+      if (!view.empty()) cuda::check_place(source.locate(id, expert), view.data, ordinal);
     }
   }
 }
