@@ -160,8 +160,8 @@ struct ForwardArgs {
   // If given, only the first *num_tokens <= T rows count; the other rows of out are not written. On
   // CUDA it is read when the work runs; more than T counts as T, fewer than 0 as 0.
   const int64_t* num_tokens = nullptr;
-  // Limits of this call's choices (docs/routing.md, "Limits of a call"). "cpu" only: on CUDA
-  // Error(kUnsupported).
+  // Limits of this call's choices (docs/routing.md, "Limits of a call"). On CUDA bans of each token
+  // lie in its memory; those of all tokens may lie in host memory, which forward then reads itself.
   int64_t top_k = 0;                    // slots of a token that are filled, 1 to k; 0: all
   ConstTensorView banned_experts = {};  // [E + Z] or [T, E + Z] bool; true: not to be chosen
   int64_t expert_budget = 0;            // experts of all tokens together, k to E; 0: any number
@@ -189,8 +189,8 @@ struct ForwardArgs {
 struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
-  // Ids other than -1 that were dropped: by IdPolicy::kSkip, and on CUDA by kStrict too, since
-  // forward cannot see the ids there.
+  // Ids other than -1 that were dropped: by IdPolicy::kSkip, and on CUDA by kStrict too; and there
+  // choices for which bans in device memory leave no expert. forward cannot see either.
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
   // The number of the last refit that was committed (conclave/refit.h), 0 before any. Ranks compare

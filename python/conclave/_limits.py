@@ -99,15 +99,11 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def refuse(top_k: int | None, banned: Any, expert_budget: int | None) -> None:
-    """Raises ConclaveUnsupportedError if a call on a GPU has limits."""
-    for name, value in (
-        ("top_k", top_k),
-        ("banned_experts", banned),
-        ("expert_budget", expert_budget),
-    ):
+def refuse(banned: Any, expert_budget: int | None) -> None:
+    """Raises ConclaveUnsupportedError if a call of a router alone, on a GPU, has limits."""
+    for name, value in (("banned_experts", banned), ("expert_budget", expert_budget)):
         if value is not None:
             raise ConclaveUnsupportedError(
-                f"{name}: routers on a GPU do not know limits of a call; route with these limits "
-                "on the CPU and give topk_ids and topk_weights"
+                f"{name}: a router alone knows no limits of a call on a GPU, a layer does; or "
+                "route on the CPU and give topk_ids and topk_weights"
             )

@@ -260,10 +260,10 @@ class Layer:
             padding_mask: [T] bool; False: the token is padding, its output is 0.
             adapter_ids: [T] integers that `load_adapter` returned, -1 for none; or one for all.
             num_tokens: only that many rows count; on a GPU an int64 tensor of one element.
-            top_k, banned_experts, expert_budget: limits of this call's choices, on the CPU. Fewer
-                experts for each token; ids that nobody shall choose, or bools [E] or [T, E] (E and
-                zero experts); at most so many experts for all tokens together. docs/routing.md
-                has the rules.
+            top_k, banned_experts, expert_budget: limits of this call's choices. Fewer experts for
+                each token; ids that nobody shall choose, or bools [E] or [T, E] (E and zero
+                experts), which on a GPU may lie there, and [T, E] must; at most so many experts
+                for all tokens together. docs/routing.md has the rules.
             out: [T, H] to write to, maybe hidden itself. By default new memory of the library that
                 made hidden, with its type.
             shared_out: [T, H] that gets the shared experts' part, which out then lacks.
@@ -314,7 +314,6 @@ class Layer:
             else:
                 self._core.forward(*arguments, workspace, 0)
             return out
-        _limits.refuse(top_k, banned_experts, expert_budget)
         handle = _frameworks.stream_of(hidden, stream)
         shape = _frameworks.shape_of(hidden, "hidden")
         if workspace is None:

@@ -193,7 +193,7 @@ def route(
     ids = _frameworks.empty_like(gating_output, (tokens, topk), "int32", "topk_ids")
     weights = _frameworks.empty_like(gating_output, (tokens, topk), "float32", "topk_weights")
     if device != "cpu":
-        _limits.refuse(None, banned_experts, expert_budget)
+        _limits.refuse(banned_experts, expert_budget)
     if device == "cpu":
         _runtime.follow_threads()
     _router(device, num_experts, topk, router).route(

@@ -66,7 +66,9 @@ void CallViews::take(nb::handle object, const CallArgument& argument) {
       args.*argument.written = keep(object, argument).writable_matrix(argument.shape);
       return;
     case ArgumentUse::kFlags: {
-      const Array& array = keep(object, argument);
+      // Those of all tokens may lie in host memory: a call on CUDA reads them before it returns.
+      const Array& array = kept_.emplace_back(object, argument.name, stream_);
+      if (array.rank() != 1 || array.device().is_cuda) array.require_device(device_);
       args.*argument.read =
           array.rank() == 1 ? array.vector("[num_experts]") : array.matrix(argument.shape);
       return;

@@ -61,7 +61,8 @@ ChoiceLimits ChoiceLimits::of(const ForwardArgs& args) {
           .banned_experts = args.banned_experts,
           .expert_budget = args.expert_budget,
           .gives_ids = !args.topk_ids.empty(),
-          .padding_mask = args.padding_mask};
+          .padding_mask = args.padding_mask,
+          .hides_bans = false};
 }
 
 ChoiceLimits ChoiceLimits::of(const RouteArgs& args) {
@@ -86,7 +87,7 @@ void check_choice_limits(const ChoiceLimits& limits, const MoeSpec& spec, int64_
   const bool looks_up = limits.gives_ids || routing::recalls_choices(spec);
   if (!limits.banned_experts.empty()) {
     check_bans(limits.banned_experts, rows, columns);
-    if (!looks_up) check_enough_are_left(limits, choices, columns, tokens);
+    if (!looks_up && !limits.hides_bans) check_enough_are_left(limits, choices, columns, tokens);
   }
   if (limits.expert_budget == 0) return;
   check_number("expert_budget", limits.expert_budget, std::min(choices, spec.num_experts),
@@ -103,11 +104,11 @@ void check_choice_limits(const ChoiceLimits& limits, const MoeSpec& spec, int64_
 void refuse_choice_limits(const ChoiceLimits& limits) {
   if (!limits.any()) return;
   throw Error(ErrorCode::kUnsupported,
-              {.what = "routers on CUDA do not know limits of a call",
+              {.what = "a token router on CUDA knows no limits of a call",
                .tensor = limits.top_k != 0                ? "top_k"
                          : !limits.banned_experts.empty() ? "banned_experts"
                                                           : "expert_budget",
-               .hint = "route with these limits on the CPU and give topk_ids and topk_weights"});
+               .hint = "a layer on CUDA obeys them; or route on the CPU"});
 }
 
 }  // namespace conclave::inline v0

@@ -1,6 +1,5 @@
 #include "layer/layer.h"
 
-#include "layer/choice_limits.h"
 #include "layer/known_scales.h"
 #include "layer/migration/update_placement.h"
 #include "layer/packed_weights.h"
@@ -191,9 +190,8 @@ void Layer::forward(const ForwardArgs& args) {
   const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
   const ForwardGate::Pass pass(shared_->gate);
   check_complete();
-  if (context_.device_allocator() != nullptr) {
-    refuse_choice_limits(ChoiceLimits::of(args));
-    if (names_adapters(args)) refuse_adapters(args, engine_->takes_adapters());
+  if (context_.device_allocator() != nullptr && names_adapters(args)) {
+    refuse_adapters(args, engine_->takes_adapters());
   }
   const int64_t tokens = engine_->check(args);
   const AdapterSetPointer adapters = shared_->adapters.current();

@@ -161,8 +161,8 @@ typedef struct conclave_forward_args {
   conclave_workspace* workspace;            // NULL: the layer's own, one forward at a time
   void* stream;                             // a cudaStream_t, needed on CUDA; unused on "cpu"
   conclave_timings* timings;                // "cpu" only
-  // Limits of this call, "cpu" only: fewer experts for each token, experts that are not to be
-  // chosen, and how many all tokens together may use.
+  // Limits of this call: fewer experts for each token, experts that are not to be chosen (on CUDA
+  // [E + Z] may be of the host), and how many all tokens together may use.
   int64_t top_k;                          // slots of a token that are filled, 1 to k; 0: all
   const conclave_tensor* banned_experts;  // [E + Z] or [T, E + Z] bool; 1: banned
   int64_t expert_budget;                  // k to E; 0: any number

@@ -5,6 +5,7 @@
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/own_row_form.h"
 #include "layer/cuda/row_format.h"
+#include "routing/cuda/call_bans.h"
 
 #include "conclave/error.h"
 
@@ -147,6 +148,11 @@ void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
   const MoeSpec& spec = plan.spec;
   const int64_t choices = tokens * spec.top_k;
   const int64_t slots = tokens * plan.num_slots();
+  // All calls have one size of it, so that it has one place for all chunks of any of them.
+  sizes.set(kCallBans,
+            static_cast<int64_t>(routing::DeviceCallBans::bytes(
+                spec.num_experts, spec.num_experts + spec.num_zero_experts)),
+            1);
   sizes.set(kLiveTokens, 1, sizeof(int64_t));
   sizes.set(kGate,
             static_cast<int64_t>(gemm::device_gate_workspace_bytes(tokens, spec.hidden_size,
@@ -155,10 +161,11 @@ void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
   sizes.set(kLogits, tokens * num_logits(spec), sizeof(float));
   sizes.set(kTopkIds, slots, sizeof(int32_t));
   sizes.set(kTopkWeights, slots, sizeof(float));
-  for (const CudaBuffer ids : {kGivenIds, kPhysicalIds, kRouterIds}) {
+  for (const CudaBuffer ids : {kGivenIds, kPhysicalIds, kRouterIds, kLimitedIds}) {
     sizes.set(ids, choices, sizeof(int32_t));
   }
   sizes.set(kRouterWeights, choices, sizeof(float));
+  sizes.set(kLimitedWeights, choices, sizeof(float));
   sizes.set(kIdentity, tokens, sizeof(float));
   sizes.set(kSharedFactor, tokens * spec.shared.count, sizeof(float));
   sizes.set(kMixLogits, tokens * 2, sizeof(float));

@@ -12,6 +12,7 @@
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
 #include "layer/stages/cuda/chunk.h"
+#include "layer/stages/cuda/limits.h"
 
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
@@ -158,6 +159,19 @@ size_t CudaRunner::workspace_bytes(int64_t tokens) const {
   return conclave::workspace_bytes(plan_, least);
 }
 
+// What a call with limits does before its chunks run: a budget routes all of them once.
+template <class ForEachChunk>
+void run_limits(const LayerCall& call, const ForEachChunk& for_each_chunk) {
+  for_each_chunk([&](const CudaChunk& chunk, const TokenChunk& at) {
+    if (at.begin == 0) begin_limits(chunk.at(CudaStage::kRoute), call.args);
+    if (call.args.expert_budget != 0) count_cuda_chunk(chunk, chunk_of(call.args, at));
+    const bool is_last = at.begin + at.count == call.tokens;
+    if (call.args.expert_budget != 0 && is_last) {
+      end_budget(chunk.at(CudaStage::kRoute), call.args);
+    }
+  });
+}
+
 void CudaRunner::run(const LayerCall& call) const {
   // Chunks have one of two lengths; both must fit before the first chunk runs.
   const int64_t shorter = call.chunks == 0 ? 0 : call.tokens / call.chunks;
@@ -165,21 +179,30 @@ void CudaRunner::run(const LayerCall& call) const {
   const bool all_alike = call.chunks == 0 || call.tokens % call.chunks == 0;
   const WorkspaceBooking of_longer =
       all_alike ? of_shorter : booking_in(call.workspace, shorter + 1);
-  for (int64_t index = 0; index < call.chunks; ++index) {
-    const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
-    const WorkspaceBooking& booking = at.count > shorter ? of_longer : of_shorter;
-    run_cuda_chunk({.plan = plan_,
-                    .weights = weights_.own,
-                    .every_row = *every_row_,
-                    .kernels = kernels_,
-                    .scratch = CudaScratch(call.workspace.data(), booking.slices, {}),
-                    .begin = at.begin,
-                    .count = at.count,
-                    .is_whole_call = call.chunks == 1,
-                    .counters = weights_.side->counters.as<CudaCounters>(),
-                    .stream = to_cuda(call.args.stream)},
-                   chunk_of(call.args, at));
-  }
+  const CudaCallLimits limits =
+      call.chunks == 0 ? CudaCallLimits() : limits_of_call(plan_, call.args);
+  const auto for_each_chunk = [&](const auto& visit) {
+    for (int64_t index = 0; index < call.chunks; ++index) {
+      const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
+      const WorkspaceBooking& booking = at.count > shorter ? of_longer : of_shorter;
+      visit(CudaChunk{.plan = plan_,
+                      .weights = weights_.own,
+                      .every_row = *every_row_,
+                      .kernels = kernels_,
+                      .scratch = CudaScratch(call.workspace.data(), booking.slices, {}),
+                      .begin = at.begin,
+                      .count = at.count,
+                      .is_whole_call = call.chunks == 1,
+                      .counters = weights_.side->counters.as<CudaCounters>(),
+                      .stream = to_cuda(call.args.stream),
+                      .limits = limits},
+            at);
+    }
+  };
+  if (limits.any) run_limits(call, for_each_chunk);
+  for_each_chunk([&](const CudaChunk& chunk, const TokenChunk& at) {
+    run_cuda_chunk(chunk, chunk_of(call.args, at));
+  });
 }
 
 // Ranks of another kind of device have values of other names, and cannot add up with these.
@@ -267,6 +290,9 @@ void CudaEngine::check_routing(const ForwardArgs& args) const {
 int64_t CudaEngine::check(const ForwardArgs& args) const {
   check_cuda_arguments(args, plan_.spec, plan_.router_traits, ordinal_);
   check_routing(args);
+  if (args.top_k != 0 && args.topk_weights.empty()) {
+    static_cast<void>(plan_.router_of(args.top_k));
+  }
   return args.hidden.shape[0];
 }
 

@@ -63,6 +63,7 @@ void check_router(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows
   checks.need(static_cast<bool>(router), "router", router.reason());
   if (router) {
     plan.router = row->make(spec);
+    plan.fewer_routers = std::make_shared<routing::FewerDeviceRouters>(spec);
     rows.push_back({.table = "router",
                     .name = spec.router.name,
                     .chosen = true,

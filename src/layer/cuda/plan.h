@@ -10,6 +10,7 @@
 #include "layer/plan_base.h"
 #include "layer/stages/cuda/cuda_stages.h"
 #include "routing/cuda/device_router.h"
+#include "routing/cuda/fewer_routers.h"
 
 #include "conclave/layer.h"
 
@@ -75,7 +76,8 @@ struct CudaPlan : PlanBase {
   GatePlans gates;
   std::vector<RouteGroupRung> routing;  // how calls that the router routes are grouped
   std::shared_ptr<const routing::DeviceRouter> router;  // null if calls must bring ids and weights
-  bool router_writes_choices = false;                   // beside the slots
+  std::shared_ptr<routing::FewerDeviceRouters> fewer_routers;  // beside the router
+  bool router_writes_choices = false;                          // beside the slots
   int64_t decode_tokens = 0;  // calls of up to this many tokens take the single launch, if their
                               // arguments allow it; 0: none does
   const experts::OneLaunchRow* decode_row = nullptr;  // serves these calls
@@ -88,6 +90,10 @@ struct CudaPlan : PlanBase {
 
   // Routed experts that ids name once replicas are chosen, followed by the shared ones.
   int32_t num_ids() const;
+  // The router for calls that ask for so many choices. Throws as FewerDeviceRouters::of.
+  const routing::DeviceRouter& router_of(int64_t top_k) const {
+    return top_k == spec.top_k ? *router : fewer_routers->of(top_k);
+  }
   // Ranks add up their parts of a row, in float32, before it is rounded.
   bool sums_ranks() const { return part.reduces(); }
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }

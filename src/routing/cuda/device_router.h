@@ -2,6 +2,7 @@
 // own folder has its device code; routing/cuda has what they share.
 #pragma once
 
+#include "routing/cuda/bans.h"
 #include "routing/router_tensors.h"
 
 #include "conclave/dtype.h"
@@ -29,6 +30,8 @@ struct DeviceRouterArgs {
   const void* token_ids = nullptr;       // [T] kI32 or kI64, or null
   DType token_ids_dtype = DType::kI32;
   const void* tensors[kMaxTensorsOfRouter] = {};    // float or int32_t, in the order of the row
+  int32_t table_columns = 0;                        // that tables have a column a choice for; 0: k
+  DeviceBans banned = {};                           // for rules that read no logits
   const float* selection_bias = nullptr;            // [E], or null
   const float* global_scale = nullptr;              // [1], or null
   int32_t* ids = nullptr;                           // [T, k] out

@@ -14,13 +14,14 @@ using device::lane_id;
 __global__ void __launch_bounds__(device::kRowThreads)
     look_up_kernel(const __grid_constant__ DeviceRouterArgs args, int32_t top_k, int64_t vocab) {
   const auto* table = static_cast<const int32_t*>(args.tensors[0]);
+  const int32_t columns = args.table_columns != 0 ? args.table_columns : top_k;
   device::for_each_token(args.num_tokens, [&](int64_t token) {
     const bool used = device::counts(args, token);
     const int64_t row = used ? device::load_index(args.token_ids, args.token_ids_dtype, token) : -1;
     const bool valid = row >= 0 && row < vocab;
     if (used && !valid && lane_id() == 0) device::add_one(args.skipped_ids);
     for (int32_t slot = lane_id(); slot < top_k; slot += 32) {
-      args.ids[token * top_k + slot] = valid ? table[row * top_k + slot] : -1;
+      args.ids[token * top_k + slot] = valid ? table[row * columns + slot] : -1;
     }
   });
 }

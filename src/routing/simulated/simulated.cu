@@ -1,3 +1,4 @@
+#include "routing/cuda/bans.cuh"
 #include "routing/cuda/rows.cuh"
 #include "routing/simulated/simulated.h"
 
@@ -45,7 +46,8 @@ __device__ double simulated_key(const SimulatedRule& rule, int32_t expert, uint6
 __device__ void replay(const DeviceRouterArgs& args, const SimulatedRule& rule, int64_t token) {
   const auto* replay_ids = static_cast<const int32_t*>(args.tensors[0]);
   const auto* replay_weights = static_cast<const float*>(args.tensors[1]);
-  const int64_t first = (args.first_token + token) % rule.replay_rows * rule.top_k;
+  const int32_t columns = args.table_columns != 0 ? args.table_columns : rule.top_k;
+  const int64_t first = (args.first_token + token) % rule.replay_rows * columns;
   for (int32_t slot = lane_id(); slot < rule.top_k; slot += 32) {
     args.ids[token * rule.top_k + slot] = replay_ids[first + slot];
     if (replay_weights == nullptr) continue;
@@ -59,7 +61,10 @@ __device__ void draw(const DeviceRouterArgs& args, const SimulatedRule& rule, in
   const auto number = static_cast<uint64_t>(args.first_token + token);
   const uint64_t word = mix(mix(rule.seed) ^ mix(number));
   for (int32_t i = lane_id(); i < rule.experts; i += 32) {
-    keys[i] = device::ordered(simulated_key(rule, i, mix(word ^ static_cast<uint64_t>(i))));
+    const bool banned = device::is_banned(args.banned, token, i);
+    const double key =
+        banned ? device::absent() : simulated_key(rule, i, mix(word ^ static_cast<uint64_t>(i)));
+    keys[i] = device::ordered(key);
   }
   for (int32_t slot = 0; slot < rule.top_k; ++slot) {
     uint64_t key = 0;

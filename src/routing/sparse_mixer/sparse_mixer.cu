@@ -66,22 +66,28 @@ struct MixerRound {
 
 __global__ void __launch_bounds__(device::kRowThreads)
     sparse_mixer_kernel(const __grid_constant__ DeviceRouterArgs args, int32_t experts,
-                        double epsilon) {
+                        int32_t top_k, double epsilon) {
   device::for_each_token(args.num_tokens, [&](int64_t token) {
-    const int32_t* given = args.given_ids != nullptr ? args.given_ids + token * 2 : nullptr;
+    const int32_t* given = args.given_ids != nullptr ? args.given_ids + token * top_k : nullptr;
     MixerRound first{args, token, experts, -1, epsilon};
     first.find_best();
     const int32_t id = given != nullptr ? given[0] : first.best;
     const double weight = first.weight(id);
-    MixerRound second{args, token, experts, id, epsilon};
-    second.find_best();
-    const int32_t other = given != nullptr ? given[1] : second.best;
-    const double other_weight = second.weight(other);
+    if (lane_id() == 0) {
+      args.ids[token * top_k] = id;
+      args.weights[token * top_k] = static_cast<float>(weight);
+    }
+    if (top_k > 1) {
+      MixerRound second{args, token, experts, id, epsilon};
+      second.find_best();
+      const int32_t other = given != nullptr ? given[1] : second.best;
+      const double other_weight = second.weight(other);
+      if (lane_id() == 0) {
+        args.ids[token * top_k + 1] = other;
+        args.weights[token * top_k + 1] = static_cast<float>(other_weight);
+      }
+    }
     if (lane_id() != 0) return;
-    args.ids[token * 2] = id;
-    args.ids[token * 2 + 1] = other;
-    args.weights[token * 2] = static_cast<float>(weight);
-    args.weights[token * 2 + 1] = static_cast<float>(other_weight);
     // Without an exclusion the maximum is absent only if all logits are.
     if (!device::present(first.max) && device::counts(args, token)) {
       device::add_one(args.tokens_without_finite_logit);
@@ -93,17 +99,19 @@ class SparseMixerOnDevice final : public DeviceRouter {
  public:
   explicit SparseMixerOnDevice(const MoeSpec& spec)
       : num_experts_(static_cast<int32_t>(spec.num_experts)),
+        top_k_(static_cast<int32_t>(spec.top_k)),
         epsilon_(spec.router.jitter_epsilon) {}
 
   const int32_t* route(const DeviceRouterArgs& args, CUstream_st* stream) const override {
     if (args.num_tokens == 0) return args.ids;
     cuda::launch("routing.sparse_mixer", sparse_mixer_kernel,
-                 device::warps_of(args.num_tokens, stream), args, num_experts_, epsilon_);
+                 device::warps_of(args.num_tokens, stream), args, num_experts_, top_k_, epsilon_);
     return args.ids;
   }
 
  private:
   int32_t num_experts_;
+  int32_t top_k_;
   double epsilon_;
 };
 

@@ -38,6 +38,13 @@ CudaCallCounts counted(const std::function<void()>& forward) {
   return testing::disarm_cuda_call_counter();
 }
 
+// Flags of all tokens, in host memory.
+std::vector<uint8_t> first_banned(const MoeSpec& spec) {
+  std::vector<uint8_t> flags(static_cast<size_t>(spec.num_experts + spec.num_zero_experts));
+  flags[0] = 1;
+  return flags;
+}
+
 class CudaForwardCalls : public testing::CudaLayerTest {
  protected:
   static void expect_pure_forwards(DeviceLayer& owned, const std::vector<int64_t>& counts) {
@@ -51,6 +58,14 @@ class CudaForwardCalls : public testing::CudaLayerTest {
       DeviceForward captured(owned, hidden.view(), DType::kF32);
       captured.capture_routing();
       expect_pure(counted([&] { captured.enqueue(); }));
+      DeviceForward limited(owned, hidden.view(), dtype);
+      const std::vector<uint8_t> bans = first_banned(spec);
+      limited.args.top_k = 1;
+      limited.args.expert_budget = spec.num_experts / 2 + 1;
+      limited.args.banned_experts = {
+          .data = bans.data(), .dtype = DType::kBool, .shape = {std::ssize(bans)}};
+      expect_pure(counted([&] { limited.enqueue(); }));
+      static_cast<void>(limited.out());
       const auto given = testing::random_routing(tokens, spec.num_experts, spec.top_k, 3);
       static_cast<void>(routed.out());
       if (num_slots(spec) == spec.top_k && spec.shared.mode != SharedMode::kRouterWeight) {

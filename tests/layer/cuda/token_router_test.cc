@@ -256,6 +256,12 @@ TEST_F(CudaTokenRouter, WrongArguments_AreNamedAndNothingIsWritten) {
             "kDevice selection_bias");
   EXPECT_EQ(with([&](RouteArgs& a) { a.topk_ids.data = host.data(); }), "kDevice topk_ids");
   EXPECT_EQ(with([&](RouteArgs& a) { a.topk_weights.data = host.data(); }), "kDevice topk_weights");
+  EXPECT_EQ(with([](RouteArgs& a) { a.top_k = 1; }), "kUnsupported top_k");
+  EXPECT_EQ(with([](RouteArgs& a) { a.expert_budget = 3; }), "kUnsupported expert_budget");
+  EXPECT_EQ(with([&](RouteArgs& a) {
+              a.banned_experts = {.data = host.data(), .dtype = DType::kBool, .shape = {6}};
+            }),
+            "kUnsupported banned_experts");
   EXPECT_EQ(call.result().ids, std::vector<int32_t>(8, -1));
 }
 

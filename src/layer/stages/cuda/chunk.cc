@@ -5,6 +5,7 @@
 #include "layer/cuda/launch_tables.h"
 #include "layer/stages/cuda/factors.h"
 #include "layer/stages/cuda/finish.h"
+#include "layer/stages/cuda/limits.h"
 #include "layer/stages/cuda/mlp.h"
 #include "layer/stages/cuda/route.h"
 #include "layer/stages/cuda/rows.h"
@@ -86,13 +87,29 @@ RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
   return run_experts(chunk.at(kExperts), routing, input, out);
 }
 
+CudaGiven given_to(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
+  return {.topk_ids = args.topk_ids,
+          .topk_weights = args.topk_weights,
+          .token_ids = args.token_ids,
+          .live = live,
+          .limits = limits_of_chunk(chunk.at(CudaStage::kRoute), args)};
+}
+
+CudaLogits logits_of(const CudaChunk& chunk, const ForwardArgs& args, const TensorView& captured) {
+  if (!args.topk_weights.empty()) return {};
+  const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
+  return make_logits(chunk.at(CudaStage::kLogits), args.router_logits, gate_rows, captured);
+}
+
+LiveRows live_rows(const CudaChunk& chunk, const ForwardArgs& args) {
+  return live_rows(chunk.at(CudaStage::kLive), args.num_tokens,
+                   static_cast<const bool*>(args.padding_mask.data));
+}
+
 // Everything but the sum over ranks: `out` takes the layer's output, or this rank's part of it.
 void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
   using enum CudaStage;
-  const CudaGiven given{.topk_ids = args.topk_ids,
-                        .topk_weights = args.topk_weights,
-                        .token_ids = args.token_ids,
-                        .live = live};
+  const CudaGiven given = given_to(chunk, args, live);
   const CudaCaptures captures{.logits = args.captured_logits,
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
@@ -100,11 +117,7 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   const CudaFactors factors =
       chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
                            : CudaFactors();
-  const ConstTensorView& gate_rows = args.router_input.empty() ? args.hidden : args.router_input;
-  const CudaLogits logits =
-      args.topk_weights.empty()
-          ? make_logits(chunk.at(kLogits), args.router_logits, gate_rows, args.captured_logits)
-          : CudaLogits();
+  const CudaLogits logits = logits_of(chunk, args, args.captured_logits);
   const auto route = [&](const dispatch::DeviceGroupArgs* group) {
     return enqueue_routing(chunk.at(kRoute), {.logits = logits,
                                               .given = given,
@@ -212,8 +225,7 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   using enum CudaStage;
   if (chunk.count == 0) return;
-  const LiveRows live =
-      live_rows(chunk.at(kLive), args.num_tokens, static_cast<const bool*>(args.padding_mask.data));
+  const LiveRows live = live_rows(chunk, args);
   if (!chunk.runs(kSumRanks)) return run_own_part(chunk, args, live);
   ForwardArgs part = args;
   const CudaOutputs parts = rank_parts(chunk.at(kSumRanks), args);
@@ -222,6 +234,14 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   run_own_part(chunk, part, live);
   const CudaOutputs sums = sum_over_ranks(chunk.at(kSumRanks), parts);
   round_sums_of_ranks(chunk.at(kRound), live, sums, {.out = args.out, .shared = args.shared_out});
+}
+
+void count_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
+  if (chunk.count == 0) return;
+  CudaGiven given = given_to(chunk, args, live_rows(chunk, args));
+  // What the budget bans is not known yet.
+  if (args.banned_experts.empty()) given.limits.banned = {};
+  enqueue_budget_pass(chunk.at(CudaStage::kRoute), logits_of(chunk, args, {}), given);
 }
 
 }  // namespace conclave::inline v0

@@ -6,6 +6,7 @@
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
 #include "layer/cuda/weights.h"
+#include "layer/stages/cuda/call_limits.h"
 #include "layer/stages/cuda/cuda_stages.h"
 
 #include <cstdint>
@@ -62,6 +63,7 @@ struct CudaChunk {
   bool is_whole_call = true;
   CudaCounters* counters = nullptr;  // on the device
   CUstream_st* stream = nullptr;
+  CudaCallLimits limits = {};
 
   // The chunk for a stage, which then has the buffers that the plan's list gives it.
   CudaChunk at(CudaStage stage) const {
@@ -76,5 +78,7 @@ struct CudaChunk {
 
 // Enqueues everything; `args` are the chunk's rows. Allocates nothing and waits for nothing.
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args);
+// Before that, for a call with a budget of experts: routes the chunk and adds its choices up.
+void count_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args);
 
 }  // namespace conclave::inline v0

@@ -15,15 +15,46 @@ namespace {
 
 using enum CudaBuffer;
 
-constexpr std::array<std::string_view, kCudaBuffers> kNames = {
-    "counters",         "live tokens",         "gate scratch",  "logits",        "topk_ids",
-    "topk_weights",     "given ids",           "physical ids",  "router ids",    "router weights",
-    "identity weights", "shared factor",       "mix logits",    "mix",           "group",
-    "expert scratch",   "expert input",        "expert scales", "expert rows",   "expert sums",
-    "shared input",     "shared scales",       "shared rows",   "shared sums",   "residual input",
-    "residual scales",  "residual rows",       "residual sums", "rows of slots", "shared own rows",
-    "latent rows",      "projected",           "one launch",    "rank's part",   "shared part",
-    "rank sums",        "shared sums of ranks"};
+constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
+                                                               "bans of a call",
+                                                               "live tokens",
+                                                               "gate scratch",
+                                                               "logits",
+                                                               "topk_ids",
+                                                               "topk_weights",
+                                                               "given ids",
+                                                               "physical ids",
+                                                               "router ids",
+                                                               "router weights",
+                                                               "limited ids",
+                                                               "limited weights",
+                                                               "identity weights",
+                                                               "shared factor",
+                                                               "mix logits",
+                                                               "mix",
+                                                               "group",
+                                                               "expert scratch",
+                                                               "expert input",
+                                                               "expert scales",
+                                                               "expert rows",
+                                                               "expert sums",
+                                                               "shared input",
+                                                               "shared scales",
+                                                               "shared rows",
+                                                               "shared sums",
+                                                               "residual input",
+                                                               "residual scales",
+                                                               "residual rows",
+                                                               "residual sums",
+                                                               "rows of slots",
+                                                               "shared own rows",
+                                                               "latent rows",
+                                                               "projected",
+                                                               "one launch",
+                                                               "rank's part",
+                                                               "shared part",
+                                                               "rank sums",
+                                                               "shared sums of ranks"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -77,11 +108,15 @@ class Declaration {
     }
     add(CudaStage::kLogits, gate ? fmt::format("gate product [{}]", num_logits(spec_)) : "logits",
         {}, when(gate, BufferSet(kGate) | kLogits), gate);
+    // A call with limits takes more of these than one without; which it is, no plan knows.
+    const BufferSet limited = BufferSet(kCallBans) | kRouterIds | kRouterWeights | kLimitedIds |
+                              kLimitedWeights | when(reads_logits(), kLogits);
     add(CudaStage::kRoute, "route and group", when(gate, kLogits) | kLiveTokens | factors_,
-        ids_ | kGroup | kGivenIds | when(shared_.by_router(), kSharedFactor) |
-            when(plan_.router_writes_choices, BufferSet(kRouterIds) | kRouterWeights) |
+        ids_ | kGroup | kGivenIds | limited | when(shared_.by_router(), kSharedFactor) |
             when(spec_.num_zero_experts > 0, kIdentity));
   }
+
+  bool reads_logits() const { return plan_.router != nullptr && plan_.router_traits.reads_logits; }
 
   // A rank without experts leaves the routed rows as they are: no slot names them.
   void run() {

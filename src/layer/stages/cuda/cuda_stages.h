@@ -38,20 +38,23 @@ inline constexpr size_t kCudaStages = static_cast<size_t>(CudaStage::kRound) + 1
 // In the order of the workspace. Kernels overlap: one may begin to write before those in front of
 // it have read, so no two buffers share memory, whatever their stages.
 enum class CudaBuffer : uint8_t {
-  kCounters,       // where blocks of the single launch meet
-  kLiveTokens,     // [1] int64 for a chunk, if num_tokens is given
-  kGate,           // for a gate product with a normalised input
-  kLogits,         // [T, logits] f32
-  kTopkIds,        // [T, slots] int32
-  kTopkWeights,    // [T, slots] f32
-  kGivenIds,       // [T, k] int32: choices that the router only weighs
-  kPhysicalIds,    // [T, k] int32, for a layer with redundant experts
-  kRouterIds,      // [T, k] int32, if the router writes choices
-  kRouterWeights,  // [T, k] f32, if the router writes choices
-  kIdentity,       // [T] f32: weights of zero experts
-  kSharedFactor,   // [T, S] f32
-  kMixLogits,      // [T, 2] f32, for SharedMode::kSoftmaxMix
-  kMix,            // [T] f32: factor of the routed part
+  kCounters,        // where blocks of the single launch meet
+  kCallBans,        // sums and flags of experts, for all chunks of a call with limits
+  kLiveTokens,      // [1] int64 for a chunk, if num_tokens is given
+  kGate,            // for a gate product with a normalised input
+  kLogits,          // [T, logits] f32
+  kTopkIds,         // [T, slots] int32
+  kTopkWeights,     // [T, slots] f32
+  kGivenIds,        // [T, k] int32: choices that the router only weighs
+  kPhysicalIds,     // [T, k] int32, for a layer with redundant experts
+  kRouterIds,       // [T, k] int32: what a router writes that another launch checks
+  kRouterWeights,   // [T, k] f32, likewise
+  kLimitedIds,      // [T, k] int32: what the limits of a call leave of them
+  kLimitedWeights,  // [T, k] f32, likewise
+  kIdentity,        // [T] f32: weights of zero experts
+  kSharedFactor,    // [T, S] f32
+  kMixLogits,       // [T, 2] f32, for SharedMode::kSoftmaxMix
+  kMix,             // [T] f32: factor of the routed part
   kGroup,
   kExperts,  // scratch of the kernels, for all kinds of experts, one after the other
   // Each kind of experts has four buffers: input rows, if they are neither the caller's own nor

@@ -7,6 +7,7 @@
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/row_format.h"
 #include "layer/stages/cuda/factors.h"
+#include "layer/stages/cuda/limits.h"
 #include "layer/stages/cuda/prepare_rows.h"
 #include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
@@ -60,7 +61,7 @@ bool has_plain_routing(const MoeSpec& spec, const CudaGiven& given, const CudaCa
   if (given.topk_ids.empty() || given.topk_weights.empty()) return false;
   const bool dense = is_dense(given.topk_ids) && is_dense(given.topk_weights) &&
                      given.topk_weights.dtype == DType::kF32;
-  return dense && captures.ids.empty() && captures.weights.empty() &&
+  return dense && !given.limits.any() && captures.ids.empty() && captures.weights.empty() &&
          given.live.padding_mask == nullptr && spec.num_zero_experts == 0 &&
          !shared_facts(spec).has_slots();
 }
@@ -251,8 +252,23 @@ CudaRouting group_in_place(const CudaChunk& chunk, const Work& args) {
   return routing;
 }
 
+// Routes within the limits of the call, in launches of its own for each step.
+CudaRouting enqueue_limited(const CudaChunk& chunk, const Work& args) {
+  const CudaGiven& given = args.given;
+  const auto choose = [&] {
+    return choose_within_limits(chunk, given.limits,
+                                router_args(chunk, args, choices_to_weigh(chunk, given)),
+                                CudaCounts::kAdd);
+  };
+  const CudaChoices made = given.topk_weights.empty() ? choose() : keep_within_limits(chunk, given);
+  const Shape shape = {chunk.count, chunk.plan.spec.top_k};
+  return enqueue_made(chunk, args, {.data = made.ids, .dtype = DType::kI32, .shape = shape},
+                      {.data = made.weights, .dtype = DType::kF32, .shape = shape});
+}
+
 CudaRouting enqueue_choices(const CudaChunk& chunk, const Work& args) {
   const CudaGiven& given = args.given;
+  if (given.limits.any()) return enqueue_limited(chunk, args);
   if (given.topk_weights.empty()) return enqueue_router(chunk, args);
   const CudaPlan& plan = chunk.plan;
   // Grouping in place cannot append slots.
@@ -344,6 +360,16 @@ CudaRouting enqueue_routing(const CudaChunk& chunk, const CudaRouteArgs& args) {
   const Work work(chunk, args);
   return chunk.plan.part.has_replicas() ? enqueue_with_replicas(chunk, work)
                                         : enqueue_choices(chunk, work);
+}
+
+void enqueue_budget_pass(const CudaChunk& chunk, const CudaLogits& logits, const CudaGiven& given) {
+  const CudaCaptures captures{};
+  const CudaFactors factors{};
+  const Work work(chunk,
+                  {.logits = logits, .given = given, .captures = captures, .factors = factors});
+  const CudaChoices made = choose_within_limits(
+      chunk, given.limits, router_args(chunk, work, nullptr), CudaCounts::kNone);
+  count_choices(chunk, given, made);
 }
 
 }  // namespace conclave::inline v0

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dispatch/cuda/group.h"
+#include "layer/stages/cuda/call_limits.h"
 #include "layer/stages/cuda/chunk.h"
 
 #include <cstdint>
@@ -23,6 +24,7 @@ struct CudaGiven {
   ConstTensorView topk_weights;
   ConstTensorView token_ids;
   LiveRows live;
+  CudaLimits limits = {};
 };
 // The tensors for the routing that the caller wants; empty where it wants none.
 struct CudaCaptures {
@@ -85,5 +87,9 @@ struct CudaRouteArgs {
 };
 // Enqueues the router and the checks of given ids that the call needs; fills the other captures.
 CudaRouting enqueue_routing(const CudaChunk& chunk, const CudaRouteArgs& args);
+
+// Enqueues the router alone and adds its choices to the sums of the call's budget. Captures nothing
+// and counts nothing.
+void enqueue_budget_pass(const CudaChunk& chunk, const CudaLogits& logits, const CudaGiven& given);
 
 }  // namespace conclave::inline v0
