@@ -20,7 +20,7 @@ ALLOWED = {
     "cuda": {"core"},
     "comm": {"core", "cuda"},
     "io": {"core"},
-    "record": {"core", "io"},
+    "record": {"core", "cuda", "io"},
     "activation": {"core", "cuda"},
     "quant": {"core"},
     "placement": {"core"},

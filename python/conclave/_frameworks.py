@@ -172,6 +172,20 @@ def stream_of(reference: Any, stream: Any) -> int:
     return 0
 
 
+def copied_to(reference: Any, array: Any, stream: int) -> Any:
+    """A copy of an array of numpy beside `reference`, an array of torch or cupy on a GPU, which is
+    ready in the order of the stream. Nobody waits."""
+    if not is_torch(reference):
+        with sys.modules["cupy"].cuda.ExternalStream(stream):
+            return sys.modules["cupy"].asarray(array)
+    module = torch()
+    device = reference.device
+    current = module.cuda.current_stream(device)
+    own = current if current.cuda_stream == stream else module.cuda.ExternalStream(stream, device)
+    with module.cuda.stream(own):
+        return module.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
 def synchronize(array: Any) -> None:
     """Waits for the work that makes an array on a GPU: loading reads it on streams of its own."""
     if is_torch(array) and array.is_cuda:

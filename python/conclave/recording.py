@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from conclave import _conclave, _frameworks, _limits
+from conclave import _conclave, _frameworks, _limits, _runtime
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.layer import Layer
 from conclave.spec import MoeSpec, to_dict
@@ -48,6 +48,19 @@ def _keys(tokens: Tokens, count: int | None = None) -> Any:
     if keys.dtype.kind == "u" and keys.size and int(keys.max()) > _MOST:
         raise ConclaveValueError(f"tokens: expected integers up to {_MOST}, found {keys.max()}")
     return numpy.ascontiguousarray(keys, dtype="int64")
+
+
+def _keys_there(tokens: Tokens, count: int, like: Array, stream: int) -> Any:
+    """The same on the GPU of `like`, where an array of it stays."""
+    if _frameworks.device_of(tokens) == "cpu":
+        return _frameworks.copied_to(like, _keys(tokens, count), stream)
+    shape = _frameworks.shape_of(tokens, "tokens")
+    if len(shape) != 2 or shape[1] != 2 or _frameworks.dtype_name(tokens) != "int64":
+        raise ConclaveValueError(
+            f"tokens: expected int64 [T, 2] on a GPU, found {_frameworks.dtype_name(tokens)} "
+            f"{list(shape)}"
+        )
+    return tokens
 
 
 def _layer_number(layer: Any) -> int:
@@ -117,9 +130,11 @@ class RoutingRecord:
 
 
 class RoutingRecorder:
-    """Rings of fixed size in the host's memory, one for each layer.
+    """Rings of fixed size, one for each layer, in the host's memory or a GPU's.
 
-    Safe from several threads. Rows of a GPU are copied to the host, which waits for the stream.
+    Those of the host are safe from several threads; rows of a GPU are copied to them, which waits
+    for the stream. Those of a GPU take its rows without a wait, also in CUDA graphs; whatever reads
+    them waits for the GPU.
     """
 
     def __init__(
@@ -130,13 +145,17 @@ class RoutingRecorder:
         when_full: str = "drop_oldest",
         model: str = "",
         model_type: str = "",
+        device: str = "cpu",
     ) -> None:
         """
         Args:
             layers: by their numbers in the model, what is recorded.
             capacity: tokens of each layer.
-            when_full: "drop_oldest", "drop_newest", or "error", which refuses a whole call.
+            when_full: "drop_oldest", "drop_newest", or "error", which refuses a whole call; on a
+                GPU the refusal is an error of whatever reads the rings next, until `clear`.
             model, model_type: for the file.
+            device: where the rings lie: "cpu", or a GPU such as "cuda:0", whose rows alone they
+                then take.
 
         Raises:
             Error: naming the argument.
@@ -145,22 +164,35 @@ class RoutingRecorder:
             raise ConclaveTypeError(
                 f"layers: expected layers by their numbers, found {type(layers).__name__}"
             )
-        self._core = _conclave.RoutingRecorder(
-            [
-                _conclave.recorded_layer(
-                    _limits.integer("layer", number, 0, _MOST_LAYERS - 1),
-                    layer._core.spec() if isinstance(layer, Layer) else to_dict(layer),
-                )
-                for number, layer in layers.items()
-            ],
+        fields = [
+            _conclave.recorded_layer(
+                _limits.integer("layer", number, 0, _MOST_LAYERS - 1),
+                layer._core.spec() if isinstance(layer, Layer) else to_dict(layer),
+            )
+            for number, layer in layers.items()
+        ]
+        options = (
             _limits.integer("capacity", capacity, 1, _MOST_TOKENS),
             _limits.text("when_full", when_full),
             _limits.text("model", model),
             _limits.text("model_type", model_type),
         )
+        self._core: _conclave.RoutingRecorder | _conclave.DeviceRoutingRecorder
+        if _limits.text("device", device) == "cpu":
+            self._core = _conclave.RoutingRecorder(fields, *options)
+        else:
+            context = _runtime.context(device)
+            self._core = _conclave.DeviceRoutingRecorder(context, fields, *options)
 
     def record(
-        self, layer: int, topk_ids: Array, topk_weights: Array, tokens: Tokens | None = None
+        self,
+        layer: int,
+        topk_ids: Array,
+        topk_weights: Array,
+        tokens: Tokens | None = None,
+        *,
+        num_tokens: Array | None = None,
+        stream: Any = None,
     ) -> None:
         """Adds rows of a layer, all or none.
 
@@ -168,13 +200,28 @@ class RoutingRecorder:
             layer: its number.
             topk_ids: [T, k] int32 or int64, -1 for none. topk_weights: [T, k] float32.
             tokens: who the rows belong to: [T, 2] integers, sequence and position, or [T]
-                positions of sequence 0. By default they are numbered on, in each layer.
+                positions of sequence 0. By default they are numbered on, in each layer. For rings
+                on a GPU they may lie there, and in a CUDA graph they must.
+            num_tokens: for rings on a GPU, an int64 array of one element there: the rows that
+                count.
+            stream: for rings on a GPU, as in `Layer.forward`.
 
         Raises:
             Error: naming the argument; ConclaveRuntimeError if the ring is full and says "error".
         """
         shape = _frameworks.shape_of(topk_ids, "topk_ids")
         _frameworks.shape_of(topk_weights, "topk_weights")
+        if isinstance(self._core, _conclave.DeviceRoutingRecorder):
+            handle = _frameworks.stream_of(topk_ids, stream)
+            rows = int(shape[0]) if shape else 0
+            keys = None if tokens is None else _keys_there(tokens, rows, topk_ids, handle)
+            self._core.record(
+                _layer_number(layer), topk_ids, topk_weights, keys, num_tokens, handle
+            )
+            return
+        if num_tokens is not None or stream is not None:
+            name = "num_tokens" if num_tokens is not None else "stream"
+            raise ConclaveValueError(f"{name}: rings in the host's memory have no use for it")
         ids, weights = _frameworks.on_the_host(topk_ids), _frameworks.on_the_host(topk_weights)
         keys = None if tokens is None else _keys(tokens, int(shape[0]) if shape else 0)
         self._core.record(_layer_number(layer), ids, weights, keys)
@@ -201,6 +248,10 @@ class RoutingRecorder:
         out = layer.forward(hidden, **arguments)
         ids, weights = captured["captured_ids"], captured["captured_weights"]
         count = arguments.get("num_tokens")
+        if isinstance(self._core, _conclave.DeviceRoutingRecorder):
+            stream = arguments.get("stream")
+            self.record(number, ids, weights, tokens, num_tokens=count, stream=stream)
+            return out
         if count is not None:  # the rows behind it hold nothing
             used = max(int(count.item() if hasattr(count, "item") else count), 0)
             ids, weights = ids[:used], weights[:used]
@@ -208,7 +259,7 @@ class RoutingRecorder:
         return out
 
     def recorded_tokens(self, layer: int) -> int:
-        """Tokens that a layer was given."""
+        """Tokens that a layer was given. Rings on a GPU wait for it, here and below."""
         return self._core.recorded_tokens(_layer_number(layer))
 
     def dropped_tokens(self, layer: int) -> int:

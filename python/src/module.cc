@@ -3,6 +3,7 @@
 #include "checkpoint.h"
 #include "communicator.h"
 #include "context.h"
+#include "device_record.h"
 #include "errors.h"
 #include "gguf_blocks.h"
 #include "layer.h"
@@ -31,6 +32,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_shared_weights(module);
   conclave::python::bind_routing(module);
   conclave::python::bind_record(module);
+  conclave::python::bind_device_record(module);
   conclave::python::bind_permute(module);
   conclave::python::bind_placement(module);
   conclave::python::bind_balance(module);

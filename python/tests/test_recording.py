@@ -202,3 +202,17 @@ def test_a_record_of_another_model_is_refused(setup, experts, top_k):
     other = make_problem(numpy.random.default_rng(5), experts=experts, top_k=top_k, tokens=T)
     with pytest.raises(ConclaveValueError, match=f"expected {top_k} of {experts} experts"):
         conclave.RoutingReplay(recorder).forward(other.layer(), 0, other.hidden, range(T))
+
+
+def test_arguments_of_rings_on_a_gpu_are_refused_by_those_of_the_host(setup):
+    _, layer = setup
+    recorder = conclave.RoutingRecorder({0: layer})
+    ids, weights = numpy.zeros((2, K), "int32"), numpy.zeros((2, K), "float32")
+    for name, value in (("num_tokens", numpy.ones(1, "int64")), ("stream", 0)):
+        with pytest.raises(ConclaveValueError, match=name):
+            recorder.record(0, ids, weights, **{name: value})
+    assert recorder.recorded_tokens(0) == 0
+    with pytest.raises(ConclaveTypeError, match="device"):
+        conclave.RoutingRecorder({0: layer}, device=0)
+    with pytest.raises(conclave.Error, match="nowhere"):
+        conclave.RoutingRecorder({0: layer}, device="nowhere")

@@ -14,8 +14,6 @@
 namespace conclave::inline v0 {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 40;
-
 int64_t stride_of(const ConstTensorView& rows) {
   return rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
 }
@@ -140,39 +138,13 @@ struct RoutingRecorder::Impl {
   RecorderOptions options;
   std::vector<std::unique_ptr<Ring>> rings;  // by layer
 
-  Ring& ring(int64_t layer) const {
-    const auto found = std::ranges::lower_bound(
-        rings, layer, {}, [](const auto& ring) { return ring->layer().layer; });
-    if (found != rings.end() && (*found)->layer().layer == layer) return **found;
-    std::vector<int64_t> layers;
-    for (const auto& ring : rings) layers.push_back(ring->layer().layer);
-    throw Error(ErrorCode::kInvalidArgument, {.what = "this layer is not recorded",
-                                              .tensor = "layer",
-                                              .found = std::to_string(layer),
-                                              .limit = record::layers_text(layers)});
-  }
+  Ring& ring(int64_t layer) const { return record::ring_of(rings, layer); }
 };
 
 RoutingRecorder::RoutingRecorder(std::span<const RecordedLayer> layers, RecorderOptions options)
     : impl_(new Impl{.options = std::move(options), .rings = {}}) {
   const int64_t capacity = impl_->options.capacity;
-  if (capacity < 1 || capacity > kMostTokens) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "the capacity is out of range",
-                                              .tensor = "capacity",
-                                              .found = std::to_string(capacity),
-                                              .limit = "1 to " + std::to_string(kMostTokens)});
-  }
-  std::vector<RecordedLayer> sorted(layers.begin(), layers.end());
-  std::ranges::sort(sorted, {}, &RecordedLayer::layer);
-  int64_t before = -1;
-  for (const RecordedLayer& layer : sorted) {
-    record::check_layer(layer);
-    if (layer.layer == before) {
-      throw Error(ErrorCode::kInvalidArgument, {.what = "a layer is to be recorded twice",
-                                                .tensor = "layer",
-                                                .found = std::to_string(layer.layer)});
-    }
-    before = layer.layer;
+  for (const RecordedLayer& layer : record::layers_to_record(layers, capacity)) {
     try {
       impl_->rings.push_back(std::make_unique<Ring>(layer, capacity));
     } catch (const std::exception&) {  // bad_alloc, or a length beyond any vector

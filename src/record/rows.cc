@@ -12,6 +12,7 @@ namespace conclave::inline v0::record {
 namespace {
 
 constexpr int64_t kMostLayers = 65536;
+constexpr int64_t kMostTokens = int64_t{1} << 40;
 constexpr int64_t kMostIds = int64_t{1} << 24;
 constexpr int64_t kMostSlots = int64_t{1} << 16;  // times the largest capacity, within 63 bits
 
@@ -97,6 +98,36 @@ std::string layers_text(const std::vector<int64_t>& layers) {
   std::string text;
   for (const int64_t layer : layers) text += (text.empty() ? "" : ", ") + std::to_string(layer);
   return text.empty() ? "none" : text;
+}
+
+std::vector<RecordedLayer> layers_to_record(std::span<const RecordedLayer> layers,
+                                            int64_t capacity) {
+  if (capacity < 1 || capacity > kMostTokens) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "the capacity is out of range",
+                                              .tensor = "capacity",
+                                              .found = std::to_string(capacity),
+                                              .limit = "1 to " + std::to_string(kMostTokens)});
+  }
+  std::vector<RecordedLayer> sorted(layers.begin(), layers.end());
+  std::ranges::sort(sorted, {}, &RecordedLayer::layer);
+  int64_t before = -1;
+  for (const RecordedLayer& layer : sorted) {
+    check_layer(layer);
+    if (layer.layer == before) {
+      throw Error(ErrorCode::kInvalidArgument, {.what = "a layer is to be recorded twice",
+                                                .tensor = "layer",
+                                                .found = std::to_string(layer.layer)});
+    }
+    before = layer.layer;
+  }
+  return sorted;
+}
+
+void refuse_layer(int64_t layer, const std::vector<int64_t>& recorded) {
+  throw Error(ErrorCode::kInvalidArgument, {.what = "this layer is not recorded",
+                                            .tensor = "layer",
+                                            .found = std::to_string(layer),
+                                            .limit = layers_text(recorded)});
 }
 
 TokenIndex::TokenIndex(const RecordedRows& rows) : rows_(&rows), order_(rows.tokens.size()) {

@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conclave import _conclave
+from conclave import _conclave, _frameworks, _runtime
 from conclave.errors import ConclaveRuntimeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.layer import Layer
 from conclave.recording import Recorded, RoutingRecord, RoutingReplay
@@ -40,6 +40,7 @@ class _Tokens:
         self._next = 0
         self._rows: list[int] = []
         self.keys = numpy.empty((0, 2), "int64")
+        self._there: dict[torch.device, Any] = {}  # the same on GPUs, copied once a call
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [kwargs.get(name) for name in ("input_ids", "inputs_embeds")]
@@ -61,6 +62,7 @@ class _Tokens:
         self.keys = numpy.stack(
             [numpy.repeat(self._rows, length), numpy.tile(positions, batch)], axis=1
         ).astype("int64")
+        self._there.clear()
 
     def _sequences(self, batch: int) -> list[int]:
         if self._given is None:
@@ -79,6 +81,13 @@ class _Tokens:
             )
         return self.keys
 
+    def beside(self, ids: torch.Tensor, stream: int) -> Any:
+        """The keys of rows of a GPU, there."""
+        keys = self.of_rows(int(ids.shape[0]))
+        if ids.device not in self._there:
+            self._there[ids.device] = _frameworks.copied_to(ids, keys, stream)
+        return self._there[ids.device]
+
 
 def _gathered(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The weights at ids, where a module has those of all experts."""
@@ -95,7 +104,7 @@ class _RecordedBlock:
 
     def _take(self, ids: torch.Tensor, weights: torch.Tensor, spec: Any = None) -> None:
         self.seen = True
-        ids, weights = ids.detach().cpu(), weights.detach().float().cpu()
+        ids, weights = ids.detach(), weights.detach().float()
         if spec is None:  # ids of other ranks' experts are none
             ids = torch.where((ids < 0) | (ids >= self.num_experts), -1, ids)
         self.session._record(self, ids.contiguous(), weights.contiguous(), spec)
@@ -224,22 +233,39 @@ class _ChosenTopk(TorchFunctionMode):
 class RecordedRouting:
     """What `record_routing` has recorded so far; a source of `RoutingReplay` and comparisons."""
 
-    def __init__(self, capacity: int, when_full: str, model: str, model_type: str) -> None:
+    def __init__(
+        self, capacity: int, when_full: str, model: str, model_type: str, on_gpu: bool
+    ) -> None:
         self._arguments = (capacity, when_full, model, model_type)
+        self._on_gpu = on_gpu
         self._lock = threading.Lock()
-        self._recorders: dict[int, _conclave.RoutingRecorder] = {}
+        self._recorders: dict[int, _conclave.RoutingRecorder | _conclave.DeviceRoutingRecorder] = {}
 
     def _record(self, block: _RecordedBlock, ids: Any, weights: Any, spec: Any) -> None:
         with self._lock:
             recorder = self._recorders.get(block.number)
             if recorder is None:
-                fields = (block.number, block.num_experts, int(ids.shape[1]), 0)
-                if spec is not None:
-                    number, num_ids, _, spec_hash = _conclave.recorded_layer(block.number, spec)
-                    fields = (number, num_ids, int(ids.shape[1]), spec_hash)
-                recorder = _conclave.RoutingRecorder([fields], *self._arguments)
+                recorder = self._make(block, ids, spec)
                 self._recorders[block.number] = recorder
+        if isinstance(recorder, _conclave.DeviceRoutingRecorder):
+            stream = _frameworks.stream_of(ids, None)
+            keys = block.tokens.beside(ids, stream)
+            recorder.record(block.number, ids, weights, keys, None, stream)
+            return
+        ids, weights = ids.cpu().contiguous(), weights.cpu().contiguous()
         recorder.record(block.number, ids, weights, block.tokens.of_rows(int(ids.shape[0])))
+
+    def _make(
+        self, block: _RecordedBlock, ids: torch.Tensor, spec: Any
+    ) -> _conclave.RoutingRecorder | _conclave.DeviceRoutingRecorder:
+        fields = (block.number, block.num_experts, int(ids.shape[1]), 0)
+        if spec is not None:
+            number, num_ids, _, spec_hash = _conclave.recorded_layer(block.number, spec)
+            fields = (number, num_ids, int(ids.shape[1]), spec_hash)
+        if self._on_gpu and ids.is_cuda:
+            context = _runtime.context(_frameworks.device_of(ids))
+            return _conclave.DeviceRoutingRecorder(context, [fields], *self._arguments)
+        return _conclave.RoutingRecorder([fields], *self._arguments)
 
     def snapshot(self) -> RoutingRecord:
         """A copy of what is there."""
@@ -414,17 +440,20 @@ def record_routing(
     capacity: int = 65536,
     when_full: str = "drop_oldest",
     sequences: Sequence[int] | None = None,
+    on_gpu: bool = False,
 ) -> Iterator[RecordedRouting]:
     """While it is open, ids and weights of every token in every MoE block are recorded.
 
     A row of the model's batch is a sequence, its columns are positions, also those of padding;
     `generate` goes on where the cache ends. Ids and weights are copied to the host in every block,
-    which on a GPU waits for it.
+    which on a GPU waits for it, unless they stay there.
 
     Args:
         model: a model of transformers, patched or not, with any experts implementation.
         capacity: tokens of each layer. when_full: as in `conclave.RoutingRecorder`.
         sequences: numbers of the rows; by default they are numbered on with every new batch.
+        on_gpu: rows of blocks on a GPU are kept in rings there, which takes `capacity` times
+            8 k + 16 bytes of its memory for each layer; nothing waits before they are read.
 
     Raises:
         ConclaveUnsupportedError: a block does not show what it chooses, with the reason.
@@ -435,6 +464,7 @@ def record_routing(
         when_full,
         str(getattr(config, "_name_or_path", "") or ""),
         str(getattr(config, "model_type", "") or ""),
+        bool(on_gpu),
     )
     attached = _Attachment(
         model, lambda number, tokens: _RecordedBlock(number, tokens, session), sequences
