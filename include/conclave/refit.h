@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -23,6 +25,11 @@ struct RefitScope {
   std::vector<int32_t> experts = {};   // routed experts, in [0, E)
   std::vector<WeightId> tensors = {};  // any plane of the matrices; weights of the layer itself
 };
+
+// The tensor of that name, for RefitScope: "down", "shared_up_scale", "router". Those of
+// ExpertWeights are names too: "gate_up" is up, with which gate changes. Throws
+// Error(kInvalidArgument).
+CONCLAVE_API WeightId refit_tensor(std::string_view name);
 
 enum class RefitMode : uint8_t {
   kStaged,      // packed beside the old ones while forwards run; commit hands the memory over, so
@@ -47,6 +54,15 @@ struct RefitOptions {
   // experts, which then takes none from the system: twice the weights until a refit without it.
   bool keeps_memory = false;
 };
+
+// A source for stage over the caller's memory: any tensor may be left out, and those of routed
+// experts hold `experts` alone, in this order; none named: all `num_experts` of the layer. Steps of
+// rows may hold all of them. The views' memory must outlive the source. Throws as
+// make_pointer_source, Error(kInvalidArgument) for an expert that the layer lacks or that comes
+// twice, Error(kShape) for a tensor of another number of experts.
+CONCLAVE_API std::unique_ptr<WeightSource> make_part_source(const ExpertWeights& weights,
+                                                            int64_t num_experts,
+                                                            std::span<const int32_t> experts = {});
 
 // One transaction of a layer and of those that share its weights (with_max_tokens); begun by the
 // constructor, ended by commit, rollback or the destructor. The context must outlive it. Calls from
@@ -88,6 +104,12 @@ class CONCLAVE_API Refit {
   // complete weights: forward throws Error(kState) until all of them are reloaded or refitted.
   // Other ranks are not told: their commit ends with the communicator's deadline.
   void rollback() noexcept;
+
+  // Rolls back and tells the other ranks, in the place of commit and collective as it is: their
+  // commit throws CommError(kCommMismatch) with this rank as its peer, as soon as all have come,
+  // and they keep their old weights too. Waits for them, no longer than the communicator's
+  // deadline; one that does not come is no error here. Nothing once the transaction has ended.
+  void withdraw() noexcept;
 
   // True once all of the scope is staged.
   bool is_staged() const;

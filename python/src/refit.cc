@@ -6,7 +6,6 @@
 #include "names.h"
 
 #include "conclave/checkpoint.h"
-#include "conclave/error.h"
 #include "conclave/refit.h"
 #include "conclave/shared_weights.h"
 
@@ -18,23 +17,9 @@
 namespace conclave::python {
 namespace {
 
-// Names of planes, and of arguments: "gate_up_scale" is that of gate and of up, which change
-// together.
-WeightId id_of(const std::string& name) {
-  std::string own = name;
-  if (const size_t both = own.find("gate_up"); both != std::string::npos) {
-    own.replace(both, std::string("gate_up").size(), "up");
-  }
-  for (const WeightId id : weights::kAll) {
-    if (to_string(id) == own) return id;
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              {.what = "there are no weights of this name", .tensor = "tensors", .found = name});
-}
-
 RefitScope scope_of(const std::vector<int32_t>& experts, const std::vector<std::string>& tensors) {
   RefitScope scope{.experts = experts};
-  for (const std::string& name : tensors) scope.tensors.push_back(id_of(name));
+  for (const std::string& name : tensors) scope.tensors.push_back(refit_tensor(name));
   return scope;
 }
 
@@ -71,6 +56,10 @@ class PyRefit {
   void rollback() {
     const nb::gil_scoped_release released;
     refit_->rollback();
+  }
+  void withdraw() {
+    const nb::gil_scoped_release released;
+    refit_->withdraw();
   }
   bool is_staged() const { return refit_->is_staged(); }
   const MoeSpec& spec() const { return spec_; }
@@ -127,6 +116,7 @@ void bind_refit(nb::module_& module) {
           nb::arg("weights"), nb::arg("experts"), nb::arg("tensors"))
       .def("commit", &PyRefit::commit)
       .def("rollback", &PyRefit::rollback)
+      .def("withdraw", &PyRefit::withdraw)
       .def_prop_ro("is_staged", &PyRefit::is_staged);
   module.def(
       "content_hash",

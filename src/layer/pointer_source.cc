@@ -1,3 +1,5 @@
+#include "layer/pointer_source.h"
+
 #include "core/code_bits.h"
 #include "core/weight_types.h"
 #include "layer/pointer_stack.h"
@@ -10,6 +12,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 
 namespace conclave::inline v0 {
@@ -131,7 +134,8 @@ void check_same(const std::string& name, const char* what, int64_t expected, int
 
 class PointerSource final : public WeightSource {
  public:
-  explicit PointerSource(const ExpertWeights& weights) : memory_(weights.memory) {
+  PointerSource(const ExpertWeights& weights, GivenTensors given)
+      : memory_(weights.memory), given_(given) {
     add_mlp({weights, WeightMlp::kRouted, &PlaneRow::routed, weights.order});
     for (const MlpTensors& mlp :
          {MlpTensors{weights, WeightMlp::kShared, &PlaneRow::shared, weights.shared_order},
@@ -265,10 +269,14 @@ class PointerSource final : public WeightSource {
     set(mlp.up(WeightPlane::kBias), half);
   }
 
-  void add_mlp(const MlpTensors& mlp) {
+  // A part of a layer may lack either matrix.
+  std::optional<Stack> matrix_of(const MlpTensors& mlp, const Named& named) const {
+    if (given_ == GivenTensors::kPart && named.tensor.empty()) return std::nullopt;
+    return stack_of(named, 3, mlp.may_be_one());
+  }
+
+  static void check_fit(const MlpTensors& mlp, const Stack& gate_up, const Stack& down) {
     const Named named_down = mlp.down(kMatrices);
-    const Stack gate_up = stack_of(mlp.gate_up(kMatrices), 3, mlp.may_be_one());
-    const Stack down = stack_of(named_down, 3, mlp.may_be_one());
     const int64_t halves = mlp.is_gated() ? 2 : 1;
     check_same(named_down.name, "gate_up and down hold different numbers of experts", gate_up.count,
                down.count);
@@ -287,8 +295,14 @@ class PointerSource final : public WeightSource {
                                       .expected = std::string(to_string(gate_up.dtype)),
                                       .found = std::string(to_string(down.dtype))});
     }
-    set_halves(mlp, WeightPlane::kWeights, gate_up, mlp.order);
-    set_dense(mlp.down_of(WeightPlane::kWeights), down);
+  }
+
+  void add_mlp(const MlpTensors& mlp) {
+    const std::optional<Stack> gate_up = matrix_of(mlp, mlp.gate_up(kMatrices));
+    const std::optional<Stack> down = matrix_of(mlp, mlp.down(kMatrices));
+    if (gate_up && down) check_fit(mlp, *gate_up, *down);
+    if (gate_up) set_halves(mlp, WeightPlane::kWeights, *gate_up, mlp.order);
+    if (down) set_dense(mlp.down_of(WeightPlane::kWeights), *down);
     add_biases(mlp, gate_up, down);
     for (const PlaneRow& row : kPlanes) {
       if (quant::is_code_plane(row.plane)) add_plane(mlp, row);
@@ -303,20 +317,26 @@ class PointerSource final : public WeightSource {
     set_dense(mlp.down_of(row.plane), plane_stack(down, row.plane, mlp.may_be_one()));
   }
 
-  void add_biases(const MlpTensors& mlp, const Stack& gate_up, const Stack& down) {
-    const auto stack_like = [&](const Named& named, const Stack& matrix, const char* size) {
+  void add_biases(const MlpTensors& mlp, const std::optional<Stack>& gate_up,
+                  const std::optional<Stack>& down) {
+    const auto stack_like = [&](const Named& named, const std::optional<Stack>& of,
+                                const Named& matrix, const char* size) {
+      // A bias comes with its matrix: without it this throws.
+      const Stack like = of ? *of : stack_of(matrix, 3, mlp.may_be_one());
       const Stack bias = stack_of(named, 2, mlp.may_be_one());
-      check_same(named.name, "another number of experts", matrix.count, bias.count);
-      check_same(named.name, size, matrix.rows, bias.cols);
+      check_same(named.name, "another number of experts", like.count, bias.count);
+      check_same(named.name, size, like.rows, bias.cols);
       return bias;
     };
     const Named of_gate_up = mlp.gate_up(kBiases);
     const Named of_down = mlp.down(kBiases);
     if (!of_gate_up.tensor.empty()) {
-      set_bias_halves(mlp, stack_like(of_gate_up, gate_up, "another size than gate_up"));
+      set_bias_halves(mlp, stack_like(of_gate_up, gate_up, mlp.gate_up(kMatrices),
+                                      "another size than gate_up"));
     }
     if (of_down.tensor.empty()) return;
-    set_dense(mlp.down_of(WeightPlane::kBias), stack_like(of_down, down, "another size than down"));
+    set_dense(mlp.down_of(WeightPlane::kBias),
+              stack_like(of_down, down, mlp.down(kMatrices), "another size than down"));
   }
 
   // The plane of gate, then of up: each has half of the rows, or both share one row.
@@ -348,13 +368,19 @@ class PointerSource final : public WeightSource {
   }
 
   MemoryKind memory_;
+  GivenTensors given_;
   WeightTable<IdView> views_;
 };
 
 }  // namespace
 
+std::unique_ptr<WeightSource> make_pointer_source(const ExpertWeights& weights,
+                                                  GivenTensors given) {
+  return std::make_unique<PointerSource>(weights, given);
+}
+
 std::unique_ptr<WeightSource> make_pointer_source(const ExpertWeights& weights) {
-  return std::make_unique<PointerSource>(weights);
+  return make_pointer_source(weights, GivenTensors::kWhole);
 }
 
 }  // namespace conclave::inline v0

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -241,6 +242,49 @@ TEST(RefitOverRanks, OneRankFails_NoneChanges) {
       refit.rollback();
       EXPECT_EQ(layer.status().refit_epoch, 0U);
       EXPECT_TRUE(same_bits(forward(layer, hidden), before));
+    });
+  }
+}
+
+// A rank that gives up is named to the others at once, long before their deadline.
+TEST(RefitOverRanks, OneRankWithdraws_TheOthersLearnWho) {
+  const MoeSpec spec = make_spec(6, 2, 40, 48, DType::kBF16);
+  const Tensor hidden = random_tensor(DType::kBF16, 5, 40, 5);
+  for (const auto& [ep_size, tp_size] : {std::pair(3, 1), std::pair(2, 2)}) {
+    on_grid(ep_size, tp_size, [&, ep = ep_size, tp = tp_size](const GridRank& rank) {
+      const Context context(rank.context_options());
+      const ParallelSpec parallel = rank.in({.ep_size = ep, .tp_size = tp});
+      const auto first = make_synthetic_source(spec, 3);
+      const auto second = make_synthetic_source(spec, 4);
+      MoeLayer layer = MoeLayer::create(context, spec, *first, {}, parallel);
+      const Tensor before = forward(layer, hidden);
+      Refit refit(layer);
+      refit.stage(*second);
+      if (rank.ep_rank == 1 && rank.tp_rank == 0) {
+        refit.withdraw();
+        EXPECT_EQ(code_of([&] { refit.commit(); }), ErrorCode::kState);
+        refit.withdraw();
+      } else {
+        try {
+          refit.commit();
+          ADD_FAILURE() << "committed without a rank";
+        } catch (const CommError& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kCommMismatch);
+          if (tp == 1) {
+            EXPECT_EQ(error.peer(), 1);
+            EXPECT_NE(std::string(error.what()).find("whether the refit goes on"),
+                      std::string::npos)
+                << error.what();
+          }
+        }
+        refit.rollback();
+      }
+      EXPECT_TRUE(same_bits(forward(layer, hidden), before));
+      Refit again(layer);
+      again.stage(*second);
+      again.commit();
+      EXPECT_EQ(layer.status().refit_epoch, 1U);
+      EXPECT_FALSE(same_bits(forward(layer, hidden), before));
     });
   }
 }

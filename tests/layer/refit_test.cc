@@ -270,5 +270,75 @@ TEST(Refit, WeightsReadInPlace_AreRefittedTogether) {
   EXPECT_EQ(Refit::content_hash(layer), Refit::content_hash(fresh));
 }
 
+// Arrays of a part alone: two experts in their own order, and a router without any.
+TEST(PartSource, HoldsNamedExpertsAlone) {
+  const Layers layers(testing::make_spec(6, 2, 40, 24, DType::kBF16));
+  const auto read = [&](WeightId id, int64_t expert, Tensor& to, int64_t first_row) {
+    const WeightInfo info = layers.second->describe(id);
+    std::byte* const at = to.as<std::byte>() + first_row * info.cols * 2;
+    layers.second->read(id, expert, {0, info.rows, 0, info.cols},
+                        {at, static_cast<size_t>(info.rows * info.cols * 2)});
+  };
+  Tensor gate_up(DType::kBF16, {2, 48, 40});
+  Tensor down(DType::kBF16, {2, 40, 24});
+  int64_t at = 0;
+  for (const int64_t expert : {5, 2}) {
+    read(weights::kGate, expert, gate_up, at * 48);
+    read(weights::kUp, expert, gate_up, at * 48 + 24);
+    read(weights::kDown, expert, down, at * 40);
+    ++at;
+  }
+  Tensor router(layers.second->describe(weights::kRouter).dtype, {6, 40});
+  layers.second->read(weights::kRouter, 0, {0, 6, 0, 40},
+                      {router.as<std::byte>(), router.size_bytes()});
+
+  const std::array<int32_t, 2> experts = {5, 2};
+  const auto matrices =
+      make_part_source({.gate_up = gate_up.view(), .down = down.view()}, 6, experts);
+  const auto alone = make_part_source({.gate_up = {}, .down = {}, .router = router.view()}, 6);
+  const RefitScope named{.experts = {2, 5}};
+  const RefitScope of_layer{.tensors = {refit_tensor("router")}};
+  MoeLayer layer = layers.make(*layers.first);
+  for (const auto& [scope, source] :
+       {std::pair(named, matrices.get()), std::pair(of_layer, alone.get())}) {
+    Refit refit(layer, {.scope = scope});
+    refit.stage(*source);
+    refit.commit();
+  }
+  const MergedSource merged(layers.spec, *layers.first, *layers.second, named);
+  const MergedSource expected(layers.spec, merged, *layers.second, of_layer);
+  EXPECT_EQ(Refit::content_hash(layer), Refit::content_hash(layers.make(expected)));
+
+  // What a scope names and the arrays lack is missing, whatever lacks it.
+  Refit whole(layer);
+  EXPECT_EQ(code_of([&] { whole.stage(*matrices); }), ErrorCode::kTensorMissing);
+  EXPECT_EQ(code_of([&] { whole.stage(*matrices, {.experts = {1}}); }), ErrorCode::kTensorMissing);
+  EXPECT_EQ(code_of([&] { whole.stage(*alone, named); }), ErrorCode::kTensorMissing);
+  const auto made = [&](std::vector<int32_t> of, int64_t count) {
+    return code_of(
+        [&] { make_part_source({.gate_up = gate_up.view(), .down = down.view()}, count, of); });
+  };
+  EXPECT_EQ(made({5, 5}, 6), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(made({5, 6}, 6), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(made({5, -1}, 6), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(made({}, 0), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(made({}, 6), ErrorCode::kShape);
+  EXPECT_EQ(made({1, 2, 3}, 6), ErrorCode::kShape);
+  const Tensor bias = random_tensor(DType::kBF16, 2, 48, 1);
+  EXPECT_EQ(code_of([&] {
+              make_part_source({.gate_up = {}, .down = {}, .gate_up_bias = bias.view()}, 6,
+                               experts);
+            }),
+            ErrorCode::kNullPointer);
+}
+
+TEST(PartSource, TensorsHaveTheNamesOfArrays) {
+  for (const WeightId id : weights::kAll) EXPECT_EQ(refit_tensor(to_string(id)), id);
+  EXPECT_EQ(refit_tensor("gate_up"), weights::kUp);
+  EXPECT_EQ(refit_tensor("shared_gate_up_scale"), weights::kSharedUp.with(WeightPlane::kScale));
+  EXPECT_EQ(code_of([&] { refit_tensor("gate_upper"); }), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of([&] { refit_tensor(""); }), ErrorCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace conclave

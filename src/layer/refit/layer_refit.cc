@@ -112,7 +112,7 @@ std::exception_ptr LayerRefit::failure() const {
 
 // Both groups compare what their ranks have staged, and what they learnt from the other group, so
 // that all ranks commit or none.
-void LayerRefit::agree(std::exception_ptr failure) const {
+std::exception_ptr LayerRefit::agree(Intent intent, std::exception_ptr failure) const {
   const PlanBase& plan = layer_.engine.plan();
   Communicator* const tensor = plan.part.reduces() ? plan.part.tensor_communicator : nullptr;
   Communicator* const experts = exchanges_tokens(plan) ? layer_.communicator : nullptr;
@@ -127,24 +127,37 @@ void LayerRefit::agree(std::exception_ptr failure) const {
   const auto others = [&] {
     return AgreedValue{"whether ranks of the other group agree", failure ? 0 : 1};
   };
-  std::vector<AgreedValue> asked = {{"whether all is staged", failure ? 0 : 1},
+  std::vector<AgreedValue> asked = {{"whether the refit goes on", static_cast<int64_t>(intent)},
+                                    {"whether all is staged", failure ? 0 : 1},
                                     {"the epoch", static_cast<int64_t>(epoch_)},
                                     {"the scope", scope_.key()}};
   compare(asked, tensor);
   asked.push_back(others());
   compare(asked, experts);
   compare({others()}, tensor);
-  if (failure) std::rethrow_exception(failure);
+  return failure;
 }
 
 void LayerRefit::commit() {
   check_open();
-  agree(failure());
+  if (const auto reason = agree(Intent::kCommit, failure())) std::rethrow_exception(reason);
   {
     const ForwardGate::Closed closed(layer_.gate);
     engine_refit_->publish();
     layer_.refit_epoch.store(epoch_, std::memory_order_release);
     layer_.weights_complete.store(true, std::memory_order_release);
+  }
+  rollback();
+}
+
+void LayerRefit::withdraw() noexcept {
+  if (!claim_) return;
+  try {
+    const Error withdrawn(ErrorCode::kState, {.what = "this rank has withdrawn from the refit"});
+    agree(Intent::kWithdraw, std::make_exception_ptr(withdrawn));
+  } catch (const std::exception&) {
+    // There was no memory to tell them: the others' commit ends with its deadline.
+    return rollback();
   }
   rollback();
 }

@@ -46,14 +46,18 @@ class LayerRefit {
   void stage(const WeightSource& source, const RefitScope& part);
   void commit();
   void rollback() noexcept;
+  void withdraw() noexcept;
   bool is_staged() const { return staged_.covers(scope_); }
 
  private:
+  enum class Intent : uint8_t { kWithdraw, kCommit };
+
   void check_open() const;
   void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
-  void agree(std::exception_ptr failure) const;
+  // What keeps this rank from committing: its own failure, or what it hears of the others.
+  std::exception_ptr agree(Intent intent, std::exception_ptr failure) const;
 
   RefittedLayer layer_;
   RefitMode mode_;

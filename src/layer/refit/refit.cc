@@ -24,6 +24,8 @@ void Refit::commit() { impl_->refit.commit(); }
 
 void Refit::rollback() noexcept { impl_->refit.rollback(); }
 
+void Refit::withdraw() noexcept { impl_->refit.withdraw(); }
+
 bool Refit::is_staged() const { return impl_->refit.is_staged(); }
 
 uint64_t Refit::content_hash(const MoeLayer& layer) { return layer.impl_->layer.content_hash(); }
