@@ -9,6 +9,7 @@
 #include "conclave/c/layer.h"
 #include "conclave/c/placement.h"
 #include "conclave/c/record.h"
+#include "conclave/c/refit.h"
 #include "conclave/c/router.h"
 #include "conclave/c/source.h"
 #include "conclave/c/spec.h"

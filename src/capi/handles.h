@@ -14,6 +14,7 @@
 #include "conclave/token_router.h"
 #include "conclave/weights.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -40,9 +41,17 @@ struct FeedState {
   std::vector<std::pair<int64_t, std::weak_ptr<const WeightSource>>> sources;
 };
 
+using SharedSource = std::shared_ptr<const WeightSource>;
+
+// A refit replaces a source for some MLPs of a layer, and leaves it to the others.
+struct KeptSource {
+  SharedSource source;
+  uint32_t mlps = ~uint32_t{0};  // a bit for each WeightMlp that it may have the weights of
+};
+
 // Sources whose memory the weights of a layer lie in; layers that share weights share them.
 struct KeptSources {
-  std::vector<std::shared_ptr<const WeightSource>> sources;
+  std::vector<KeptSource> sources;
 };
 
 // Hands a new handle to the caller, and leaves *out as it is where making it failed.

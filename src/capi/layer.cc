@@ -17,13 +17,11 @@ namespace {
 static_assert(CONCLAVE_RELOAD_MODE_STAGED == static_cast<int32_t>(ReloadMode::kStaged) &&
               CONCLAVE_RELOAD_MODE_IN_PLACE == static_cast<int32_t>(ReloadMode::kInPlace));
 
-using SharedSource = std::shared_ptr<const WeightSource>;
-
 // Whether weights of the layer lie in the memory of the sources that they came from.
-bool reads_sources(const MoeLayer& layer, const std::vector<SharedSource>& sources) {
+bool reads_sources(const MoeLayer& layer, const std::vector<KeptSource>& sources) {
   return layer.plan().in_place_bytes > 0 ||
-         std::ranges::any_of(sources, [](const SharedSource& source) {
-           return source->memory() == MemoryKind::kDevice;
+         std::ranges::any_of(sources, [](const KeptSource& kept) {
+           return kept.source->memory() == MemoryKind::kDevice;
          });
 }
 
@@ -31,7 +29,7 @@ std::unique_ptr<conclave_layer> make_layer(const std::shared_ptr<ContextState>& 
                                            const MoeSpec& spec, const SharedSource& source,
                                            const conclave_layer_options* options,
                                            const conclave_parallel* parallel) {
-  auto kept = std::make_shared<KeptSources>(KeptSources{{source}});
+  auto kept = std::make_shared<KeptSources>(KeptSources{{{source}}});
   auto handle = std::unique_ptr<conclave_layer>(
       new conclave_layer{context, std::move(kept),
                          MoeLayer::create(*context->context, spec, *source, options_of(options),
@@ -43,13 +41,13 @@ std::unique_ptr<conclave_layer> make_layer(const std::shared_ptr<ContextState>& 
 // After a failure in place weights may lie in either source, otherwise in those from before.
 void reload(conclave_layer& handle, const SharedSource& source, conclave_reload_mode mode) {
   const auto how = choice_of("mode", mode, ReloadMode::kInPlace);
-  std::vector<SharedSource>& kept = handle.kept->sources;
-  std::vector<SharedSource> next = {source};
+  std::vector<KeptSource>& kept = handle.kept->sources;
+  std::vector<KeptSource> next = {{source}};
   kept.reserve(kept.size() + 1);
   try {
     handle.layer.reload(*source, how);
   } catch (...) {
-    if (how == ReloadMode::kInPlace && !kept.empty()) kept.push_back(source);
+    if (how == ReloadMode::kInPlace && !kept.empty()) kept.push_back({source});
     throw;
   }
   if (!reads_sources(handle.layer, next)) next.clear();
@@ -61,7 +59,7 @@ std::unique_ptr<conclave_layer> on_ranks(const conclave_layer& from,
                                          const conclave_parallel* parallel,
                                          const conclave_source* source) {
   auto kept = std::make_shared<KeptSources>(*from.kept);
-  if (source != nullptr) kept->sources.push_back(source->source);
+  if (source != nullptr) kept->sources.push_back({source->source});
   auto handle = std::unique_ptr<conclave_layer>(
       new conclave_layer{context, std::move(kept),
                          from.layer.on_ranks(*context->context, parallel_of(parallel),
@@ -99,7 +97,8 @@ conclave_layer_stats stats_of(const MoeLayer& layer) {
           .in_place_bytes = plan.in_place_bytes,
           .placement_epoch = layer.placement_epoch(),
           .num_adapters = std::ssize(adapters),
-          .adapter_bytes = adapter_bytes};
+          .adapter_bytes = adapter_bytes,
+          .refit_epoch = status.refit_epoch};
 }
 
 }  // namespace

@@ -40,9 +40,6 @@ static_assert(is_number(CONCLAVE_PLACEMENT_STRATEGY_LINEAR, PlacementStrategy::k
 static_assert(is_number(CONCLAVE_REDUCE_FULL, Reduce::kFull) &&
               is_number(CONCLAVE_REDUCE_PARTIAL, Reduce::kPartial));
 
-// More physical experts than any layer has.
-constexpr size_t kMostExperts = size_t{1} << 24;
-
 std::vector<int32_t> list_of(const int32_t* numbers, size_t count, const char* name) {
   const std::string count_name = std::string(name) + "_count";
   const auto list = array_of(numbers, count, name, count_name.c_str(), kMostExperts);

@@ -5,9 +5,12 @@
 #include "capi/values.h"
 
 #include "conclave/error.h"
+#include "conclave/refit.h"
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <string>
 #include <string_view>
 
 namespace conclave::inline v0::capi {
@@ -96,6 +99,22 @@ static_assert(CONCLAVE_GATE_UP_ORDER_CONCATENATED ==
               CONCLAVE_MEMORY_HOST == static_cast<int32_t>(MemoryKind::kHost) &&
               CONCLAVE_MEMORY_DEVICE == static_cast<int32_t>(MemoryKind::kDevice));
 
+std::unique_ptr<WeightSource> source_over(const ExpertWeights& weights,
+                                          const conclave_source_options& options) {
+  constexpr auto kMost = static_cast<int64_t>(kMostExperts);
+  const auto experts = array_of(options.experts, options.experts_count, "options.experts",
+                                "options.experts_count", kMostExperts);
+  if (options.num_experts == 0 && experts.empty()) return make_pointer_source(weights);
+  if (options.num_experts < 1 || options.num_experts > kMost) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a part of a layer says how many experts the layer has",
+                 .tensor = "options.num_experts",
+                 .found = std::to_string(options.num_experts),
+                 .limit = "1 to " + std::to_string(kMost)});
+  }
+  return make_part_source(weights, options.num_experts, experts);
+}
+
 }  // namespace
 
 NamedViews named_views(const conclave_named_tensor* tensors, size_t count) {
@@ -124,7 +143,7 @@ conclave_status conclave_source_from_tensors(const conclave_named_tensor* tensor
     capi::required(out, "out");
     const conclave_source_options given = capi::take_optional(options, "options");
     const capi::NamedViews views = capi::named_views(tensors, count);
-    capi::hand_out(out, conclave::make_pointer_source(capi::weights_of(views, given)));
+    capi::hand_out(out, capi::source_over(capi::weights_of(views, given), given));
   });
 }
 

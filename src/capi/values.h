@@ -12,6 +12,9 @@
 
 namespace conclave::inline v0::capi {
 
+// More physical experts than any layer has.
+inline constexpr size_t kMostExperts = size_t{1} << 24;
+
 // Throws Error(kInvalidArgument) naming the field unless 0 <= value <= last.
 void check_choice(const char* name, int32_t value, int32_t last);
 

@@ -51,6 +51,8 @@ constexpr std::array kStructs = {StructName{"ContextOptions", "conclave_context_
                                  StructName{"ParallelSpec", "conclave_parallel"},
                                  StructName{"MigrationOptions", "conclave_migration_options"},
                                  StructName{"RecorderOptions", "conclave_recorder_options"},
+                                 StructName{"RefitOptions", "conclave_refit_options"},
+                                 StructName{"RefitScope", "conclave_refit_scope"},
                                  StructName{"BalanceRequest", "conclave_balance_options"}};
 
 // The name of C, or the name as it is where C has no other.

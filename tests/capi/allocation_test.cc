@@ -31,6 +31,7 @@ struct Life {
   testing::Handle<conclave_recorder> recorder;
   testing::Handle<conclave_replay> replay;
   testing::Handle<conclave_slots> slots;
+  testing::Handle<conclave_refit> refit;
 };
 
 conclave_status route(void*, conclave_route_call* call) {
@@ -77,6 +78,7 @@ class Memory {
                    life.source.get(), &layer_options, nullptr));
     STEP(add_adapter(life.layer.get()));
     STEP(forward(life.layer.get()));
+    STEP(refit(life));
     STEP(record(life));
     STEP(make_into(life.slots, conclave_layer_slots, life.layer.get()));
     STEP(conclave_layer_update_placement(life.layer.get(), life.slots.get(), nullptr) ==
@@ -123,6 +125,24 @@ class Memory {
     args.top_k = 1;
     args.expert_budget = 3;
     return conclave_layer_forward(layer, &args);
+  }
+
+  static conclave_status refit(Life& life) {
+    const int32_t experts[] = {1, 3};
+    const char* const tensors[] = {"gate_up", "down"};
+    auto scope = sized<conclave_refit_scope>();
+    scope.experts = experts;
+    scope.experts_count = 2;
+    scope.tensors = tensors;
+    scope.tensors_count = 2;
+    auto options = sized<conclave_refit_options>();
+    options.scope = &scope;
+    options.num_threads = 2;
+    STEP(make_into(life.refit, conclave_refit_create, life.layer.get(), &options));
+    STEP(conclave_refit_stage(life.refit.get(), life.source.get(), &scope));
+    STEP(conclave_refit_commit(life.refit.get()));
+    uint64_t hash = 0;
+    return conclave_layer_content_hash(life.layer.get(), &hash);
   }
 
   conclave_status record(Life& life) {

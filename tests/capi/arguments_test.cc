@@ -33,6 +33,12 @@ struct Valid {
   Handle<conclave_lora_checkpoint> adapters = make<conclave_lora_checkpoint>(
       &conclave_lora_checkpoint_open, "testdata/adapters/mixtral-tiny");
   Handle<conclave_slots> slots = make<conclave_slots>(&conclave_layer_slots, layer.get());
+  // Another layer, as the first one is still to move.
+  Handle<conclave_layer> refitted =
+      make<conclave_layer>(&conclave_layer_create_from_checkpoint, context.get(), checkpoint.get(),
+                           int64_t{0}, nullptr, nullptr);
+  Handle<conclave_refit> refit =
+      make<conclave_refit>(&conclave_refit_create, refitted.get(), nullptr);
   const conclave_spec* specs[1] = {spec.get()};
   Handle<conclave_recorder> recorder =
       make<conclave_recorder>(&conclave_recorder_create, &number, specs, size_t{1}, nullptr);
@@ -43,6 +49,7 @@ struct Valid {
   conclave_tensor rows = ids();
   double load[60] = {};
   int32_t int32 = 0;
+  uint64_t hash = 0;
 
   static conclave_tensor ids() {
     auto tensor = sized<conclave_tensor>();
@@ -72,6 +79,7 @@ struct Out {
   conclave_lora_checkpoint* adapters = nullptr;
   conclave_slots* slots = nullptr;
   conclave_migration* migration = nullptr;
+  conclave_refit* refit = nullptr;
   conclave_recorder* recorder = nullptr;
   conclave_replay* replay = nullptr;
   char* text = nullptr;
@@ -81,7 +89,8 @@ struct Out {
     return context == nullptr && communicator == nullptr && spec == nullptr && source == nullptr &&
            feed == nullptr && checkpoint == nullptr && layer == nullptr && workspace == nullptr &&
            router == nullptr && adapters == nullptr && slots == nullptr && migration == nullptr &&
-           recorder == nullptr && replay == nullptr && text == nullptr && device == nullptr;
+           refit == nullptr && recorder == nullptr && replay == nullptr && text == nullptr &&
+           device == nullptr;
   }
 };
 
@@ -268,6 +277,19 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_migration_get_status, nullptr, nullptr),
       CALL(conclave_migration_check, nullptr),
       CALL(conclave_migration_finish, nullptr),
+      CALL(conclave_refit_create, nullptr, nullptr, &o.refit),
+      CALL(conclave_refit_create, v.layer.get(), nullptr, nullptr),
+      CALL(conclave_refit_stage, nullptr, v.source.get(), nullptr),
+      CALL(conclave_refit_stage, v.refit.get(), nullptr, nullptr),
+      CALL(conclave_refit_stage_from_checkpoint, nullptr, v.checkpoint.get(), 0, nullptr),
+      CALL(conclave_refit_stage_from_checkpoint, v.refit.get(), nullptr, 0, nullptr),
+      CALL(conclave_refit_is_staged, nullptr, &v.int32),
+      CALL(conclave_refit_is_staged, v.refit.get(), nullptr),
+      CALL(conclave_refit_commit, nullptr),
+      CALL(conclave_refit_rollback, nullptr),
+      CALL(conclave_refit_withdraw, nullptr),
+      CALL(conclave_layer_content_hash, nullptr, &v.hash),
+      CALL(conclave_layer_content_hash, v.layer.get(), nullptr),
       CALL(conclave_recorder_create, nullptr, v.specs, 1, nullptr, &o.recorder),
       CALL(conclave_recorder_create, &v.number, nullptr, 1, nullptr, &o.recorder),
       CALL(conclave_recorder_create, &v.number, v.specs, 1, nullptr, nullptr),
@@ -334,6 +356,7 @@ TEST(Arguments, EndingNothing_IsNothing) {
   conclave_lora_checkpoint_destroy(nullptr);
   conclave_slots_destroy(nullptr);
   conclave_migration_destroy(nullptr);
+  conclave_refit_destroy(nullptr);
   conclave_recorder_destroy(nullptr);
   conclave_replay_destroy(nullptr);
   conclave_text_free(nullptr);

@@ -219,6 +219,7 @@ typedef struct conclave_layer_stats {
   uint64_t placement_epoch;  // placements that the layer has had, the first being 0
   int64_t num_adapters;
   size_t adapter_bytes;  // on this rank
+  uint64_t refit_epoch;  // the last refit that was committed has it, 0 before any
 } conclave_layer_stats;
 // CONCLAVE_ERROR_DEVICE if work that was enqueued earlier made a device fail.
 CONCLAVE_C_API conclave_status conclave_layer_get_stats(

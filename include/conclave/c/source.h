@@ -25,6 +25,12 @@ typedef struct conclave_source_options {
   conclave_gate_up_order shared_order;
   conclave_gate_up_order residual_order;
   conclave_memory memory;  // all tensors lie in it
+  // A part of a layer, as refits take them (conclave/c/refit.h): any tensor may be left out, and
+  // those of routed experts hold `experts` alone, in this order; without any all `num_experts`.
+  // Input scales may hold all of them.
+  int64_t num_experts;     // E of the layer; 0: the tensors are those of a whole layer
+  const int32_t* experts;  // [experts_count]; none without num_experts
+  size_t experts_count;
 } conclave_source_options;
 
 // Weights in the caller's memory, by the names of the C++ ExpertWeights (conclave/weights.h, with
