@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conclave/c/adapter.h"
+#include "conclave/c/balancer.h"
 #include "conclave/c/base.h"
 #include "conclave/c/checkpoint.h"
 #include "conclave/c/communicator.h"

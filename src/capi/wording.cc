@@ -53,6 +53,7 @@ constexpr std::array kStructs = {StructName{"ContextOptions", "conclave_context_
                                  StructName{"RecorderOptions", "conclave_recorder_options"},
                                  StructName{"RefitOptions", "conclave_refit_options"},
                                  StructName{"RefitScope", "conclave_refit_scope"},
+                                 StructName{"BalancerOptions", "conclave_balancer_options"},
                                  StructName{"BalanceRequest", "conclave_balance_options"}};
 
 // The name of C, or the name as it is where C has no other.

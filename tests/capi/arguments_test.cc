@@ -39,6 +39,11 @@ struct Valid {
                            int64_t{0}, nullptr, nullptr);
   Handle<conclave_refit> refit =
       make<conclave_refit>(&conclave_refit_create, refitted.get(), nullptr);
+  conclave_balancer_options balancing = sized<conclave_balancer_options>();
+  conclave_layer* balanced[2] = {layer.get(), nullptr};
+  size_t count = 0;
+  int64_t* rows_of_experts = nullptr;
+  Handle<conclave_balancer> balancer = balance();
   const conclave_spec* specs[1] = {spec.get()};
   Handle<conclave_recorder> recorder =
       make<conclave_recorder>(&conclave_recorder_create, &number, specs, size_t{1}, nullptr);
@@ -50,6 +55,12 @@ struct Valid {
   double load[60] = {};
   int32_t int32 = 0;
   uint64_t hash = 0;
+
+  Handle<conclave_balancer> balance() {
+    balancing.communicator = communicator.get();
+    return make<conclave_balancer>(&conclave_balancer_create, context.get(), balanced, size_t{1},
+                                   &balancing);
+  }
 
   static conclave_tensor ids() {
     auto tensor = sized<conclave_tensor>();
@@ -79,6 +90,7 @@ struct Out {
   conclave_lora_checkpoint* adapters = nullptr;
   conclave_slots* slots = nullptr;
   conclave_migration* migration = nullptr;
+  conclave_balancer* balancer = nullptr;
   conclave_refit* refit = nullptr;
   conclave_recorder* recorder = nullptr;
   conclave_replay* replay = nullptr;
@@ -89,8 +101,8 @@ struct Out {
     return context == nullptr && communicator == nullptr && spec == nullptr && source == nullptr &&
            feed == nullptr && checkpoint == nullptr && layer == nullptr && workspace == nullptr &&
            router == nullptr && adapters == nullptr && slots == nullptr && migration == nullptr &&
-           refit == nullptr && recorder == nullptr && replay == nullptr && text == nullptr &&
-           device == nullptr;
+           balancer == nullptr && refit == nullptr && recorder == nullptr && replay == nullptr &&
+           text == nullptr && device == nullptr;
   }
 };
 
@@ -277,6 +289,18 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_migration_get_status, nullptr, nullptr),
       CALL(conclave_migration_check, nullptr),
       CALL(conclave_migration_finish, nullptr),
+      CALL(conclave_balancer_create, nullptr, v.balanced, 1, &v.balancing, &o.balancer),
+      CALL(conclave_balancer_create, v.context.get(), nullptr, 1, &v.balancing, &o.balancer),
+      CALL(conclave_balancer_create, v.context.get(), v.balanced, 2, &v.balancing, &o.balancer),
+      CALL(conclave_balancer_create, v.context.get(), v.balanced, 1, nullptr, &o.balancer),
+      CALL(conclave_balancer_create, v.context.get(), v.balanced, 1, &v.balancing, nullptr),
+      CALL(conclave_balancer_load, nullptr, 0, &v.rows_of_experts, &v.count),
+      CALL(conclave_balancer_load, v.balancer.get(), 0, nullptr, &v.count),
+      CALL(conclave_balancer_load, v.balancer.get(), 0, &v.rows_of_experts, nullptr),
+      CALL(conclave_balancer_step, nullptr),
+      CALL(conclave_balancer_rebalance, nullptr),
+      CALL(conclave_balancer_get_status, nullptr, nullptr),
+      CALL(conclave_balancer_get_status, v.balancer.get(), nullptr),
       CALL(conclave_refit_create, nullptr, nullptr, &o.refit),
       CALL(conclave_refit_create, v.layer.get(), nullptr, nullptr),
       CALL(conclave_refit_stage, nullptr, v.source.get(), nullptr),
@@ -356,6 +380,7 @@ TEST(Arguments, EndingNothing_IsNothing) {
   conclave_lora_checkpoint_destroy(nullptr);
   conclave_slots_destroy(nullptr);
   conclave_migration_destroy(nullptr);
+  conclave_balancer_destroy(nullptr);
   conclave_refit_destroy(nullptr);
   conclave_recorder_destroy(nullptr);
   conclave_replay_destroy(nullptr);

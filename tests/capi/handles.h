@@ -27,6 +27,7 @@ struct EndHandle {
   }
   void operator()(conclave_slots* handle) const { conclave_slots_destroy(handle); }
   void operator()(conclave_migration* handle) const { conclave_migration_destroy(handle); }
+  void operator()(conclave_balancer* handle) const { conclave_balancer_destroy(handle); }
   void operator()(conclave_refit* handle) const { conclave_refit_destroy(handle); }
   void operator()(conclave_recorder* handle) const { conclave_recorder_destroy(handle); }
   void operator()(conclave_replay* handle) const { conclave_replay_destroy(handle); }
