@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import sys
 
+import numpy as np
 import pytest
 
 import conclave
@@ -72,6 +73,19 @@ def test_code_for_vllm_comes_in_three_ways(programs, tmp_path):
     folder = tmp_path / "work"
     folder.mkdir()
     assert len(runner.run_page(section, folder)) == 1
+
+
+def test_the_first_page_does_what_it_shows(monkeypatch, capsys):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [block.body for block in runner.blocks_of(page) if block.language == "python"]
+    assert blocks
+    monkeypatch.chdir(ROOT)
+    for block in blocks:
+        hidden = np.random.default_rng(1).standard_normal((5, 72), np.float32)
+        names = {"hidden": hidden}
+        exec(compile(block, "README.md", "exec"), names)
+        assert names["out"].shape == hidden.shape and np.abs(names["out"]).sum() > 0
+        assert "packed layout" in capsys.readouterr().out
 
 
 def test_every_page_is_run():

@@ -2,9 +2,15 @@
 
 import pathlib
 import re
+import sys
+import textwrap
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import run_tutorial  # noqa: E402
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEATURES = (ROOT / "docs/features.md").read_text(encoding="utf-8")
 STATE = re.compile(r"^(done|partial|missing)\b")
@@ -36,6 +42,22 @@ class FirstPage(unittest.TestCase):
         screen = "\n".join(README.splitlines()[:FIRST_SCREEN])
         for wanted in ("# Conclave\n", "    scripts/run ", "    scripts/test ", "```text\n", "\nok: "):
             self.assertIn(wanted, screen)
+
+    def test_every_block_is_run_or_an_output(self):
+        # Those of Python are run by python/tests/test_tutorials.py.
+        languages = [block.language for block in run_tutorial.blocks_of(README)]
+        self.assertEqual(set(languages), {"text", "python", "cpp"})
+
+    def test_the_code_of_cpp_is_that_of_an_example(self):
+        blocks = [block.body for block in run_tutorial.blocks_of(README) if block.language == "cpp"]
+        example = (ROOT / "examples/first_layer.cc").read_text(encoding="utf-8")
+        marked = re.findall(r"^ *// README.md: begin\n(.*?)^ *// README.md: end\n", example, re.MULTILINE | re.DOTALL)
+        self.assertEqual(len(marked), len(blocks))
+        for block, lines in zip(blocks, marked):
+            includes, code = block.split("\n\n", 1)
+            self.assertEqual(code, textwrap.dedent(lines))
+            for include in includes.splitlines():
+                self.assertIn(f"\n{include}\n", example)
 
     def test_rows_of_the_readme_are_short_and_lead_on(self):
         rows = rows_of(README, "| | state | more |")
