@@ -156,13 +156,15 @@ class SharedWeightsWriter:
 class Refit:
     """New weights on their way into a layer; `Layer.refit` makes it.
 
-    As a context manager it commits at the end, or rolls back where an exception leaves it.
+    As a context manager it commits at the end, or withdraws where an exception leaves it, so that
+    the commit of other ranks raises at once and names this one.
     """
 
     def __init__(self, layer: Layer, core: _conclave.Refit) -> None:
         self._layer = layer
         self._core = core
         self._is_open = True
+        self._has_told = False  # that nothing is committed, by a commit that failed on all ranks
 
     def stage(
         self,
@@ -193,6 +195,7 @@ class Refit:
             Error: naming the file, tensor or argument; the old weights stay.
         """
         part = (list(experts or ()), list(tensors or ()))
+        self._has_told = False
         if isinstance(checkpoint, SharedWeights):
             self._core.stage_shared(checkpoint._core, *part)
             return
@@ -234,12 +237,21 @@ class Refit:
             ConclaveRuntimeError: something is not staged.
             ConclaveCommError: on a rank that could commit where another could not.
         """
+        self._has_told = True
         self._core.commit()
         self._is_open = False
 
     def rollback(self) -> None:
-        """Ends it with the old weights; after some were overwritten in place, with none."""
+        """Ends it with the old weights; after some were overwritten in place, with none. Other
+        ranks are not told: their commit ends with its deadline."""
         self._core.rollback()
+        self._is_open = False
+
+    def withdraw(self) -> None:
+        """Rolls back and tells the other ranks, in the place of `commit` and on the same terms:
+        theirs raises ConclaveCommError with this rank as its `peer`, and they keep their old
+        weights too. Waits for them, no longer than the communicator's deadline."""
+        self._core.withdraw()
         self._is_open = False
 
     def __enter__(self) -> Refit:
@@ -247,6 +259,9 @@ class Refit:
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if not self._is_open:
+            return
+        if kind is not None and not self._has_told:
+            self.withdraw()
             return
         try:
             if kind is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
+from test_ranks import on_ranks
 
 import conclave
 
@@ -110,6 +113,44 @@ def test_an_exception_keeps_the_old_weights():
     first.rollback()
     np.testing.assert_array_equal(run(layer), before)
     assert layer.stats().refit_epoch == 0
+
+
+def test_an_exception_on_one_rank_is_told_to_the_others_at_once():
+    old, new = weights_of(1), weights_of(2)
+
+    def work(rank, experts):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **old)
+        before = run(layer)
+        began = time.monotonic()
+        raised = None
+        try:
+            with layer.refit() as refit:
+                refit.stage(**new)
+                if rank == 1:
+                    raise ZeroDivisionError
+        except (ZeroDivisionError, conclave.ConclaveCommError) as error:
+            raised = error
+        took = time.monotonic() - began
+        np.testing.assert_array_equal(run(layer), before)
+        # A commit that failed has told them; leaving the block afterwards waits for nobody.
+        with contextlib.suppress(conclave.Error), layer.refit() as refit:
+            if rank != 1:
+                refit.stage(**new)
+            if rank == 1:
+                refit.commit()
+        np.testing.assert_array_equal(run(layer), before)
+        with layer.refit() as refit:
+            refit.stage(**new)
+        assert layer.stats().refit_epoch == 1
+        return raised, took
+
+    groups = [(rank,) for rank in conclave.local_group(3, timeout=50)]
+    results = on_ranks(groups, work)
+    assert isinstance(results[1][0], ZeroDivisionError)
+    for rank in (0, 2):
+        error, took = results[rank]
+        assert isinstance(error, conclave.ConclaveCommError) and error.peer == 1
+        assert took < 20
 
 
 def test_forwards_beside_refits_see_one_of_both():
