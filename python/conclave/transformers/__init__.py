@@ -6,7 +6,8 @@
 The import registers the backend ``"conclave"`` for plain and for float8 experts. `patch` goes
 further and replaces whole MoE blocks of a loaded model, routing and shared experts included.
 `backend_report` tells which modules either of them ran, and why not others; `balancer_of` moves
-experts between ranks as their load changes. See docs/python-transformers.md.
+experts between ranks as their load changes, `refit` brings new weights while a
+model serves. See docs/python-transformers.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from conclave.transformers._patch import (
     unpatch,
 )
 from conclave.transformers._recording import RecordedRouting, record_routing, replay_routing
+from conclave.transformers._refit import ModelRefit, refit, refit_epoch
 from conclave.transformers._register import IMPLEMENTATION, register, set_implementation
 from conclave.transformers._report import BackendReport, ExpertsCalls, backend_report
 
@@ -38,6 +40,7 @@ __all__ = [
     "EplbOptions",
     "ExpertsCalls",
     "ModelBalancer",
+    "ModelRefit",
     "PatchReport",
     "PatchedModule",
     "RecordedRouting",
@@ -48,6 +51,8 @@ __all__ = [
     "get_expert_mapping",
     "patch",
     "record_routing",
+    "refit",
+    "refit_epoch",
     "register",
     "replay_routing",
     "set_implementation",

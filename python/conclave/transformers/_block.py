@@ -29,6 +29,7 @@ from conclave.transformers._probe import (
     probe_hidden,
     require_equal,
 )
+from conclave.transformers._refitted import RefittedBlock
 from conclave.transformers._release import free, modules_with_tied_weights, require_weights
 from conclave.transformers._slots import Slots
 from conclave.transformers._split import split_of
@@ -147,6 +148,14 @@ class PatchedBlock:
                 if self.released_bytes:
                     self.release()
         return self.layer
+
+    def pack_again(self) -> None:
+        """Now, if the model's weights have changed since."""
+        self._fresh_layer(next(self._module().parameters()))
+
+    def refitted(self) -> RefittedBlock | None:
+        """For weights that are packed beside those that serve; None where they are packed anew."""
+        return RefittedBlock(self, self._model(), (self.path, *self.siblings), self._names)
 
     # Against the original
 

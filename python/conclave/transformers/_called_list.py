@@ -135,6 +135,14 @@ class PatchedCalls:
                     self.release()
         return self.layer
 
+    def refitted(self) -> None:
+        """Its arrays are read from modules, so that they are packed when these have the values."""
+        return
+
+    def pack_again(self) -> None:
+        """Now, if the modules' weights have changed since."""
+        self._fresh_layer(next(self._experts().parameters()).device)
+
     # Running
 
     def _run(self, rows: torch.Tensor, choices: _Choices) -> torch.Tensor:

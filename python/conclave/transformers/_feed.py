@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -63,17 +64,20 @@ def _fill(
     further: Sequence[str],
     number: int,
     names: Callable,
+    tensors_of: Callable[[str], dict[str, torch.Tensor]] | None = None,
 ) -> tuple[tuple[str, ...], list[torch.Tensor]]:
     """Completes the feed's layer: what it took, and tensors that must live as long as the feed.
+    Tensors are those of the model, or of a part's path by `tensors_of`.
 
     Raises NotOurs, naming what is missing.
     """
+    below = tensors_of or functools.partial(tensors_below, model)
     kept: list[torch.Tensor] = []
     taken = []
     for part in (*parts, *further):
         if part in further and feed.is_complete(number):
             break
-        _put(feed, names(model, tensors_below(model, part)), kept)
+        _put(feed, names(model, below(part)), kept)
         taken.append(part)
     if not feed.is_complete(number):
         lacking = [name for name in feed.missing(4096) if f".{number}." in name]
@@ -120,6 +124,22 @@ def make_layer(
     )
     del feed, kept
     return BlockLayer(growing(Layer(core)), taken)
+
+
+def stage_tensors(
+    refit: Any,
+    model: Any,
+    parts: Sequence[str],
+    names: Callable,
+    tensors_of: Callable[[str], dict[str, torch.Tensor]],
+) -> None:
+    """Packs other weights of the same parts beside those of a layer that `make_layer` made. Raises
+    NotOurs or conclave.Error."""
+    number = layer_number(parts[0])
+    feed = _conclave.Feed.from_config(config_text(model))
+    _, kept = _fill(feed, model, parts, (), number, names, tensors_of)  # type: ignore[arg-type]
+    refit._core.stage_feed(feed, number, [], [])
+    del feed, kept
 
 
 def first_that_fits(attempt: Callable[[Callable], _Result]) -> _Result:

@@ -191,6 +191,10 @@ class PatchedList(PatchedBlock):
         self._slots = slots
         self._watched = watched  # last: who finds it current finds its layer
 
+    def refitted(self) -> None:
+        """Its arrays are read from modules, so that they are packed when these have the values."""
+        return
+
     def release(self) -> int:
         """Frees the experts' own copies; router and shared experts go on being called. Packed ones
         stay: their modules hold more than parameters."""

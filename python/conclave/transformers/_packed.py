@@ -84,6 +84,12 @@ class PackedExperts:
                 self._pack(module, top_k)
             return self._packed.layer  # type: ignore[union-attr]
 
+    def pack_again(self, module: torch.nn.Module) -> None:
+        """Now, if something is packed and the weights have changed since."""
+        packed = self._packed
+        if packed is not None:
+            self.layer_for(module, packed.top_k)
+
     def _serves(self, packed: _Packed, module: torch.nn.Module, top_k: int) -> bool:
         return packed.top_k == top_k and packed.watched.is_current(self.traits.tensors(module))
 

@@ -21,6 +21,7 @@ from conclave.transformers._feed import first_that_fits, make_layer
 from conclave.transformers._find import Candidate, router_of
 from conclave.transformers._packed import packed_experts, require_countable
 from conclave.transformers._probe import call_original, probe_hidden, require_equal
+from conclave.transformers._refitted import RefittedBlock
 from conclave.transformers._release import modules_with_tied_weights, require_weights
 from conclave.transformers._slots import Slots
 from conclave.transformers._tally import note_ours
@@ -85,6 +86,14 @@ class PatchedPair:
                 if self.released_bytes:
                     self.release()
         return self.layer
+
+    def pack_again(self) -> None:
+        """Now, if the model's weights have changed since."""
+        self._fresh_layer()
+
+    def refitted(self) -> RefittedBlock:
+        """For weights that are packed beside those that serve."""
+        return RefittedBlock(self, self._model(), tuple(self._parts), self._names)
 
     def _probe(self, candidate: Candidate) -> None:
         size = self.layer.spec.hidden_size

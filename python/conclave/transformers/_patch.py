@@ -44,8 +44,11 @@ from conclave.transformers._release import (
 from conclave.transformers._split import is_sharded, require_no_fsdp
 from conclave.transformers._tally import forget_calls
 from conclave.transformers._traits import NotOurs, local_part
+from conclave.transformers._turns import Turns
 
 _patches: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+_paths: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+_turns: weakref.WeakKeyDictionary[torch.nn.Module, Turns] = weakref.WeakKeyDictionary()
 _balancers: weakref.WeakKeyDictionary[torch.nn.Module, ModelBalancer] = weakref.WeakKeyDictionary()
 
 
@@ -104,6 +107,7 @@ class _PatchedExperts:
         if not dispatches(module):
             require_called(candidate.block, module, probe_hidden(candidate.block, hidden_size))
         self._module: Any = weakref.ref(module)
+        self._hidden_size = hidden_size
         self._is_tied = is_tied
         self._former: Any = None  # a configuration of the whole model
 
@@ -141,6 +145,14 @@ class _PatchedExperts:
 
     def packed_bytes(self) -> int:
         return 0  # packed at the first call
+
+    def refitted(self) -> None:
+        """Its arrays are read from the module, so that they are packed when this has the values."""
+        return
+
+    def pack_again(self) -> None:
+        """Now, if something is packed and the weights have changed since."""
+        packed_experts(self._module(), self._hidden_size).pack_again(self._module())
 
 
 def _bytes_of(model: torch.nn.Module) -> int:
@@ -275,6 +287,10 @@ def patch(
     if release:
         guard_released(model)
     _patches[model] = replacements
+    paths = (found.path for found in modules if found.replaced)
+    _paths[model] = dict(zip(paths, replacements, strict=True))
+    _turns[model] = Turns()
+    _turns[model].install(model)
     if options is not None:
         try:
             _balance(model, modules, replacements, options)
@@ -315,6 +331,21 @@ def balancer_of(model: Any) -> ModelBalancer:
     return found
 
 
+def replaced_in(model: Any) -> tuple[dict[str, Any], Turns]:
+    """What stands in for each path of a patched model, and the gate that its forwards pass.
+
+    Raises ConclaveValueError for any other model.
+    """
+    if model not in _patches:
+        raise ConclaveValueError("model: expected one that is patched")
+    return _paths[model], _turns[model]
+
+
+def is_balanced(model: Any) -> bool:
+    """Whether it was patched with `eplb`."""
+    return model in _balancers
+
+
 def unpatch(model: Any) -> None:
     """Gives a model its own blocks back; nothing happens to one that is not patched.
 
@@ -327,8 +358,12 @@ def unpatch(model: Any) -> None:
     balancer = _balancers.pop(model, None)
     if balancer is not None:
         balancer.close()
+    turns = _turns.pop(model, None)
+    if turns is not None:
+        turns.remove(model)
     for replacement in replacements:
         replacement.remove()
     for module in model.modules():
         unguard(module, "__reduce_ex__", _refuse_copy)
     _patches.pop(model, None)
+    _paths.pop(model, None)

@@ -113,3 +113,37 @@ def with_a_rank_that_refuses(rank: int, folder: Any, name: str) -> Any:
         _block.PatchedBlock._find_norm = refuse
     report = conclave.transformers.patch(model)
     return [(m.replaced, m.reason) for m in report.modules], results(model)
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(models.prompt()).logits.float()
+
+
+def refitted(rank: int, folder: Any, plans: list[tuple[str, dict[str, int]]]) -> Any:
+    """For each model and plan, what came of a refit in which rank 1 raises, and logits after it,
+    after one that all ranks commit, and of the plan itself with the weights that this left."""
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    found = []
+    for name, sizes in plans:
+        state = {key: tensor * 1.25 for key, tensor in made(name).named_parameters()}
+        model = spread(name, rank, **sizes)
+        conclave.transformers.patch(model)
+        raised: Any = None
+        try:
+            with conclave.transformers.refit(model) as new:
+                new.stage(state)
+                if rank == 1:
+                    raise ZeroDivisionError
+        except (ZeroDivisionError, conclave.ConclaveCommError) as error:
+            raised = error
+        kept = logits_of(model)
+        with conclave.transformers.refit(model, epoch=4) as new:
+            new.stage(state)
+        changed = logits_of(model)
+        conclave.transformers.unpatch(model)
+        given_back = logits_of(model)
+        said = type(raised).__name__, getattr(raised, "peer", -1)
+        found.append((*said, kept, changed, given_back))
+    return found
