@@ -151,11 +151,18 @@ class ModelRefit:
         """
         self._require_open()
         reason = self._why_not() or self._why_other()
+        prepared, failure = {}, None
+        try:
+            if not reason:
+                prepared = {place: place.prepared(value) for place, value in self._writes()}
+        except Exception as error:  # the other ranks must hear of it
+            failure = error
         self._has_told = True
-        self._agree(_NOT_READY if reason else _READY)
+        self._agree(_NOT_READY if reason or failure else _READY)
+        if failure is not None:
+            raise failure
         if reason:
             raise ConclaveRuntimeError(f"refit: {reason}")
-        prepared = {place: place.prepared(value) for place, value in self._writes()}
         with self._turns.closed():
             for block in self._blocks.values():
                 block.require_same()
