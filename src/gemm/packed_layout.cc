@@ -153,14 +153,14 @@ std::string layout_name(const PanelLayout& layout, const std::string& variant) {
 void pack_values(const PanelLayout& layout, const PanelColumns& columns, const PanelColumns& next,
                  TransposeFunction transpose, std::byte* panel) noexcept {
   const int64_t num_lanes = layout.k / layout.group();
-  const int64_t lane_bytes = layout.group() * byte_size(layout.dtype);
+  const int64_t lane_bits = layout.group() * bit_size(layout.dtype);
   const int64_t taken = transpose == nullptr ? 0
                                              : transpose({.columns = columns.data(),
                                                           .next = next.data(),
-                                                          .lane_bytes = lane_bytes,
+                                                          .element_bits = lane_bits,
                                                           .count = num_lanes},
                                                          panel);
-  if (lane_bytes == 2) {
+  if (lane_bits == 16) {
     transpose_lanes<uint16_t>(columns, num_lanes, panel, taken);
   } else {
     transpose_lanes<uint32_t>(columns, num_lanes, panel, taken);

@@ -117,15 +117,15 @@ using PanelColumns = std::array<const std::byte*, kPanelColumns>;
 UnfitNumber pack_panel(const PanelLayout& layout, const PanelColumns& columns, std::byte* panel,
                        const PanelNumbers& scales = {}, const PanelNumbers& offsets = {});
 
-// Lanes of 64 columns, null for zeros, and the columns that will be asked for next, null for
+// Elements of 64 columns, null for zeros, and the columns that will be asked for next, null for
 // unknown ones, which are fetched meanwhile.
 struct ColumnLanes {
   const std::byte* const* columns = nullptr;
   const std::byte* const* next = nullptr;
-  int64_t lane_bytes = 0;
-  int64_t count = 0;  // lanes of a column
+  int64_t element_bits = 0;  // 32 and 16: values; 8 and 4: codes
+  int64_t count = 0;         // elements of a column
 };
-// Writes lanes as rows of a panel, and returns how many: the caller writes the rest.
+// Writes elements as rows of a panel, and returns how many: the caller writes the rest.
 // gemm/cpu/transpose_lanes.h has some.
 using TransposeFunction = int64_t (*)(const ColumnLanes& lanes, std::byte* panel) noexcept;
 

@@ -71,20 +71,23 @@ TEST(TransposeFunctions, EveryVectorSet_TakesWholeSquaresOnly) {
   columns.fill(zeros.data());
   std::vector<std::byte> panel(64 * 64 * 4);
   EXPECT_EQ(transpose_function(cpu::Isa::kScalar), nullptr);
-  const auto taken = [&](TransposeFunction transpose, int64_t lane_bytes, int64_t count) {
+  const auto taken = [&](TransposeFunction transpose, int64_t element_bits, int64_t count) {
     return transpose({.columns = columns.data(),
                       .next = columns.data(),
-                      .lane_bytes = lane_bytes,
+                      .element_bits = element_bits,
                       .count = count},
                      panel.data());
   };
   for (const cpu::Isa isa : vector_isas()) {
     const TransposeFunction transpose = transpose_function(isa);
     const int64_t square = isa == cpu::Isa::kAvx2 ? 8 : 16;
-    EXPECT_EQ(taken(transpose, 4, square - 1), 0);
-    EXPECT_EQ(taken(transpose, 4, 2 * square + 1), 2 * square);
-    EXPECT_EQ(taken(transpose, 2, 2 * square + 1), 2 * square);
-    EXPECT_EQ(taken(transpose, 1, 64), 0);
+    EXPECT_EQ(taken(transpose, 32, square - 1), 0);
+    EXPECT_EQ(taken(transpose, 32, 2 * square + 1), 2 * square);
+    EXPECT_EQ(taken(transpose, 16, 2 * square + 1), 2 * square);
+    EXPECT_EQ(taken(transpose, 8, 4 * square - 1), 0);
+    EXPECT_EQ(taken(transpose, 8, 4 * square + 3), 4 * square);
+    EXPECT_EQ(taken(transpose, 4, 8 * square + 7), 8 * square);
+    EXPECT_EQ(taken(transpose, 6, 64), 0);
   }
 }
 

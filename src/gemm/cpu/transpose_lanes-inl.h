@@ -1,5 +1,6 @@
 // Columns of a matrix become rows of a panel, square by square: `Square::kSize` columns by as many
-// 32-bit lanes. A lane is a float32, a pair of bf16, or two float16 that end in two panel rows.
+// 32-bit lanes. A lane is a float32, a pair of bf16, two float16 that end in two panel rows, or
+// codes that end in four or eight.
 #pragma once
 
 #include "gemm/cpu/simd-inl.h"
@@ -65,11 +66,53 @@ CONCLAVE_KERNEL_INLINE int64_t transpose_squares(const ColumnLanes& lanes, int64
   return squares * kSize;
 }
 
+// Lanes of codes: 8 KiB of transposed ones stay in the first-level cache beside the columns that
+// they come from, until all 64 columns of a lane are there to be spread. Rows of a lane take as
+// many bytes as the lane.
+template <class Square, int kBits>
+__attribute__((noinline)) int64_t transpose_codes(const ColumnLanes& codes, std::byte* panel) {
+  constexpr int64_t kLaneCodes = 32 / kBits;
+  constexpr int64_t kBlockLanes = 32;
+  const int64_t num_lanes = codes.count / kLaneCodes;
+  alignas(64) std::byte lanes[kBlockLanes * kLaneRowBytes];
+  const std::byte* columns[kColumns];
+  const std::byte* next[kColumns];
+  int64_t done = 0;
+  while (done < num_lanes) {
+    const int64_t left = num_lanes - done;
+    const int64_t count = left < kBlockLanes ? left : kBlockLanes;
+    for (int i = 0; i < kColumns; ++i) {
+      const std::byte* const column = codes.columns[i];
+      columns[i] = column != nullptr ? column + done * 4 : nullptr;
+      const std::byte* const later = column != nullptr ? column + (done + count) * 4 : nullptr;
+      next[i] = count < left ? later : codes.next[i];
+    }
+    const int64_t taken = transpose_squares<Square, false>(
+        {.columns = columns, .next = next, .element_bits = 32, .count = count}, count, lanes);
+    for (int64_t lane = 0; lane < taken; ++lane) {
+      Square::template spread<kBits>(lanes + lane * kLaneRowBytes,
+                                     panel + (done + lane) * kLaneRowBytes);
+    }
+    done += taken;
+    if (taken < count) break;
+  }
+  return done * kLaneCodes;
+}
+
 template <class Square>
 CONCLAVE_KERNEL_INLINE int64_t transpose_lanes(const ColumnLanes& lanes, std::byte* panel) {
-  if (lanes.lane_bytes == 4) return transpose_squares<Square, false>(lanes, lanes.count, panel);
-  if (lanes.lane_bytes != 2) return 0;
-  return 2 * transpose_squares<Square, true>(lanes, lanes.count / 2, panel);
+  switch (lanes.element_bits) {
+    case 32:
+      return transpose_squares<Square, false>(lanes, lanes.count, panel);
+    case 16:
+      return 2 * transpose_squares<Square, true>(lanes, lanes.count / 2, panel);
+    case 8:
+      return transpose_codes<Square, 8>(lanes, panel);
+    case 4:
+      return transpose_codes<Square, 4>(lanes, panel);
+    default:
+      return 0;
+  }
 }
 
 }  // namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE

@@ -53,6 +53,52 @@ struct Square16 {
     put(even, _mm512_cvtepi32_epi16(rows[i]));
     put(odd, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rows[i], 16)));
   }
+
+  // Lanes of 64 columns; a lane's bytes end in four rows. Of 4 bits, columns 0 to 31 are in the
+  // lower halves of a row's bytes, and 32 to 63 in the upper ones.
+  template <int kBits>
+  CONCLAVE_KERNEL_INLINE static void spread(const std::byte* lanes, std::byte* rows) {
+    // Quarter b of each vector gets byte b of its 16 columns.
+    const __m512i by_byte =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i by_quarter =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i quarters[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i columns = _mm512_load_si512(lanes + 64 * i);
+      quarters[i] = _mm512_permutexvar_epi32(by_quarter, _mm512_shuffle_epi8(columns, by_byte));
+    }
+    const __m512i left_02 = _mm512_shuffle_i32x4(quarters[0], quarters[1], 0x88);
+    const __m512i left_13 = _mm512_shuffle_i32x4(quarters[0], quarters[1], 0xdd);
+    const __m512i right_02 = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0x88);
+    const __m512i right_13 = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0xdd);
+    if constexpr (kBits == 8) {
+      put_rows(left_02, right_02, rows);
+      put_rows(left_13, right_13, rows + 64);
+    } else {
+      put_rows(lower(left_02, right_02), upper(left_02, right_02), rows);
+      put_rows(lower(left_13, right_13), upper(left_13, right_13), rows + 64);
+    }
+  }
+
+ private:
+  // Halves of bytes, of the left columns and above them of the right ones.
+  CONCLAVE_KERNEL_INLINE static __m512i lower(__m512i left, __m512i right) {
+    const __m512i mask = _mm512_set1_epi8(0xf);
+    return _mm512_or_si512(_mm512_and_si512(left, mask),
+                           _mm512_slli_epi16(_mm512_and_si512(right, mask), 4));
+  }
+  CONCLAVE_KERNEL_INLINE static __m512i upper(__m512i left, __m512i right) {
+    const __m512i mask = _mm512_set1_epi8(0xf);
+    return _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(left, 4), mask),
+                           _mm512_andnot_si512(mask, right));
+  }
+  // Rows of two bytes of a lane, one apart from the other by another one's.
+  CONCLAVE_KERNEL_INLINE static void put_rows(__m512i first, __m512i second, std::byte* rows) {
+    _mm512_storeu_si512(rows, _mm512_shuffle_i32x4(first, second, 0x88));
+    _mm512_storeu_si512(rows + 128, _mm512_shuffle_i32x4(first, second, 0xdd));
+  }
 };
 
 }  // namespace
