@@ -23,6 +23,12 @@ cudaPointerAttributes attributes_of(const void* data) {
   return attributes;
 }
 
+bool is_pinned(const void* data) {
+  cudaPointerAttributes attributes{};
+  cuda::check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+  return attributes.type == cudaMemoryTypeHost;
+}
+
 // Managed memory belongs to every device.
 bool is_here(const cudaPointerAttributes& attributes, int32_t ordinal) {
   return attributes.type == cudaMemoryTypeManaged ||
@@ -46,5 +52,7 @@ void check_place(std::string_view name, const void* data, int32_t ordinal) {
                                    .expected = "memory of cuda:" + std::to_string(ordinal),
                                    .found = place_of(attributes)});
 }
+
+bool is_pinned(const void* data) { return attributes_of(data).type == cudaMemoryTypeHost; }
 
 }  // namespace conclave::inline v0::cuda

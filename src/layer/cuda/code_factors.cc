@@ -50,22 +50,18 @@ class FactorBuffer {
       }
     }
   }
-  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) {
-    are_short_ = are_short_ && std::ranges::all_of(scales_, [&](float scale) {
-                   return experts::is_short_scale(scale, least_);
-                 });
-    const int64_t first = expert * numbers_of(planes_);
+  void copy_to(int64_t place, WeightUpload& upload, CudaMatrixMemory& memory) {
+    if (!memory.has_short_scales.empty()) {
+      memory.has_short_scales[static_cast<size_t>(place)] = std::ranges::all_of(
+          scales_, [&](float scale) { return experts::is_short_scale(scale, least_); });
+    }
+    const int64_t first = place * numbers_of(planes_);
     upload.copy_floats(scales_, memory.factor_scale.as<float>() + first);
     if (!offsets_.empty()) {
       upload.copy_floats(offsets_, memory.factor_offset.as<float>() + first);
     }
     if (zeros_.empty()) return;
     upload.copy_bytes(std::as_bytes(std::span(zeros_)), memory.factor_zero.as<uint16_t>() + first);
-  }
-  // Tells kernels what all that was copied have in common.
-  void finish(WeightUpload& upload, const CudaMatrixMemory& memory) const {
-    if (memory.short_scales.empty()) return;
-    upload.copy_ints({are_short_ ? 1 : 0}, memory.short_scales.as<int32_t>());
   }
 
  private:
@@ -85,7 +81,6 @@ class FactorBuffer {
   int64_t stored_;  // columns of a scale
   int32_t least_;   // the value of code 0, of numbers in their order
   int64_t skipped_;
-  bool are_short_ = true;
   std::vector<float> scales_;
   std::vector<uint16_t> zeros_;  // bf16
   std::vector<float> offsets_;
@@ -101,22 +96,34 @@ void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
   }
   FactorBuffer gate_up(problem, weights.view.gate_up.factors, 0);
   FactorBuffer down(problem, weights.view.down.factors, problem.skipped_columns);
+  const bool has_gate_up = mlp.has(MlpHalf::kGateUp);
+  const bool has_down = mlp.has(MlpHalf::kDown);
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
     const auto read = [&](WeightMatrix matrix) {
       return load_meaning(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
                           expert.block_of(matrix, problem.hidden_size));
     };
-    if (problem.activation.gated) {
-      gate_up.set_part(0, read(WeightMatrix::kGate), places[i].gate);
+    if (has_gate_up) {
+      if (problem.activation.gated) {
+        gate_up.set_part(0, read(WeightMatrix::kGate), places[i].gate);
+      }
+      gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), places[i].up);
+      gate_up.copy_to(expert.place, upload, weights.gate_up);
     }
-    gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), places[i].up);
+    if (!has_down) continue;
     down.set_part(0, read(WeightMatrix::kDown), places[i].down);
-    gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
-    down.copy_to(static_cast<int64_t>(i), upload, weights.down);
+    down.copy_to(expert.place, upload, weights.down);
   }
-  gate_up.finish(upload, weights.gate_up);
-  down.finish(upload, weights.down);
+  // Tell kernels what all experts have in common.
+  for (const CudaMatrixMemory* memory : {&weights.gate_up, &weights.down}) {
+    if (memory->short_scales.empty()) continue;
+    upload.copy_ints({has_only_short_scales(*memory) ? 1 : 0}, memory->short_scales.as<int32_t>());
+  }
+}
+
+bool has_only_short_scales(const CudaMatrixMemory& memory) {
+  return std::ranges::find(memory.has_short_scales, false) == memory.has_short_scales.end();
 }
 
 }  // namespace conclave::inline v0

@@ -21,5 +21,7 @@ inline int64_t numbers_of(const experts::FactorPlanes& planes) {
 // that no byte stands for, where scales are bytes.
 void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
                   WeightUpload& upload, CudaMlpWeights& weights);
+// Whether kernels may take the scales of every place for short ones.
+bool has_only_short_scales(const CudaMatrixMemory& memory);
 
 }  // namespace conclave::inline v0

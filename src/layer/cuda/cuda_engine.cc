@@ -266,7 +266,8 @@ std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,
   auto weights = std::make_unique<WeightsOnDevice>();
   weights->side = replaced != nullptr ? static_cast<const WeightsOnDevice*>(replaced)->side
                                       : std::make_shared<DeviceSide>(context_);
-  weights->own = allocate_cuda_weights(context_, plan_, source, weights->stream());
+  weights->own =
+      allocate_cuda_weights(*context_.device_allocator(), plan_, source, weights->stream());
   fill_cuda_weights(context_, plan_, source, weights->stream(), weights->own);
   return weights;
 }

@@ -56,9 +56,9 @@ class ExactBuffer {
     sum_factors_[static_cast<size_t>(part)] = factor;
     return true;
   }
-  void copy_to(int64_t expert, WeightUpload& upload, const CudaMatrixMemory& memory) const {
-    upload.copy_bytes(bytes_, memory.factor_scale.as() + expert * exact_bytes(planes_));
-    upload.copy_floats(sum_factors_, memory.sum_factor.as<float>() + expert * planes_.parts);
+  void copy_to(int64_t place, WeightUpload& upload, const CudaMatrixMemory& memory) const {
+    upload.copy_bytes(bytes_, memory.factor_scale.as() + place * exact_bytes(planes_));
+    upload.copy_floats(sum_factors_, memory.sum_factor.as<float>() + place * planes_.parts);
   }
 
  private:
@@ -98,36 +98,52 @@ class ExactBuffer {
   std::vector<float> sum_factors_;
 };
 
-// Returns false, midway, if some scales have no bytes of the form.
-bool fill_in(experts::ByteForm form, const MlpSource& mlp, WeightUpload& upload,
+// Fills one half of the experts; returns false, midway, if some scales have no bytes of the form.
+bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, WeightUpload& upload,
              CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  ExactBuffer gate_up(mlp, form, weights.view.gate_up.factors, 0);
-  ExactBuffer down(mlp, form, weights.view.down.factors, problem.skipped_columns);
-  for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const LocalExpert& expert = mlp.experts[i];
-    const auto set = [&](ExactBuffer& buffer, int64_t part, WeightMatrix matrix) {
+  const bool is_down = half == MlpHalf::kDown;
+  CudaMatrixMemory& memory = weights.of(half);
+  ExactBuffer buffer(mlp, form, (is_down ? weights.view.down : weights.view.gate_up).factors,
+                     is_down ? problem.skipped_columns : 0);
+  for (const LocalExpert& expert : mlp.experts) {
+    const auto set = [&](int64_t part, WeightMatrix matrix) {
       return buffer.set_part(part, upload.on_host(), expert.id(matrix), expert.expert,
                              expert.block_of(matrix, problem.hidden_size));
     };
-    if (problem.activation.gated && !set(gate_up, 0, WeightMatrix::kGate)) return false;
-    if (!set(gate_up, mlp.halves() - 1, WeightMatrix::kUp)) return false;
-    if (!set(down, 0, WeightMatrix::kDown)) return false;
-    gate_up.copy_to(static_cast<int64_t>(i), upload, weights.gate_up);
-    down.copy_to(static_cast<int64_t>(i), upload, weights.down);
+    if (is_down) {
+      if (!set(0, WeightMatrix::kDown)) return false;
+    } else {
+      if (problem.activation.gated && !set(0, WeightMatrix::kGate)) return false;
+      if (!set(mlp.halves() - 1, WeightMatrix::kUp)) return false;
+    }
+    buffer.copy_to(expert.place, upload, memory);
   }
-  for (const CudaMatrixMemory* memory : {&weights.gate_up, &weights.down}) {
-    upload.copy_ints({static_cast<int32_t>(form)}, memory->byte_form.as<int32_t>());
-  }
+  upload.copy_ints({static_cast<int32_t>(form)}, memory.byte_form.as<int32_t>());
+  memory.form = form;
   return true;
+}
+
+void fill_half(MlpHalf half, const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+  const experts::ByteForm first = mlp.byte_form.value_or(experts::ByteForm::kNear);
+  if (fill_in(first, half, mlp, upload, weights)) return;
+  if (!mlp.byte_form) {
+    fill_in(experts::ByteForm::kAsStored, half, mlp, upload, weights);
+    return;
+  }
+  throw Error(ErrorCode::kTensorValue,
+              {.what = "scales of some experts have no bytes in the form that the layer has for "
+                       "those of the others",
+               .hint = "stage all experts in one call"});
 }
 
 }  // namespace
 
+// One form serves a matrix of all experts, so that kernels ask for it once.
 void fill_exact_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
-  // One form serves all experts, so that kernels ask for it once.
-  if (fill_in(experts::ByteForm::kNear, mlp, upload, weights)) return;
-  fill_in(experts::ByteForm::kAsStored, mlp, upload, weights);
+  for (const MlpHalf half : {MlpHalf::kGateUp, MlpHalf::kDown}) {
+    if (mlp.has(half)) fill_half(half, mlp, upload, weights);
+  }
 }
 
 int32_t scale_span(const MlpSource& mlp, const WeightSource& source) {

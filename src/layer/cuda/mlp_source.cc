@@ -34,7 +34,8 @@ MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, Weight
                            .expert = static_cast<int32_t>(expert),
                            .inner = inner,
                            .has_bias = part.problem.has_bias,
-                           .has_down_bias = part.problem.has_bias});
+                           .has_down_bias = part.problem.has_bias,
+                           .place = expert});
   }
   return mlp;
 }
@@ -42,6 +43,11 @@ MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, Weight
 InPlaceMatrix place_of(const ConstTensorView& view) {
   return {.data = static_cast<const std::byte*>(view.data),
           .stride = view.row_stride != 0 ? view.row_stride : view.shape[1]};
+}
+
+// One behind the other.
+void number_places(MlpSource& mlp) {
+  for (size_t i = 0; i < mlp.experts.size(); ++i) mlp.experts[i].place = static_cast<int64_t>(i);
 }
 
 bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride) {
@@ -75,6 +81,7 @@ MlpSource routed_source(const CudaPlan& plan) {
                            .has_bias = plan.spec.shared.has_bias,
                            .has_down_bias = plan.spec.shared.has_bias && slice == 0});
   }
+  number_places(mlp);
   return mlp;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "experts/cuda/device_experts.h"
+#include "experts/cuda/scale_bytes.h"
 #include "layer/cuda/plan.h"
 
 #include "conclave/error.h"
@@ -10,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -21,6 +23,7 @@ struct LocalExpert {
   TensorSlice inner;
   bool has_bias = false;
   bool has_down_bias = false;  // only the first of an expert's slices, which are added up
+  int64_t place = 0;           // in memory for several experts
 
   WeightId id(WeightMatrix matrix, WeightPlane plane = WeightPlane::kWeights) const {
     return {mlp, matrix, plane};
@@ -39,12 +42,20 @@ struct CodeForms {
   bool near_scales = false;  // kernels decode codes of lanes to bytes
 };
 
-// Experts that one kernel runs.
+// The matrices of an expert that are packed together.
+enum class MlpHalf : uint8_t { kGateUp, kDown };
+
+// Experts that one kernel runs, or some of them.
 struct MlpSource {
   const experts::ExpertsProblem& problem;
   std::vector<LocalExpert> experts;
   bool adds_down_bias = true;
   CodeForms forms = {};
+  std::optional<MlpHalf> only = {};  // the half that is held and filled; none: both
+  // Scales of bytes take this form; none: the first that all of them have.
+  std::optional<experts::ByteForm> byte_form = {};
+
+  bool has(MlpHalf half) const { return !only || *only == half; }
 
   int64_t halves() const { return problem.activation.gated ? 2 : 1; }
   int64_t gate_up_rows() const { return halves() * problem.intermediate_size; }

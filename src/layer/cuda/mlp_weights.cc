@@ -81,7 +81,8 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
   const bool has_zeros = problem.quant.zeros != WeightZero::kNone;
   if (mlp.forms.floats) {
     const quant::PlaneShape scales = scales_of(problem, sizes);
-    const int64_t count = mlp.count() * sizes.parts * scales.rows * scales.cols;
+    memory.num_scales = sizes.parts * scales.rows * scales.cols;
+    const int64_t count = mlp.count() * memory.num_scales;
     memory.scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.scale = memory.scale.as<float>();
     if (has_zeros) memory.offset = arrays.floats(count, (sizes.name + "_offset").c_str());
@@ -98,6 +99,7 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     view.factors.scales = memory.factor_scale.as<float>();
     if (experts::code_order(problem) == experts::CodeOrder::kLanesOfNumbers) {
       memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
+      memory.has_short_scales.assign(static_cast<size_t>(mlp.count()), true);
       view.factors.short_scales = memory.short_scales.as<int32_t>();
     }
     if (form == experts::FactorForm::kZeros) {
@@ -145,15 +147,32 @@ void allocate_columns(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpW
   if (!quant.has_column_order && !quant.has_column_factors) return;
   OwnRowTables& own = weights.own_rows;
   own.stride = padded_row(problem.input_columns(), DType::kBF16);
-  if (quant.has_column_order) {
+  if (mlp.has(MlpHalf::kGateUp) && quant.has_column_order) {
     own.columns = arrays.make(mlp.count() * own.stride * int64_t{sizeof(int32_t)}, "row columns");
   }
-  if (quant.has_column_factors)
+  if (mlp.has(MlpHalf::kGateUp) && quant.has_column_factors) {
     own.factors = arrays.floats(mlp.count() * own.stride, "row factors");
-  if (!scales_activated_columns(problem)) return;
+  }
+  if (!mlp.has(MlpHalf::kDown) || !scales_activated_columns(problem)) return;
   weights.column_factors =
       arrays.floats(mlp.count() * problem.intermediate_size, "column factors of down");
   weights.view.down.column_factors = weights.column_factors.as<float>();
+}
+
+// Places that follow each other.
+struct PlaceRun {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+std::vector<PlaceRun> runs_of_places(const MlpSource& mlp) {
+  std::vector<PlaceRun> runs;
+  for (const LocalExpert& expert : mlp.experts) {
+    if (runs.empty() || runs.back().first + runs.back().count != expert.place) {
+      runs.push_back({.first = expert.place});
+    }
+    ++runs.back().count;
+  }
+  return runs;
 }
 
 void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
@@ -165,30 +184,48 @@ void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places
   const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up.stride);
   const int64_t down_pitch = packed_bytes(dtype, weights.view.down.stride);
   const int64_t count = mlp.count();
-  const int64_t expert_bytes = mlp.gate_up_rows() * packed_bytes(dtype, problem.input_columns()) +
-                               hidden * packed_bytes(dtype, inner);
-  for (int64_t local = 0; local < count; ++local) {
-    const LocalExpert& expert = mlp.experts[static_cast<size_t>(local)];
+  const bool has_gate_up = mlp.has(MlpHalf::kGateUp);
+  const bool has_down = mlp.has(MlpHalf::kDown);
+  int64_t expert_bytes = 0;
+  if (has_gate_up) {
+    expert_bytes += mlp.gate_up_rows() * packed_bytes(dtype, problem.input_columns());
+  }
+  if (has_down) expert_bytes += hidden * packed_bytes(dtype, inner);
+  for (int64_t index = 0; index < count; ++index) {
+    const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
     const auto copy = [&](WeightMatrix matrix, std::byte* data, int64_t pitch) {
       const BlockRequest block{.id = expert.id(matrix),
                                .expert = expert.expert,
                                .block = expert.block_of(matrix, hidden)};
-      const MatrixPlaces& at = places[static_cast<size_t>(local)].of(matrix);
+      const MatrixPlaces& at = places[static_cast<size_t>(index)].of(matrix);
       const DeviceMatrix place{.data = data, .stride_bytes = pitch};
       if (at.columns.empty()) return upload.copy(block, place);
-      upload.copy_placed(block, {.rows = at.rows, .columns = at.columns}, place,
-                         context.executor());
+      upload.copy_placed(block, {.rows = at.rows, .columns = at.columns}, place);
     };
-    std::byte* const gate_up =
-        weights.gate_up.data.as() + local * mlp.gate_up_rows() * gate_up_pitch;
-    if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up, gate_up_pitch);
-    copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * inner * gate_up_pitch, gate_up_pitch);
-    copy(WeightMatrix::kDown, weights.down.data.as() + local * hidden * down_pitch, down_pitch);
-    context.progress("uploading experts", (local + 1) * expert_bytes, count * expert_bytes);
+    if (has_gate_up) {
+      std::byte* const gate_up =
+          weights.gate_up.data.as() + expert.place * mlp.gate_up_rows() * gate_up_pitch;
+      if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up, gate_up_pitch);
+      copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * inner * gate_up_pitch, gate_up_pitch);
+    }
+    if (has_down) {
+      copy(WeightMatrix::kDown, weights.down.data.as() + expert.place * hidden * down_pitch,
+           down_pitch);
+    }
+    context.progress("uploading experts", (index + 1) * expert_bytes, count * expert_bytes);
   }
   const experts::CodeOrder order = experts::code_order(problem);
-  upload.arrange_codes(weights.gate_up.data.as(), count * mlp.gate_up_rows(), gate_up_pitch, order);
-  upload.arrange_codes(weights.down.data.as(), count * hidden, down_pitch, order);
+  for (const PlaceRun& run : runs_of_places(mlp)) {
+    if (has_gate_up) {
+      upload.arrange_codes(
+          weights.gate_up.data.as() + run.first * mlp.gate_up_rows() * gate_up_pitch,
+          run.count * mlp.gate_up_rows(), gate_up_pitch, order);
+    }
+    if (has_down) {
+      upload.arrange_codes(weights.down.data.as() + run.first * hidden * down_pitch,
+                           run.count * hidden, down_pitch, order);
+    }
+  }
 }
 
 // Numbers of stored rows [rows, columns] as they lie on the device.
@@ -229,13 +266,13 @@ void fill_biases(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
                               .block = bias.block});
       upload.copy_floats(placed(stored, 1, places[i].of(matrix).rows, {}), place);
     };
-    float* const gate_up =
-        weights.gate_up.bias.as<float>() + static_cast<int64_t>(i) * mlp.gate_up_rows();
-    if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up);
-    copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * problem.intermediate_size);
-    if (!mlp.adds_down_bias || !expert.has_down_bias) continue;
-    copy(WeightMatrix::kDown,
-         weights.down.bias.as<float>() + static_cast<int64_t>(i) * problem.hidden_size);
+    if (mlp.has(MlpHalf::kGateUp)) {
+      float* const gate_up = weights.gate_up.bias.as<float>() + expert.place * mlp.gate_up_rows();
+      if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up);
+      copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * problem.intermediate_size);
+    }
+    if (!mlp.has(MlpHalf::kDown) || !mlp.adds_down_bias || !expert.has_down_bias) continue;
+    copy(WeightMatrix::kDown, weights.down.bias.as<float>() + expert.place * problem.hidden_size);
   }
 }
 
@@ -255,12 +292,15 @@ struct MeaningPlace {
   float* scales = nullptr;
   float* offsets = nullptr;
 };
+MeaningPlace meaning_place(const CudaMatrixMemory& memory, int64_t place) {
+  const int64_t first = place * memory.num_scales;
+  return {.scales = memory.scale.as<float>() + first,
+          .offsets = memory.offset.empty() ? nullptr : memory.offset.as<float>() + first};
+}
 
 void fill_floats(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
                  WeightUpload& upload, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  MeaningPlace gate_up{weights.gate_up.scale.as<float>(), weights.gate_up.offset.as<float>()};
-  MeaningPlace down{weights.down.scale.as<float>(), weights.down.offset.as<float>()};
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
     const LocalExpert& expert = mlp.experts[i];
     const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
@@ -279,8 +319,13 @@ void fill_floats(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
       upload.copy_floats(meaning.offsets, place.offsets);
       place.offsets += meaning.offsets.size();
     };
-    if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
-    append(WeightMatrix::kUp, gate_up);
+    if (mlp.has(MlpHalf::kGateUp)) {
+      MeaningPlace gate_up = meaning_place(weights.gate_up, expert.place);
+      if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
+      append(WeightMatrix::kUp, gate_up);
+    }
+    if (!mlp.has(MlpHalf::kDown)) continue;
+    MeaningPlace down = meaning_place(weights.down, expert.place);
     append(WeightMatrix::kDown, down);
   }
 }
@@ -327,19 +372,19 @@ void fill_columns(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
                                block);
   };
   for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
     const LocalExpert& expert = mlp.experts[i];
+    const int64_t index = expert.place;
     const std::vector<int32_t> columns = places[i].up.columns.empty()
                                              ? columns_as_stored(problem.hidden_size, own.stride)
                                              : columns_of_row(places[i], own.stride);
-    if (!own.columns.empty()) {
+    if (mlp.has(MlpHalf::kGateUp) && !own.columns.empty()) {
       upload.copy_ints(columns, own.columns.as<int32_t>() + index * own.stride);
     }
-    if (!own.factors.empty()) {
+    if (mlp.has(MlpHalf::kGateUp) && !own.factors.empty()) {
       upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kUp), columns),
                          own.factors.as<float>() + index * own.stride);
     }
-    if (weights.column_factors.empty()) continue;
+    if (!mlp.has(MlpHalf::kDown) || weights.column_factors.empty()) continue;
     const int64_t inner = problem.intermediate_size;
     const std::vector<int32_t>& ordered = places[i].down.columns;
     upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kDown),
@@ -357,36 +402,42 @@ void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
   if (weights.own_rows.stride != 0) fill_columns(mlp, places, upload, weights);
   if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
-    upload.copy_floats({steps.input, steps.intermediate}, weights.static_scales.as<float>());
+    auto* const place = weights.static_scales.as<float>();
+    if (mlp.has(MlpHalf::kGateUp)) upload.copy_floats({steps.input}, place);
+    if (mlp.has(MlpHalf::kDown)) upload.copy_floats({steps.intermediate}, place + 1);
   }
 }
 
 }  // namespace
 
 CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
-                            const WeightSource& source) {
+                            const WeightSource* lender) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const int64_t hidden = problem.hidden_size;
   const int64_t inner = problem.intermediate_size;
   CudaMlpWeights weights;
   InPlaceLayout layout;
-  weights.in_place = static_cast<bool>(find_layout(mlp, source, layout));
+  weights.in_place = lender != nullptr && find_layout(mlp, *lender, layout);
   if (!weights.in_place) layout = {};
-  weights.gate_up = allocate_matrix(arrays, mlp,
-                                    {.name = "gate_up",
-                                     .parts = mlp.halves(),
-                                     .rows = inner,
-                                     .cols = problem.input_columns(),
-                                     .has_bias = problem.has_bias,
-                                     .factor_columns = experts::gate_up_factor_columns(problem)},
-                                    layout.gate_up, weights.view.gate_up);
-  weights.down = allocate_matrix(arrays, mlp,
-                                 {.name = "down",
-                                  .rows = hidden,
-                                  .cols = inner,
-                                  .has_bias = problem.has_bias && mlp.adds_down_bias,
-                                  .factor_columns = experts::down_factor_columns(problem)},
-                                 layout.down, weights.view.down);
+  if (mlp.has(MlpHalf::kGateUp)) {
+    weights.gate_up = allocate_matrix(arrays, mlp,
+                                      {.name = "gate_up",
+                                       .parts = mlp.halves(),
+                                       .rows = inner,
+                                       .cols = problem.input_columns(),
+                                       .has_bias = problem.has_bias,
+                                       .factor_columns = experts::gate_up_factor_columns(problem)},
+                                      layout.gate_up, weights.view.gate_up);
+  }
+  if (mlp.has(MlpHalf::kDown)) {
+    weights.down = allocate_matrix(arrays, mlp,
+                                   {.name = "down",
+                                    .rows = hidden,
+                                    .cols = inner,
+                                    .has_bias = problem.has_bias && mlp.adds_down_bias,
+                                    .factor_columns = experts::down_factor_columns(problem)},
+                                   layout.down, weights.view.down);
+  }
   allocate_columns(arrays, mlp, weights);
   if (!is_plain(problem.weight_dtype) && has_input_scale(problem.quant)) {
     weights.static_scales = arrays.floats(2, "static scales");
@@ -396,6 +447,19 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
   return weights;
 }
 
+// Nothing is copied into the caller's memory.
+void check_lent(const MlpSource& mlp, const WeightSource& source, const CudaMlpWeights& weights) {
+  InPlaceLayout layout;
+  const bool same = find_layout(mlp, source, layout) &&
+                    layout.gate_up.data == weights.view.gate_up.data &&
+                    layout.down.data == weights.view.down.data;
+  if (same) return;
+  throw Error(ErrorCode::kState,
+              {.what = "this layer reads its weights where the caller keeps them: an in-place "
+                       "reload cannot bring others",
+               .hint = "write them there, or reload with ReloadMode::kStaged"});
+}
+
 void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
               CudaMlpWeights& weights, const Context& context) {
   std::vector<ExpertPlaces> places;
@@ -403,17 +467,7 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& up
     places.push_back(places_of(mlp, expert, upload.on_host()));
   }
   if (weights.in_place) {
-    // Nothing is copied into the caller's memory: a reload must bring the same tensors.
-    InPlaceLayout layout;
-    const bool same = find_layout(mlp, source, layout) &&
-                      layout.gate_up.data == weights.view.gate_up.data &&
-                      layout.down.data == weights.view.down.data;
-    if (!same) {
-      throw Error(ErrorCode::kState,
-                  {.what = "this layer reads its weights where the caller keeps them: an in-place "
-                           "reload cannot bring others",
-                   .hint = "write them there, or reload with ReloadMode::kStaged"});
-    }
+    check_lent(mlp, source, weights);
   } else {
     fill_matrices(mlp, places, upload, weights, context);
   }

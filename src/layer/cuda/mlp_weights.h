@@ -38,9 +38,12 @@ class DeviceArrays {
   Stream stream_;
 };
 
+// No memory for matrices that `lender`, if given, has where kernels can read them.
 CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
-                            const WeightSource& source);
+                            const WeightSource* lender);
 // Throws Error(kState) if matrices that are used in place are not those of `source`.
+void check_lent(const MlpSource& mlp, const WeightSource& source, const CudaMlpWeights& weights);
+// Fills the places of the experts. Throws as check_lent.
 void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
               CudaMlpWeights& weights, const Context& context);
 

@@ -3,6 +3,7 @@
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "cuda/check.h"
+#include "cuda/memory_place.h"
 #include "experts/cuda/common/arrange_codes.h"
 #include "layer/cuda/column_orders.h"
 
@@ -14,9 +15,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-// Large enough to hide a copy's start-up, small enough to pin at once.
-constexpr size_t kStagingBytes = size_t{16} << 20;
 
 int64_t rows_of(const WeightBlock& block) { return block.row_end - block.row_begin; }
 int64_t cols_of(const WeightBlock& block) { return block.col_end - block.col_begin; }
@@ -33,8 +31,27 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
       "cudaMemcpy2DAsync");
 }
 
+// So much one worker copies at a time: several pages, few hand-overs.
+constexpr int64_t kTaskBytes = int64_t{64} << 10;
+
+int64_t rows_of_piece(int64_t row_bytes) {
+  constexpr auto kBytes = static_cast<int64_t>(PinnedRing::kPieceBytes);
+  return std::max<int64_t>(kBytes / std::max<int64_t>(row_bytes, 1), 1);
+}
+
 // Rows that one worker places at a time.
 constexpr int64_t kRowsOfTask = 32;
+
+void copy_to_rows(const std::byte* from, size_t pitch, size_t row_bytes, int64_t rows,
+                  std::byte* to) {
+  if (pitch == row_bytes) {
+    std::memcpy(to, from, static_cast<size_t>(rows) * row_bytes);
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i, from += pitch, to += row_bytes) {
+    std::memcpy(to, from, row_bytes);
+  }
+}
 
 // The block in device memory.
 ConstTensorView device_block(const WeightSource& source, const BlockRequest& request) {
@@ -69,25 +86,14 @@ void HostReads::read(WeightId id, int64_t expert, const WeightBlock& block,
   cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
-void WeightUpload::PinnedDeleter::operator()(std::byte* data) const noexcept {
-  static_cast<void>(cudaFreeHost(data));
-}
-
-WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream)
-    : source_(source), host_reads_(source, stream), stream_(stream), loader_(on_host()) {
-  for (Staging& staging : stagings_) {
-    void* data = nullptr;
-    cuda::check(cudaMallocHost(&data, kStagingBytes), "cudaMallocHost");
-    staging.memory.reset(static_cast<std::byte*>(data));
-    staging.passed = cuda::make_event();
-  }
-}
-
-WeightUpload::Staging& WeightUpload::next_staging() {
-  Staging& staging = stagings_[turn_++ % stagings_.size()];
-  cuda::check(cudaEventSynchronize(staging.passed.get()), "cudaEventSynchronize");
-  return staging;
-}
+WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream, Executor& executor,
+                           PinnedRing& ring)
+    : source_(source),
+      host_reads_(source, stream),
+      stream_(stream),
+      executor_(executor),
+      ring_(ring),
+      loader_(on_host()) {}
 
 void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destination) {
   if (rows_of(request.block) == 0 || cols_of(request.block) == 0) return;
@@ -101,7 +107,7 @@ void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destina
 void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatrix& destination) {
   const DType dtype = source_.describe(request.id).dtype;
   const auto row_bytes = static_cast<size_t>(packed_bytes(dtype, cols_of(request.block)));
-  const int64_t most_rows = std::max<int64_t>(static_cast<int64_t>(kStagingBytes / row_bytes), 1);
+  const int64_t most_rows = rows_of_piece(static_cast<int64_t>(row_bytes));
   for (int64_t row = request.block.row_begin; row < request.block.row_end; row += most_rows) {
     BlockRequest part = request;
     part.block.row_begin = row;
@@ -109,24 +115,28 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
     ConstTensorView view;
     loader_.load({&part, 1}, {&view, 1});
     const auto pitch = static_cast<size_t>(packed_bytes(dtype, row_stride_of(view)));
-    Staging& staging = next_staging();
     const int64_t rows = rows_of(part.block);
-    for (int64_t i = 0; i < rows; ++i) {
-      std::memcpy(staging.memory.get() + static_cast<size_t>(i) * row_bytes,
-                  static_cast<const std::byte*>(view.data) + static_cast<size_t>(i) * pitch,
-                  row_bytes);
-    }
     const DeviceMatrix place{
         .data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
         .stride_bytes = destination.stride_bytes};
-    copy_rows(staging.memory.get(), row_bytes, place, row_bytes, rows, cudaMemcpyHostToDevice,
-              stream_);
-    cuda::check(cudaEventRecord(staging.passed.get(), stream_), "cudaEventRecord");
+    if (cuda::is_pinned(view.data)) {
+      copy_rows(view.data, pitch, place, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
+      continue;
+    }
+    const PinnedRing::Piece piece = ring_.next(static_cast<size_t>(rows) * row_bytes);
+    const int64_t rows_of_task = std::max<int64_t>(kTaskBytes / static_cast<int64_t>(row_bytes), 1);
+    cpu::parallel_for(executor_, rows, rows_of_task, [&](int64_t begin, int64_t end, int32_t) {
+      const auto first = static_cast<size_t>(begin);
+      copy_to_rows(static_cast<const std::byte*>(view.data) + first * pitch, pitch, row_bytes,
+                   end - begin, piece.memory + first * row_bytes);
+    });
+    copy_rows(piece.memory, row_bytes, place, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
+    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
   }
 }
 
 void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& places,
-                               const DeviceMatrix& destination, Executor& executor) {
+                               const DeviceMatrix& destination) {
   ConstTensorView view;
   loader_.load({&request, 1}, {&view, 1});
   const auto* const source = static_cast<const std::byte*>(view.data);
@@ -135,16 +145,15 @@ void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& p
   const int64_t row_bytes = packed_bytes(view.dtype, columns);
   const int64_t rows =
       places.rows.empty() ? view.shape[0] : static_cast<int64_t>(places.rows.size());
-  const int64_t most_rows =
-      std::max<int64_t>(static_cast<int64_t>(kStagingBytes) / std::max<int64_t>(row_bytes, 1), 1);
+  const int64_t most_rows = rows_of_piece(row_bytes);
   for (int64_t first = 0; first < rows; first += most_rows) {
     const int64_t count = std::min(most_rows, rows - first);
-    Staging& staging = next_staging();
-    cpu::parallel_for(executor, count, kRowsOfTask, [&](int64_t begin, int64_t end, int32_t) {
+    const PinnedRing::Piece piece = ring_.next(static_cast<size_t>(count * row_bytes));
+    cpu::parallel_for(executor_, count, kRowsOfTask, [&](int64_t begin, int64_t end, int32_t) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row =
             places.rows.empty() ? first + i : places.rows[static_cast<size_t>(first + i)];
-        std::byte* const out = staging.memory.get() + i * row_bytes;
+        std::byte* const out = piece.memory + i * row_bytes;
         if (row < 0) {
           std::memset(out, 0, static_cast<size_t>(row_bytes));
         } else {
@@ -152,11 +161,11 @@ void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& p
         }
       }
     });
-    copy_rows(staging.memory.get(), static_cast<size_t>(row_bytes),
+    copy_rows(piece.memory, static_cast<size_t>(row_bytes),
               {.data = destination.data + first * destination.stride_bytes,
                .stride_bytes = destination.stride_bytes},
               static_cast<size_t>(row_bytes), count, cudaMemcpyHostToDevice, stream_);
-    cuda::check(cudaEventRecord(staging.passed.get(), stream_), "cudaEventRecord");
+    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
   }
 }
 

@@ -4,16 +4,15 @@
 
 #include "cuda/stream.h"
 #include "experts/cuda/lane_codes.h"
+#include "layer/cuda/pinned_ring.h"
 #include "quant/weight_block.h"
 
 #include "conclave/context.h"
 #include "conclave/tensor.h"
 #include "conclave/weights.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,7 +53,9 @@ class HostReads final : public WeightSource {
 // Serves one thread. Copies may still run when a call returns; finish waits for all.
 class WeightUpload {
  public:
-  WeightUpload(const WeightSource& source, cudaStream_t stream);
+  // Threads of `executor` copy to pinned memory. The ring outlives this.
+  WeightUpload(const WeightSource& source, cudaStream_t stream, Executor& executor,
+               PinnedRing& ring);
 
   // The source, readable by the host.
   const WeightSource& on_host() const {
@@ -66,7 +67,7 @@ class WeightUpload {
   void copy(const BlockRequest& request, const DeviceMatrix& destination);
   // Copies codes of the block to other places, by way of the host.
   void copy_placed(const BlockRequest& request, const PlacedCodes& places,
-                   const DeviceMatrix& destination, Executor& executor);
+                   const DeviceMatrix& destination);
   // Puts codes that `copy` brought into their order on a device.
   void arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes, experts::CodeOrder order);
   // Reads the same as float32 values on the host. Waits.
@@ -81,16 +82,6 @@ class WeightUpload {
   void finish();
 
  private:
-  struct PinnedDeleter {
-    void operator()(std::byte* data) const noexcept;
-  };
-  struct Staging {
-    std::unique_ptr<std::byte, PinnedDeleter> memory;
-    cuda::OwnedEvent passed;
-  };
-
-  // A staging buffer whose last copy has finished.
-  Staging& next_staging();
   // Reads a block to the host, in its own type. Waits.
   Tensor read_block(const BlockRequest& request);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
@@ -98,9 +89,9 @@ class WeightUpload {
   const WeightSource& source_;
   const HostReads host_reads_;
   cudaStream_t stream_;
+  Executor& executor_;
+  PinnedRing& ring_;
   BlockLoader loader_;  // reads on_host()
-  std::array<Staging, 2> stagings_;
-  size_t turn_ = 0;
 };
 
 }  // namespace conclave::inline v0

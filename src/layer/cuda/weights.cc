@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cuda_runtime_api.h>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -95,18 +96,40 @@ void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const Weigh
   }
 }
 
+[[noreturn]] void refuse_type(const WeightSource& source, WeightId id, DType held, DType found) {
+  throw Error(ErrorCode::kTensorDType,
+              {.what = "the layer was created for weights of another type",
+               .tensor = source.locate(id, 0),
+               .expected = std::string(conclave::to_string(held)),
+               .found = std::string(conclave::to_string(found)),
+               .hint = "convert them, or reload with ReloadMode::kStaged"});
+}
+
+// A router may do without a tensor, and the layer then has no memory for it.
+void check_router_tensor(const WeightSource& source, WeightId id, const DeviceMemory& memory) {
+  if ((source.describe(id).count == 0) == memory.empty()) return;
+  throw Error(ErrorCode::kUnsupported,
+              {.what = memory.empty() ? "the layer was created without this tensor of its router"
+                                      : "the layer was created with this tensor of its router",
+               .tensor = conclave::to_string(id),
+               .hint = "reload with ReloadMode::kStaged"});
+}
+
 // Refuses what the router itself refuses.
-void fill_router_tensors(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
-                         CudaWeights& weights) {
+void fill_router_tensors(const CudaPlan& plan, const WeightSource& source,
+                         const WantedWeights& wants, WeightUpload& upload,
+                         const CudaWeights& weights) {
   for (const routing::SizedRouterTensor& own : routing::router_tensors_of(plan.spec)) {
     const DeviceMemory& memory = weights.router_tensors[own.place.value()];
+    const std::optional<WeightId> id = own.tensor->id;
+    if (id && !wants(*id)) continue;
+    if (id) check_router_tensor(source, *id, memory);
     if (memory.empty()) continue;
-    if (!own.tensor->id) {
+    if (!id) {
       upload.copy_bytes(own.tensor->in_spec(plan.spec), memory.as());
       continue;
     }
-    const Tensor values =
-        checked_router_tensor(plan.spec, source, own, upload.read_matrix(*own.tensor->id));
+    const Tensor values = checked_router_tensor(plan.spec, source, own, upload.read_matrix(*id));
     upload.copy_bytes({values.as<std::byte>(), values.size_bytes()}, memory.as());
   }
 }
@@ -117,6 +140,7 @@ void fill_own(const WeightShape& shape, const WeightSource& source, WeightUpload
   // Memory of an optional weight that is not there stays cleared.
   if (info.count == 0) return;
   if (!shape.is_vector) {
+    if (info.dtype != weight.dtype) refuse_type(source, shape.id, weight.dtype, info.dtype);
     return upload.copy(
         {.id = shape.id, .block = {0, info.rows, 0, info.cols}},
         {.data = weight.memory.as(),
@@ -130,10 +154,8 @@ void fill_own(const WeightShape& shape, const WeightSource& source, WeightUpload
 
 void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
                CudaWeights& weights) {
-  for (const WeightShape& shape : own_weights(plan)) {
-    fill_own(shape, source, upload, weights.own[shape.id]);
-  }
-  fill_router_tensors(plan, source, upload, weights);
+  fill_own_weights(
+      plan, source, [](WeightId) { return true; }, upload, weights);
   if (!weights.local_expert.empty()) {
     upload.copy_ints(local_expert_map(plan), weights.local_expert.as<int32_t>());
   }
@@ -180,21 +202,51 @@ LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream
   return orders;
 }
 
-CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
+CudaWeights allocate_own_weights(DeviceAllocator& allocator, const CudaPlan& plan,
+                                 const WantedWeights& wants, Stream stream,
+                                 const CudaWeights& like) {
+  const DeviceArrays arrays(allocator, stream);
+  const auto another = [&](const DeviceMemory& memory, WeightId id) {
+    return arrays.make(static_cast<int64_t>(memory.bytes()), conclave::to_string(id).c_str());
+  };
+  CudaWeights weights;
+  for (const WeightShape& shape : own_weights(plan)) {
+    const CudaLayerWeight& held = like.own[shape.id];
+    if (!wants(shape.id)) continue;
+    weights.own[shape.id] = {.memory = another(held.memory, shape.id), .dtype = held.dtype};
+  }
+  for (const routing::SizedRouterTensor& own : routing::router_tensors_of(plan.spec)) {
+    if (!own.tensor->id || !wants(*own.tensor->id)) continue;
+    weights.router_tensors[own.place.value()] =
+        another(like.router_tensors[own.place.value()], *own.tensor->id);
+  }
+  return weights;
+}
+
+void fill_own_weights(const CudaPlan& plan, const WeightSource& source, const WantedWeights& wants,
+                      WeightUpload& upload, CudaWeights& weights) {
+  for (const WeightShape& shape : own_weights(plan)) {
+    if (wants(shape.id)) fill_own(shape, source, upload, weights.own[shape.id]);
+  }
+  fill_router_tensors(plan, source, wants, upload, weights);
+}
+
+CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream) {
   check_source_place(source, plan.device.ordinal);
-  const DeviceArrays arrays(*context.device_allocator(), stream);
+  const DeviceArrays arrays(allocator, stream);
   CudaWeights weights;
-  weights.routed = allocate_mlp(arrays, routed_source(plan), source);
-  if (plan.shared) weights.shared = allocate_mlp(arrays, shared_source(plan), source);
-  if (plan.residual) weights.residual = allocate_mlp(arrays, residual_source(plan), source);
+  weights.routed = allocate_mlp(arrays, routed_source(plan), &source);
+  if (plan.shared) weights.shared = allocate_mlp(arrays, shared_source(plan), &source);
+  if (plan.residual) weights.residual = allocate_mlp(arrays, residual_source(plan), &source);
   allocate_rest(arrays, plan, source, local_expert_map(plan), weights);
   return weights;
 }
 
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
                        Stream stream, CudaWeights& weights) {
-  WeightUpload upload(source, to_cuda(stream));
+  PinnedRing ring;
+  WeightUpload upload(source, to_cuda(stream), context.executor(), ring);
   fill_rest(plan, source, upload, weights);
   fill_mlp(routed_source(plan), source, upload, weights.routed, context);
   if (plan.shared) fill_mlp(shared_source(plan), source, upload, weights.shared, context);

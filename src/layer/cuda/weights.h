@@ -3,15 +3,22 @@
 #pragma once
 
 #include "experts/cuda/device_experts.h"
+#include "experts/cuda/scale_bytes.h"
 #include "layer/cuda/device_memory.h"
+#include "layer/cuda/mlp_source.h"
 #include "layer/cuda/plan.h"
+#include "layer/router_vectors.h"
 #include "routing/router_tensors.h"
 
 #include "conclave/weights.h"
 
 #include <array>
+#include <optional>
+#include <vector>
 
 namespace conclave::inline v0 {
+
+class WeightUpload;
 
 // Memory for a matrix of one MLP's experts, and for what belongs to it.
 struct CudaMatrixMemory {
@@ -26,6 +33,12 @@ struct CudaMatrixMemory {
   DeviceMemory byte_form;
   DeviceMemory factor_zero;
   DeviceMemory factor_offset;
+
+  // What the host knows: how many scales an expert has as float32, the form of those that are
+  // bytes, and of which places they are short.
+  int64_t num_scales = 0;
+  std::optional<experts::ByteForm> form;
+  std::vector<bool> has_short_scales;
 };
 
 // How the rows of experts that read their own are made: [E, stride] each; empty for none.
@@ -44,6 +57,11 @@ struct CudaMlpWeights {
   DeviceMemory column_factors;  // [E, I] float32, of down
   experts::DeviceExperts view;
   bool in_place = false;
+
+  CudaMatrixMemory& of(MlpHalf half) { return half == MlpHalf::kGateUp ? gate_up : down; }
+  const CudaMatrixMemory& of(MlpHalf half) const {
+    return half == MlpHalf::kGateUp ? gate_up : down;
+  }
 };
 
 // A weight of the layer itself: a matrix as stored, rows at multiples of 16 bytes, or a vector of
@@ -78,9 +96,19 @@ LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream
 bool needs_near_scales(const CudaPlan& plan);
 int32_t read_scale_span(const CudaPlan& plan, const WeightSource& source, Stream stream);
 
+// Memory for weights of the layer itself as `like` has them, those that are wanted; cleared. A
+// router's tensors that come from the spec alone do not count.
+CudaWeights allocate_own_weights(DeviceAllocator& allocator, const CudaPlan& plan,
+                                 const WantedWeights& wants, Stream stream,
+                                 const CudaWeights& like);
+// Fills them. Throws Error(kTensorDType) where the source stores another type than they were
+// allocated for, and as fill_weights.
+void fill_own_weights(const CudaPlan& plan, const WeightSource& source, const WantedWeights& wants,
+                      WeightUpload& upload, CudaWeights& weights);
+
 // Memory for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
 // `stream`.
-CudaWeights allocate_cuda_weights(const Context& context, const CudaPlan& plan,
+CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream);
 
 // Fills `weights`. Waits until the source is no longer needed. Throws as fill_weights.

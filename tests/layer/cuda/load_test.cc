@@ -47,12 +47,13 @@ class Loaded {
   Loaded(const MoeSpec& spec, const WeightSource& source, const ParallelSpec& parallel,
          const std::string& kernel)
       : plan_(plan_of(spec, source, parallel, kernel)), mlp_(routed_source(plan_)) {
-    weights_ = allocate_mlp(DeviceArrays(memory_, {}), mlp_, source);
+    weights_ = allocate_mlp(DeviceArrays(memory_, {}), mlp_, &source);
     fill(source);
   }
 
   void fill(const WeightSource& source) {
-    WeightUpload upload(source, nullptr);
+    PinnedRing ring;
+    WeightUpload upload(source, nullptr, context_.executor(), ring);
     fill_mlp(mlp_, source, upload, weights_, context_);
   }
 

@@ -38,6 +38,10 @@ cudaError_t __wrap_cudaMemsetAsync(void* memory, int value, size_t bytes, cudaSt
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }
+cudaError_t __wrap_cudaPointerGetAttributes(cudaPointerAttributes* at, const void*) {
+  *at = {};
+  return cudaSuccess;
+}
 cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = nullptr;
   return cudaSuccess;
@@ -46,17 +50,32 @@ cudaError_t __wrap_cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t __wrap_cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t __wrap_cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t __wrap_cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t __wrap_cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t __wrap_cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+cudaError_t __wrap_cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t __wrap_cudaGetDevice(int* ordinal) {
+  *ordinal = 0;
+  return cudaSuccess;
+}
+cudaError_t __wrap_cudaSetDevice(int) { return cudaSuccess; }
 
-// experts::arrange_codes, whose kernel needs a GPU, but for floats.
+// experts::arrange_codes, whose kernel needs a GPU.
 void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstream_st(
     void* codes, int64_t rows, int64_t row_bytes, conclave::experts::CodeOrder order,
     CUstream_st*) {
   using conclave::experts::CodeOrder;
   if (order == CodeOrder::kStored) return;
-  if (order == CodeOrder::kLanesOfFloats) std::abort();
-  const auto bits = order == CodeOrder::kLanesOfNumbers
-                        ? conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>
-                        : conclave::experts::lane_bits<CodeOrder::kLanesOfPairs>;
+  const auto bits =
+      order == CodeOrder::kLanesOfNumbers ? conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>
+      : order == CodeOrder::kLanesOfPairs ? conclave::experts::lane_bits<CodeOrder::kLanesOfPairs>
+                                          : conclave::experts::lane_bits<CodeOrder::kLanesOfFloats>;
   constexpr int32_t kColumns = conclave::experts::kLaneColumns;
   for (int64_t at = 0; at < rows * row_bytes; at += kColumns / 2) {
     std::array<uint8_t, kColumns / 2> stored = {};

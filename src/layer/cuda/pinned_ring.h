@@ -1,0 +1,42 @@
+// Pinned memory through which weights of the host reach a device, in pieces: one is filled while
+// others are on their way.
+#pragma once
+
+#include "cuda/stream.h"
+
+#include <array>
+#include <cstddef>
+#include <cuda_runtime_api.h>
+#include <memory>
+
+namespace conclave::inline v0 {
+
+// Pins nothing before it is asked for: pinning costs more than small copies do, and keeps other
+// threads from the driver meanwhile. Serves one thread.
+class PinnedRing {
+ public:
+  // Several matrices of an expert are on their way in so many pieces; each hides a copy's start-up.
+  static constexpr size_t kPieceBytes = size_t{4} << 20;
+
+  struct Piece {
+    std::byte* memory = nullptr;
+    cudaEvent_t passed = nullptr;  // to be recorded behind the copy
+  };
+  // A piece of at least `bytes` whose last copy has finished; valid until the next call.
+  Piece next(size_t bytes = kPieceBytes);
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const noexcept;
+  };
+  struct Slot {
+    std::unique_ptr<std::byte, Free> memory;
+    size_t bytes = 0;
+    cuda::OwnedEvent passed;
+  };
+
+  std::array<Slot, 4> slots_;
+  size_t turn_ = 0;
+};
+
+}  // namespace conclave::inline v0
