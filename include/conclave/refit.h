@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conclave/context.h"
+#include "conclave/stream.h"
 #include "conclave/version.h"
 #include "conclave/weights.h"
 
@@ -34,9 +35,9 @@ CONCLAVE_API WeightId refit_tensor(std::string_view name);
 enum class RefitMode : uint8_t {
   kStaged,      // packed beside the old ones while forwards run; commit hands the memory over, so
                 // that experts that were named have new addresses. Others keep theirs, unless more
-                // than a quarter of the memory changes: then all of it is new
+                // than a quarter of the memory changes: then all of it is new. On a GPU: as next
   kStagedCopy,  // packed beside too, and commit copies it over the old ones: addresses stay, and
-                // forwards wait for the copy
+                // forwards wait for the copy, on a GPU in the order of their streams
   kInPlace,     // packed over the old ones: addresses stay, no expert is held twice, and forward
                 // throws Error(kState) from the first stage to commit
 };
@@ -47,8 +48,8 @@ struct RefitOptions {
   // The number that the layer has after commit, larger than the one it has: a trainer's step. 0:
   // one more. Ranks must name the same.
   uint64_t epoch = 0;
-  // The threads that pack. Null: the calling thread alone, so that forwards keep the context's.
-  // Forwards that use this executor too wait for all that a stage packs.
+  // The threads that pack. Null: the calling thread alone, so that forwards keep the context's,
+  // or on a GPU the context's. Forwards that use this executor too wait for all that a stage packs.
   Executor* executor = nullptr;
   // Keeps the memory that a staged refit has packed into or replaced for the next one of all
   // experts, which then takes none from the system: twice the weights until a refit without it.
@@ -71,9 +72,10 @@ CONCLAVE_API std::unique_ptr<WeightSource> make_part_source(const ExpertWeights&
 class CONCLAVE_API Refit {
  public:
   // Throws Error: kInvalidArgument for an expert or tensor that the layer does not have, or an
-  // epoch that is not larger; kUnsupported with the reason: a layer on a GPU, a part of experts
-  // that are read in place (WeightUse); kState if a migration or refit is under way, or if the
-  // layer has no complete weights and the scope is not all of them; kOutOfMemory.
+  // epoch that is not larger; kUnsupported with the reason: a part of experts that are read in
+  // place (WeightUse), or on a GPU any of them unless kInPlace, and there half an expert whose
+  // columns have an order; kState if a migration or refit is under way, or if the layer has no
+  // complete weights and the scope is not all of them; kOutOfMemory.
   explicit Refit(MoeLayer& layer, const RefitOptions& options = {});
   Refit(const Refit&) = delete;
   Refit& operator=(const Refit&) = delete;
@@ -98,6 +100,14 @@ class CONCLAVE_API Refit {
   // the others learn of it and throw CommError(kCommMismatch). Ranks with Reduce::kPartial act
   // alone. Throws Error(kState) naming a part of the scope that is not staged, CommError. The
   // transaction goes on then.
+  //
+  // On a GPU forwards that were enqueued before have the old weights and those enqueued later the
+  // new ones, on any stream; forwards of other threads are enqueued meanwhile. It first waits for
+  // all that the device has been given, so that replays of graphs enqueued before the call have the
+  // old weights, and returns when the new ones lie in place, so that those enqueued later have
+  // them. Replays by other threads meanwhile need a GraphReplay. Throws Error(kState) while a
+  // stream of the device is captured, which ends that capture; Error(kDevice) if the device fails,
+  // after which the layer may have no complete weights.
   void commit();
 
   // Ends it with the old weights. Of kInPlace, once it has overwritten something, the layer has no
@@ -118,13 +128,33 @@ class CONCLAVE_API Refit {
   // these came, and whatever the order of experts' places. It covers, in this order, each routed
   // expert's number and packed slabs, shared experts, the residual MLP, the layer's own matrices
   // and vectors, and steps of rows; no adapters. Reads all of it on the calling thread, beside
-  // forwards; a commit waits. Throws Error(kUnsupported) on a GPU; kState while experts are on
-  // their way or without complete weights.
+  // forwards; a commit waits. Throws Error(kState) while experts are on their way or without
+  // complete weights.
   static uint64_t content_hash(const MoeLayer& layer);
 
  private:
+  friend class GraphReplay;
+  static std::shared_ptr<const void> begin_replay(const MoeLayer& layer, Stream stream);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+// A forward that was captured in a graph, each time it is launched: a layer sees forwards alone,
+// not replays. Make one, launch the graph on the stream, destroy it; then the replay is to a refit
+// what a forward is. Not needed while no other thread commits a refit or overwrites weights in
+// place. On "cpu" it only keeps a refit out.
+class CONCLAVE_API GraphReplay {
+ public:
+  // Waits for a commit that is handing over. Throws Error(kState) without complete weights.
+  GraphReplay(const MoeLayer& layer, Stream stream);
+  GraphReplay(const GraphReplay&) = delete;
+  GraphReplay& operator=(const GraphReplay&) = delete;
+  // A commit may go on; the stream need not have passed.
+  ~GraphReplay();
+
+ private:
+  std::shared_ptr<const void> replay_;
 };
 
 }  // namespace conclave::inline v0

@@ -23,12 +23,6 @@ cudaPointerAttributes attributes_of(const void* data) {
   return attributes;
 }
 
-bool is_pinned(const void* data) {
-  cudaPointerAttributes attributes{};
-  cuda::check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeHost;
-}
-
 // Managed memory belongs to every device.
 bool is_here(const cudaPointerAttributes& attributes, int32_t ordinal) {
   return attributes.type == cudaMemoryTypeManaged ||

@@ -109,12 +109,15 @@ class Engine {
                                                   const WeightSource* source) const;
 
   // Whether weights can be refitted on this device, or why not.
-  virtual Support refits() const {
-    return Support::no("layers on the CPU alone take a refit; reload serves on this device");
-  }
+  virtual Support refits() const { return Support::no("reload serves on this device"); }
   // For those that do, and for the next. What it returns lives no longer than the weights.
   virtual std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
                                                    const RefitRequest& request) const;
+  // Keep it while work that reads the weights is enqueued on the stream, other than by a runner.
+  virtual std::shared_ptr<const void> reading(const LayerWeights& /*weights*/,
+                                              Stream /*stream*/) const {
+    return nullptr;
+  }
   virtual uint64_t content_hash(const LayerWeights& weights, std::span<const int32_t> places) const;
   // For ranks that give each other their weights (regroup.h); null where weights stay on their
   // device.

@@ -318,6 +318,16 @@ uint64_t Layer::content_hash() const {
   return engine_->content_hash(*shared_->weights, places());
 }
 
+Layer::Replay Layer::begin_replay(Stream stream) const {
+  Replay replay{.owners = shared_,
+                .pass = std::make_unique<const ForwardGate::Pass>(shared_->gate),
+                .reading = nullptr};
+  check_complete();
+  const OnDevice scope(*engine_);
+  replay.reading = engine_->reading(*shared_->weights, stream);
+  return replay;
+}
+
 // In the background nothing may take the weights from under a forward.
 Support Layer::moves_in_background() const {
   // What has claimed the layer is the better reason, and is found next.

@@ -57,6 +57,13 @@ class Layer {
   // The same of a refit.
   RefittedLayer lend_to_refit() const;
   uint64_t content_hash() const;
+  // Keeps refits out while it lives, and what is enqueued on the stream meanwhile apart from them.
+  struct Replay {
+    std::shared_ptr<const void> owners;
+    std::unique_ptr<const ForwardGate::Pass> pass;
+    std::shared_ptr<const void> reading;  // ends first
+  };
+  Replay begin_replay(Stream stream) const;
   LayerStatus status() const;
   // The spec as given; the plan's own says more of its scales where the source does.
   const MoeSpec& spec() const noexcept { return spec_; }

@@ -6,8 +6,11 @@
 #include "layer/chunks.h"
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/book_workspace.h"
+#include "layer/cuda/content_hash.h"
+#include "layer/cuda/cuda_refit.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/route_and_group.h"
+#include "layer/cuda/weight_fence.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
 #include "layer/rank_agreement.h"
@@ -96,11 +99,13 @@ struct DeviceSide {
   // For create, reload and status, never for a forward.
   cuda::OwnedStream stream;
   DeviceMemory counters;
+  WeightFence fence;
 };
 
 struct WeightsOnDevice final : LayerWeights {
-  std::shared_ptr<const DeviceSide> side;
+  std::shared_ptr<DeviceSide> side;
   CudaWeights own;
+  RefitMemory spare;  // left by a refit for the next one
 
   Stream stream() const { return to_stream(side->stream.get()); }
 };
@@ -199,10 +204,12 @@ void CudaRunner::run(const LayerCall& call) const {
             at);
     }
   };
+  WeightFence::Reading reading(weights_.side->fence, to_cuda(call.args.stream));
   if (limits.any) run_limits(call, for_each_chunk);
   for_each_chunk([&](const CudaChunk& chunk, const TokenChunk& at) {
     run_cuda_chunk(chunk, chunk_of(call.args, at));
   });
+  reading.end();
 }
 
 // Ranks of another kind of device have values of other names, and cannot add up with these.
@@ -234,6 +241,15 @@ class CudaEngine final : public Engine {
                                         static_cast<const WeightsOnDevice&>(weights),
                                         static_cast<const CudaRunner*>(like));
   }
+  Support refits() const override { return Support::yes(); }
+  std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
+                                           const RefitRequest& request) const override;
+  std::shared_ptr<const void> reading(const LayerWeights& weights, Stream stream) const override {
+    return std::make_shared<WeightFence::Reading>(
+        static_cast<const WeightsOnDevice&>(weights).side->fence, to_cuda(stream));
+  }
+  uint64_t content_hash(const LayerWeights& weights,
+                        std::span<const int32_t> places) const override;
   int32_t enter() const override;
   void leave(int32_t previous) const noexcept override {
     static_cast<void>(cudaSetDevice(previous));
@@ -270,6 +286,25 @@ std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,
       allocate_cuda_weights(*context_.device_allocator(), plan_, source, weights->stream());
   fill_cuda_weights(context_, plan_, source, weights->stream(), weights->own);
   return weights;
+}
+
+std::unique_ptr<EngineRefit> CudaEngine::begin_refit(LayerWeights& weights,
+                                                     const RefitRequest& request) const {
+  const cuda::DeviceGuard guard(ordinal_);
+  auto& own = static_cast<WeightsOnDevice&>(weights);
+  return std::make_unique<CudaRefit>(RefittedWeights{.context = context_,
+                                                     .allocator = *context_.device_allocator(),
+                                                     .plan = plan_,
+                                                     .live = own.own,
+                                                     .spare = own.spare,
+                                                     .fence = own.side->fence},
+                                     request);
+}
+
+uint64_t CudaEngine::content_hash(const LayerWeights& weights, std::span<const int32_t>) const {
+  const cuda::DeviceGuard guard(ordinal_);
+  const auto& own = static_cast<const WeightsOnDevice&>(weights);
+  return hash_cuda_weights(plan_, own.own, own.side->fence);
 }
 
 int32_t CudaEngine::enter() const {

@@ -193,7 +193,9 @@ void HostRefit::pack(const Kind& gate_up, const Kind& down, const StageCall& cal
     if (std::ranges::all_of(experts, [](int32_t expert) { return expert < 0; })) return;
     mlp.packs_gate_up = packs_gate_up;
     mlp.packs_down = packs_down;
-    pack_experts(context_, call.executor, mlp, call.source, experts, scratch_bytes_of(plan_));
+    CallingThread alone;
+    pack_experts(context_, call.executor != nullptr ? *call.executor : alone, mlp, call.source,
+                 experts, scratch_bytes_of(plan_));
   };
   if (of_gate_up == of_down) return run(of_gate_up, true, true);
   run(of_gate_up, true, false);

@@ -30,7 +30,7 @@ LayerRefit::LayerRefit(RefittedLayer layer, const RefitOptions& options)
     : layer_(std::move(layer)),
       mode_(options.mode),
       epoch_(0),
-      executor_(options.executor != nullptr ? options.executor : &calling_thread_),
+      executor_(options.executor),
       scope_(units_of(layer_.engine.plan().spec, options.scope)),
       staged_(layer_.engine.plan().spec.num_experts) {
   if (const Support support = layer_.engine.refits(); !support) {
@@ -54,9 +54,11 @@ void LayerRefit::begin(bool keeps_memory) {
     const ForwardGate::Closed closed(layer_.gate);
     layer_.engine.make_own(layer_.weights);
   }
-  engine_refit_ = layer_.engine.begin_refit(
-      layer_.weights,
-      {.mode = mode_, .scope = scope_, .keeps_memory = keeps_memory, .places = layer_.places()});
+  engine_refit_ = layer_.engine.begin_refit(layer_.weights, {.mode = mode_,
+                                                             .scope = scope_,
+                                                             .gate = layer_.gate,
+                                                             .keeps_memory = keeps_memory,
+                                                             .places = layer_.places()});
 }
 
 void LayerRefit::check_open() const {
@@ -86,7 +88,7 @@ void LayerRefit::stage(const WeightSource& source, const RefitScope& part) {
     layer_.engine.check_place(source);
     check_source_of(spec, source, units);
     engine_refit_->stage(
-        {.source = source, .units = units, .executor = *executor_, .before_overwriting = [this] {
+        {.source = source, .units = units, .executor = executor_, .before_overwriting = [this] {
            begin_overwriting();
          }});
     source.check_unchanged();
@@ -101,7 +103,14 @@ void LayerRefit::stage(const WeightSource& source, const RefitScope& part) {
 // Why this rank cannot commit.
 std::exception_ptr LayerRefit::failure() const {
   const std::string missing = staged_.first_missing(scope_);
-  if (missing.empty()) return nullptr;
+  if (missing.empty()) {
+    try {
+      engine_refit_->prepare();
+    } catch (const Error&) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
   if (stage_failure_) return stage_failure_;
   return std::make_exception_ptr(
       Error(ErrorCode::kState, {.what = "a part of the refit is not staged",
@@ -138,15 +147,27 @@ std::exception_ptr LayerRefit::agree(Intent intent, std::exception_ptr failure) 
   return failure;
 }
 
+// A device that fails in the midst leaves no weights that anyone could vouch for.
+void LayerRefit::hand_over(void (EngineRefit::*step)()) {
+  try {
+    (*engine_refit_.*step)();
+  } catch (const Error&) {
+    layer_.weights_complete.store(false, std::memory_order_release);
+    rollback();
+    throw;
+  }
+}
+
 void LayerRefit::commit() {
   check_open();
   if (const auto reason = agree(Intent::kCommit, failure())) std::rethrow_exception(reason);
   {
     const ForwardGate::Closed closed(layer_.gate);
-    engine_refit_->publish();
+    hand_over(&EngineRefit::publish);
     layer_.refit_epoch.store(epoch_, std::memory_order_release);
     layer_.weights_complete.store(true, std::memory_order_release);
   }
+  hand_over(&EngineRefit::settle);
   rollback();
 }
 

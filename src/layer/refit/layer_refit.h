@@ -6,7 +6,6 @@
 #include "layer/migration/epoch_switch.h"
 #include "layer/refit/engine_refit.h"
 #include "layer/refit/forward_gate.h"
-#include "layer/weight_parts.h"
 
 #include "conclave/comm.h"
 #include "conclave/refit.h"
@@ -56,6 +55,7 @@ class LayerRefit {
   void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
+  void hand_over(void (EngineRefit::*step)());
   // What keeps this rank from committing: its own failure, or what it hears of the others.
   std::exception_ptr agree(Intent intent, std::exception_ptr failure) const;
 
@@ -66,7 +66,6 @@ class LayerRefit {
   RefitUnits scope_;
   RefitUnits staged_;
   std::exception_ptr stage_failure_;
-  CallingThread calling_thread_;
   std::optional<EpochClaim> claim_;  // while the transaction is open
   std::unique_ptr<EngineRefit> engine_refit_;
 };

@@ -12,6 +12,15 @@ struct Refit::Impl {
 Refit::Refit(MoeLayer& layer, const RefitOptions& options)
     : impl_(new Impl{LayerRefit(layer.impl_->layer.lend_to_refit(), options)}) {}
 
+std::shared_ptr<const void> Refit::begin_replay(const MoeLayer& layer, Stream stream) {
+  return std::make_shared<const Layer::Replay>(layer.impl_->layer.begin_replay(stream));
+}
+
+GraphReplay::GraphReplay(const MoeLayer& layer, Stream stream)
+    : replay_(Refit::begin_replay(layer, stream)) {}
+
+GraphReplay::~GraphReplay() = default;
+
 Refit::~Refit() = default;
 
 void Refit::stage(const WeightSource& source) { impl_->refit.stage(source, {}); }
