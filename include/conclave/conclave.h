@@ -3,6 +3,7 @@
 
 #include "conclave/balance.h"
 #include "conclave/balancer.h"
+#include "conclave/broadcast_weights.h"
 #include "conclave/checkpoint.h"
 #include "conclave/comm.h"
 #include "conclave/context.h"

@@ -1,0 +1,69 @@
+// Weights that one rank has and sends to the others of a communicator, for layers that change
+// theirs together.
+#pragma once
+
+#include "conclave/comm.h"
+#include "conclave/context.h"
+#include "conclave/refit.h"
+#include "conclave/version.h"
+#include "conclave/weights.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace conclave::inline v0 {
+
+struct BroadcastOptions {
+  int32_t root = 0;  // the rank that has the weights, the same on every rank
+  // What the root sends, as a refit names it; both lists empty: all that its source has. Experts
+  // bring all of their tensors. Steps of rows (WeightPlane::kInputScale) come of all experts.
+  RefitScope part = {};
+  // The memory in which a rank keeps what it receives. None: that of the context's device, if the
+  // communicator carries it, or the host's.
+  std::optional<MemoryKind> memory = {};
+  // So many bytes go at a time, the same on every rank: each needs room for them two or three times
+  // meanwhile.
+  int64_t exchange_bytes = int64_t{64} << 20;
+};
+
+// The weights of the root, on every rank: the root reads its own source, the others what they have
+// received, whole tensors of which each layer takes its part. Where context and communicator are of
+// a GPU, bytes travel through its memory. What is received is kept until this is destroyed, so that
+// a large layer is best refitted part by part:
+//
+//   BroadcastWeights part(context, communicator, source, {.part = {.experts = {0, 1, 2, 3}}});
+//   refit.stage(part, {.experts = {0, 1, 2, 3}});
+//
+// A source for create, reload and refits. Reading it is not collective.
+class CONCLAVE_API BroadcastWeights final : public WeightSource {
+ public:
+  // Collective over `communicator`, on which nothing else is under way; returns when the weights
+  // are there. `source` is the root's, others give null. It must outlive this. Throws what the
+  // source throws and Error(kInvalidArgument) for a part that it does not have, on the root, or
+  // kOutOfMemory where it is lacking; CommError(kCommMismatch) naming that rank on the others, and
+  // for roots that differ; other CommError as any collective. No rank has the weights then.
+  BroadcastWeights(const Context& context, Communicator& communicator, const WeightSource* source,
+                   const BroadcastOptions& options = {});
+  BroadcastWeights(BroadcastWeights&&) noexcept;
+  BroadcastWeights& operator=(BroadcastWeights&&) noexcept;
+  ~BroadcastWeights() override;
+
+  // Tensors that were not sent have a count of 0.
+  WeightInfo describe(WeightId id) const override;
+  // Throws Error(kTensorMissing) for an expert that was not sent.
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override;
+  ConstTensorView view(WeightId id, int64_t expert) const override;
+  MemoryKind memory() const override;
+  std::string locate(WeightId id, int64_t expert) const override;
+  void check_unchanged() const override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace conclave::inline v0
