@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks, _gradients, _limits, _runtime
@@ -456,13 +457,14 @@ class Layer:
             mode: "staged" packs beside the old weights, and the commit hands the memory over;
                 "staged_copy" packs beside them too, and the commit copies into the memory that the
                 layer has, which keeps its addresses; "in_place" overwrites, for which forwards are
-                refused until the commit.
+                refused until the commit. On a GPU "staged" is "staged_copy": addresses stay, and
+                graphs that were captured have the new weights.
             experts: routed experts that change; by default all. Alone: everything of these.
             tensors: what changes, by the names of `from_tensors`; by default all. Gate and up of an
                 expert change together with all of their planes, and down with its own.
             epoch: the number that `stats` shows after the commit, such as a trainer's step; by
                 default one more.
-            threads: that pack, beside those of forwards.
+            threads: that pack, beside those of forwards; on a GPU by default those of the process.
             keeps_memory: keep the memory of a staged refit for the next one of all experts, which
                 is faster and holds the weights twice for as long.
 
@@ -470,9 +472,31 @@ class Layer:
             ConclaveValueError: an expert or tensor that the layer does not have, or an epoch that
                 is not larger.
             ConclaveRuntimeError: another refit or a migration is under way.
-            ConclaveUnsupportedError: a layer on a GPU.
+            ConclaveUnsupportedError: experts that are read where their source has them, in part
+                or on a GPU.
         """
         return begin_refit(self, mode, experts, tensors, epoch, threads, keeps_memory)
+
+    @contextlib.contextmanager
+    def replaying(self, stream: Any = 0) -> Iterator[None]:
+        """Around the launch of a CUDA graph that holds forwards of this layer: to a refit of
+        another thread the replay is then what a forward is, with the old or the new weights.
+
+            with layer.replaying(torch.cuda.current_stream()):
+                graph.replay()
+
+        Args:
+            stream: of CUDA, where the graph is launched: a number, or an object of torch or cupy.
+
+        Raises:
+            ConclaveRuntimeError: weights are being overwritten in place.
+        """
+        handle = 0 if self._on_cpu else _frameworks.stream_of(None, stream)
+        replay = _conclave.Replay(self._core, handle)
+        try:
+            yield
+        finally:
+            replay.end()
 
     def content_hash(self) -> int:
         """XXH3-64 of the weights that this rank holds: equal for layers of one plan with equal

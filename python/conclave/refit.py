@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from conclave import _conclave
+from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
 from conclave._weights import given_weights
 from conclave.checkpoint import Checkpoint, Feed
@@ -177,6 +178,8 @@ class Refit:
         shared_gate_up_order: str = "concatenated",
         transposed: bool = False,
         expert_map: Sequence[int] | None = None,
+        communicator: Any = None,
+        root: int = 0,
         **weights: Array | Sequence[Array] | None,
     ) -> None:
         """Reads and packs all that the refit names, or the part that is named here.
@@ -190,28 +193,66 @@ class Refit:
             weights: instead, arrays by name as in `Layer.from_tensors`, with its other arguments.
                 Where experts are named, here or in `Layer.refit`, arrays hold these experts alone,
                 in this order; an `expert_map` says otherwise.
+            communicator, root: one rank of these, the root, has the weights and sends them to the
+                others, which give none. All of them call.
 
         Raises:
             Error: naming the file, tensor or argument; the old weights stay.
+            ConclaveCommError: where another rank has failed.
         """
         part = (list(experts or ()), list(tensors or ()))
         self._has_told = False
+        ranks = communicator_of(communicator, "communicator")
+        self._core.send_over(ranks, root)
+        given = given_weights(weights)
+        if ranks is not None and ranks.rank != root:
+            if checkpoint is not None or given:
+                self._core.send_over(None, 0)
+                raise ConclaveTypeError(
+                    f"communicator: rank {ranks.rank} receives what rank {root} has, and gives "
+                    "no weights"
+                )
+            self._core.stage_received(*part)
+            return
+        try:
+            if checkpoint is not None:
+                self._stage_loaded(checkpoint, layer, part)
+            else:
+                orders = (gate_up_order, shared_gate_up_order)
+                self._stage_arrays(given, orders, transposed, expert_map, experts, part)
+        except BaseException:
+            self._core.give_up()
+            raise
+
+    def _stage_loaded(
+        self,
+        checkpoint: Checkpoint | Feed | SharedWeights | str | os.PathLike[str],
+        layer: int | None,
+        part: tuple[list[int], list[str]],
+    ) -> None:
         if isinstance(checkpoint, SharedWeights):
             self._core.stage_shared(checkpoint._core, *part)
             return
-        if checkpoint is not None:
-            if layer is None:
-                raise ConclaveTypeError("layer: expected a layer's number, found None")
-            if isinstance(checkpoint, Feed):
-                self._core.stage_feed(checkpoint._core, layer, *part)
-                return
-            if not isinstance(checkpoint, Checkpoint):
-                checkpoint = Checkpoint(checkpoint)
-            self._core.stage_checkpoint(checkpoint._core, layer, *part)
+        if layer is None:
+            raise ConclaveTypeError("layer: expected a layer's number, found None")
+        if isinstance(checkpoint, Feed):
+            self._core.stage_feed(checkpoint._core, layer, *part)
             return
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = Checkpoint(checkpoint)
+        self._core.stage_checkpoint(checkpoint._core, layer, *part)
+
+    def _stage_arrays(
+        self,
+        given: dict[str, Any],
+        orders: tuple[str, str],
+        transposed: bool,
+        expert_map: Sequence[int] | None,
+        experts: Sequence[int] | None,
+        part: tuple[list[int], list[str]],
+    ) -> None:
         spec = self._layer._core.spec()
-        orders = (gate_up_order, shared_gate_up_order)
-        arrays, orders = as_loaded(given_weights(weights), orders, transposed, spec)
+        arrays, orders = as_loaded(given, orders, transposed, spec)
         named = experts if experts is not None else self._experts
         if expert_map is None:
             _check_counts(arrays, named, spec["num_experts"])

@@ -5,13 +5,19 @@
 #include "load_scope.h"
 #include "names.h"
 
+#include "conclave/broadcast_weights.h"
 #include "conclave/checkpoint.h"
+#include "conclave/comm.h"
+#include "conclave/error.h"
+#include "conclave/interop/cuda.h"
 #include "conclave/refit.h"
 #include "conclave/shared_weights.h"
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::python {
@@ -28,9 +34,11 @@ class PyRefit {
   PyRefit(PyLayer& layer, const std::string& mode, const std::vector<int32_t>& experts,
           const std::vector<std::string>& tensors, uint64_t epoch, int32_t threads,
           bool keeps_memory)
-      : spec_(layer.layer().spec()) {
+      : spec_(layer.layer().spec()),
+        context_(layer.context().context()),
+        scope_(scope_of(experts, tensors)) {
     RefitOptions options{.mode = parse_word<RefitMode>("mode", mode),
-                         .scope = scope_of(experts, tensors),
+                         .scope = scope_,
                          .epoch = epoch,
                          .keeps_memory = keeps_memory};
     if (threads > 1) {
@@ -46,8 +54,35 @@ class PyRefit {
   PyRefit(const PyRefit&) = delete;
   PyRefit& operator=(const PyRefit&) = delete;
 
+  // What is staged from now on comes from rank `root`; null: from this rank's own source.
+  void send_over(std::shared_ptr<Communicator> communicator, int32_t root) {
+    communicator_ = std::move(communicator);
+    root_ = root;
+    has_told_ranks_ = false;
+  }
+  // Tells the others, which wait, that the root has found no weights to send.
+  void give_up() {
+    if (communicator_ == nullptr || has_told_ranks_) return;
+    const nb::gil_scoped_release released;
+    try {
+      const BroadcastWeights none(context_, *communicator_, nullptr, {.root = root_});
+    } catch (const Error&) {
+      return;  // as intended: the root has an error of its own to raise
+    }
+  }
   void stage(const WeightSource& source, const RefitScope& part) {
+    if (communicator_ != nullptr) return stage_sent(&source, part);
     run_interruptible([&] { refit_->stage(source, part); });
+  }
+  // Ranks other than the root have no source.
+  void stage_sent(const WeightSource* source, const RefitScope& part) {
+    const bool is_all = part.experts.empty() && part.tensors.empty();
+    has_told_ranks_ = true;
+    run_interruptible([&] {
+      const BroadcastWeights received(context_, *communicator_, source,
+                                      {.root = root_, .part = is_all ? scope_ : part});
+      refit_->stage(received, part);
+    });
   }
   void commit() {
     const nb::gil_scoped_release released;
@@ -66,6 +101,11 @@ class PyRefit {
 
  private:
   MoeSpec spec_;
+  const Context& context_;  // the layer's
+  RefitScope scope_;
+  std::shared_ptr<Communicator> communicator_;
+  int32_t root_ = 0;
+  bool has_told_ranks_ = false;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Refit> refit_;
 };
@@ -81,6 +121,21 @@ void stage_arrays(PyRefit& self, const nb::dict& weights, const std::string& ord
        .local_of = std::move(local_of)});
   self.stage(source, scope_of(experts, tensors));
 }
+
+// A GraphReplay that ends when it is told to.
+class PyReplay {
+ public:
+  PyReplay(const PyLayer& layer, uintptr_t stream) {
+    const nb::gil_scoped_release released;
+    const bool is_on_device = layer.context().device().is_cuda;
+    replay_.emplace(layer.layer(),
+                    is_on_device ? to_stream(reinterpret_cast<CUstream_st*>(stream)) : Stream{});
+  }
+  void end() { replay_.reset(); }
+
+ private:
+  std::optional<GraphReplay> replay_;
+};
 
 }  // namespace
 
@@ -114,10 +169,23 @@ void bind_refit(nb::module_& module) {
             self.stage(weights, scope_of(experts, tensors));
           },
           nb::arg("weights"), nb::arg("experts"), nb::arg("tensors"))
+      .def("send_over", &PyRefit::send_over, nb::arg("communicator").none(), nb::arg("root"))
+      .def("give_up", &PyRefit::give_up)
+      .def(
+          "stage_received",
+          [](PyRefit& self, const std::vector<int32_t>& experts,
+             const std::vector<std::string>& tensors) {
+            self.stage_sent(nullptr, scope_of(experts, tensors));
+          },
+          nb::arg("experts"), nb::arg("tensors"))
       .def("commit", &PyRefit::commit)
       .def("rollback", &PyRefit::rollback)
       .def("withdraw", &PyRefit::withdraw)
       .def_prop_ro("is_staged", &PyRefit::is_staged);
+  nb::class_<PyReplay>(module, "Replay", "Keeps refits out. Use conclave.Layer.replaying.")
+      .def(nb::init<const PyLayer&, uintptr_t>(), nb::arg("layer"), nb::arg("stream"),
+           nb::keep_alive<1, 2>())
+      .def("end", &PyReplay::end);
   module.def(
       "content_hash",
       [](const PyLayer& layer) {

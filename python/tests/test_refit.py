@@ -272,3 +272,70 @@ def test_other_files_are_refused(path):
         conclave.SharedWeights(path)
     with pytest.raises(conclave.ConclaveFileNotFoundError):
         conclave.SharedWeights(path.with_name("none"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_one_rank_reach_all(mode):
+    fresh = layer_of(weights_of(2))
+    expected = run(fresh)
+
+    def work(rank, experts):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **weights_of(1))
+        given = weights_of(2) if rank == 1 else {}
+        with layer.refit(mode=mode) as refit:
+            for part in ([0, 3, 5], [1, 2, 4]):
+                own = {name: given[name][part] for name in given if name != "router"}
+                refit.stage(experts=part, communicator=experts, root=1, **own)
+            own = {"router": given["router"]} if given else {}
+            refit.stage(tensors=["router"], communicator=experts, root=1, **own)
+        assert layer.stats().refit_epoch == 1
+        # From here on each rank reads a source of its own.
+        with layer.refit(mode=mode, experts=[2]) as refit:
+            arrays = weights_of(2)
+            refit.stage(gate_up=arrays["gate_up"][[2]], down=arrays["down"][[2]])
+        return run(layer)
+
+    groups = [(each,) for each in conclave.local_group(2)]
+    for output in on_ranks(groups, work):
+        np.testing.assert_array_equal(output, expected)
+
+
+def test_a_root_that_fails_is_learnt_of_by_the_others():
+    wrong = {**weights_of(2), "down": weights_of(2)["down"][:, :, :-1]}
+
+    def work(rank, experts):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **weights_of(1))
+        before = run(layer)
+        refit = layer.refit()
+        if rank != 0:
+            with pytest.raises(conclave.ConclaveTypeError, match="receives"):
+                refit.stage(communicator=experts, **wrong)
+        with pytest.raises(conclave.Error):
+            refit.stage(communicator=experts, **(wrong if rank == 0 else {}))
+        with pytest.raises(conclave.Error):
+            refit.commit()
+        refit.rollback()
+        np.testing.assert_array_equal(run(layer), before)
+
+    on_ranks([(each,) for each in conclave.local_group(2)], work)
+    with pytest.raises(conclave.ConclaveTypeError, match="communicator"):
+        layer_of(weights_of(1)).refit().stage(communicator=3, **weights_of(2))
+
+
+def test_replays_keep_out_refits_of_other_threads():
+    layer = layer_of(weights_of(1))
+    refit = layer.refit()
+    refit.stage(**weights_of(2))
+    committed = threading.Thread(target=refit.commit)
+    with layer.replaying():
+        committed.start()
+        committed.join(0.1)
+        assert committed.is_alive()
+        assert layer.stats().refit_epoch == 0
+    committed.join(20)
+    assert layer.stats().refit_epoch == 1
+    overwriting = layer.refit(mode="in_place", experts=[1, 2])
+    arrays = weights_of(2)
+    overwriting.stage(experts=[1], gate_up=arrays["gate_up"][[1]], down=arrays["down"][[1]])
+    with pytest.raises(conclave.ConclaveRuntimeError), layer.replaying():
+        pass
