@@ -1,47 +1,15 @@
 #include "experts/adapters/pack.h"
 
 #include "core/checked.h"
-#include "core/float_convert.h"
+#include "experts/adapters/elements.h"
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 namespace conclave::inline v0::experts {
 namespace {
 
 constexpr int64_t kPanelColumns = 2 * kHalfColumns;
-
-float value_at(const ConstTensorView& view, int64_t row, int64_t col) {
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
-  const auto* const at =
-      static_cast<const std::byte*>(view.data) + (row * stride + col) * byte_size(view.dtype);
-  if (view.dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, at, sizeof(value));
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return view.dtype == DType::kF16 ? f16_to_float(bits) : bf16_to_float(bits);
-}
-
-// Exact: the type is the factors' own, or float32.
-void store(DType dtype, float value, std::byte* to) {
-  if (dtype == DType::kF32) {
-    std::memcpy(to, &value, sizeof(value));
-    return;
-  }
-  const uint16_t bits = dtype == DType::kF16 ? float_to_f16(value) : float_to_bf16(value);
-  std::memcpy(to, &bits, sizeof(bits));
-}
-
-// Gate and up of a fused matrix have one `a`: the same elements, not only the same first one.
-bool share_rows(const MatrixFactors& first, const MatrixFactors& second) {
-  return !first.empty() && first.a.data == second.a.data && first.a.dtype == second.a.dtype &&
-         first.a.shape == second.a.shape && first.a.row_stride == second.a.row_stride &&
-         first.scale == second.scale;
-}
 
 // One product's factors, and how its terms are numbered.
 struct Product {
@@ -91,7 +59,7 @@ void pack_a(const MatrixFactors& matrix, int64_t k, DType dtype, std::byte* to) 
   const int64_t padded = round_up(k, kHalfColumns);
   for (int64_t r = 0; r < matrix.rank(); ++r) {
     for (int64_t c = 0; c < padded; ++c) {
-      store(dtype, c < k ? value_at(matrix.a, r, c) : 0.0F, to + (r * padded + c) * bytes);
+      store_factor(dtype, c < k ? factor_at(matrix.a, r, c) : 0.0F, to + (r * padded + c) * bytes);
     }
   }
 }
@@ -103,8 +71,8 @@ void pack_half(const MatrixFactors& matrix, int64_t first, DType dtype, std::byt
   for (int64_t c = 0; rank > 0 && c < kHalfColumns; ++c) {
     const bool exists = first + c < matrix.b.shape[0];
     for (int64_t r = 0; r < rank; ++r) {
-      store(dtype, exists ? value_at(matrix.b, first + c, r) : 0.0F,
-            to + (r * kHalfColumns + c) * bytes);
+      store_factor(dtype, exists ? factor_at(matrix.b, first + c, r) : 0.0F,
+                   to + (r * kHalfColumns + c) * bytes);
     }
   }
 }
