@@ -3,13 +3,17 @@
 
 #include "core/build_config.h"
 #include "experts/cpu/rows.h"
+#include "experts/cuda/adapters/adapter_kernel.h"
 #include "experts/reference/reference.h"
 #if CONCLAVE_BUILD_CUDA
 #include "experts/cuda/reference/reference.h"
 #endif
 #if CONCLAVE_BUILD_SM90
 #include "experts/cuda/sm90/decode/decode_row.h"
+#include "experts/cuda/sm90/stream/adapted_bytes.h"
+#include "experts/cuda/sm90/stream/adapted_codes.h"
 #include "experts/cuda/sm90/stream/stream.h"
+#include "experts/cuda/sm90/stream/stream_adapters.h"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "experts/cuda/sm90/tile/tile.h"
@@ -190,8 +194,47 @@ constexpr std::array kDeviceRows = {
                               .memory_share = share_of_memory(1)},
                      .reads_values = true}},
 };
+
+constexpr std::array kAdapterRows = {
+#if CONCLAVE_BUILD_SM90
+    AdapterKernelRow{.name = kStreamSm90,
+                     .arithmetic = "wgmma",
+                     .supports = stream_adapters_supports,
+                     .tiles = stream_adapters_tiles,
+                     .make = make_stream_adapters,
+                     .workspace_bytes = stream_sm90_bytes},
+    AdapterKernelRow{.name = kStreamFp8Sm90,
+                     .arithmetic = "wgmma_e4m3",
+                     .supports = stream_fp8_supports,
+                     .tiles = adapted_bytes_tiles,
+                     .make = make_adapted_fp8,
+                     .workspace_bytes = adapted_bytes_memory},
+    AdapterKernelRow{.name = kStreamInt8Sm90,
+                     .arithmetic = "wgmma_int8",
+                     .supports = stream_int8_supports,
+                     .tiles = adapted_bytes_tiles,
+                     .make = make_adapted_int8,
+                     .workspace_bytes = adapted_bytes_memory},
+    AdapterKernelRow{.name = kStreamCodesSm90,
+                     .arithmetic = "wgmma_codes",
+                     .supports = adapted_codes_supports,
+                     .tiles = adapted_codes_tiles,
+                     .make = make_adapted_codes,
+                     .workspace_bytes = stream_codes_bytes,
+                     .reads_values = true,
+                     .reads_factors = true},
+#endif
+    AdapterKernelRow{.name = "cuda.reference",
+                     .arithmetic = kF32Fma,
+                     .supports = reference_supports,
+                     .tiles = reference_tiles,
+                     .make = make_adapted_reference,
+                     .workspace_bytes = reference_bytes,
+                     .reads_values = true},
+};
 #else
 constexpr std::array<DeviceKernelRow, 0> kDeviceRows = {};
+constexpr std::array<AdapterKernelRow, 0> kAdapterRows = {};
 #endif
 
 #if CONCLAVE_BUILD_CUDA && !CONCLAVE_BUILD_SM90
@@ -220,6 +263,7 @@ constexpr std::array<KernelRow, 0> kLeftOutRows = {};
 Catalog<HostKernelRow> host_kernels() { return Catalog<HostKernelRow>(kHostRows); }
 Catalog<DeviceKernelRow> device_kernels() { return Catalog<DeviceKernelRow>(kDeviceRows); }
 Catalog<OneLaunchRow> one_launch_kernels() { return Catalog<OneLaunchRow>(kOneLaunchRows); }
+std::span<const AdapterKernelRow> adapter_kernels() { return kAdapterRows; }
 std::span<const KernelRow> left_out_kernels() { return kLeftOutRows; }
 
 KernelRow find_device_row(std::string_view name) {

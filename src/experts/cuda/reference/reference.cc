@@ -33,6 +33,24 @@ class ReferenceKernel final : public DeviceExpertsKernel {
   DeviceTile tile_;
 };
 
+class AdaptedReference final : public AdapterKernel {
+ public:
+  AdaptedReference(const ExpertsProblem& problem, const DeviceExperts& weights,
+                   const DeviceTile& tile)
+      : problem_(problem), weights_(weights), tile_(tile) {}
+
+  int32_t tile_tokens() const override { return tile_.tokens; }
+
+  void run(const AdaptedCall& call, CUstream_st* stream) const override {
+    detail::run_adapted_reference(problem_, weights_, call, stream);
+  }
+
+ private:
+  ExpertsProblem problem_;
+  DeviceExperts weights_;
+  DeviceTile tile_;
+};
+
 // The kernel finds the scales of blocks by itself.
 Support has_even_groups(const ExpertsProblem& problem) {
   const OrderedColumns& ordered = problem.ordered;
@@ -72,6 +90,12 @@ std::unique_ptr<DeviceExpertsKernel> make_reference(const ExpertsProblem& proble
                                                     const DeviceExperts& weights,
                                                     const DeviceTile& tile) {
   return std::make_unique<ReferenceKernel>(problem, weights, tile);
+}
+
+std::unique_ptr<AdapterKernel> make_adapted_reference(const ExpertsProblem& problem,
+                                                      const DeviceExperts& weights,
+                                                      const DeviceTile& tile) {
+  return std::make_unique<AdaptedReference>(problem, weights, tile);
 }
 
 }  // namespace conclave::inline v0::experts

@@ -3,6 +3,8 @@
 #include "core/weight_types.h"
 #include "cuda/check.h"
 #include "cuda/launch.h"
+#include "experts/cuda/adapters/add_terms.cuh"
+#include "experts/cuda/adapters/terms.h"
 #include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/lane_codes.h"
@@ -142,7 +144,22 @@ struct ReferenceParams {
   void* output = nullptr;
   int64_t output_stride = 0;
   DType output_dtype = DType::kBF16;
+  // For kernels that add what adapters contribute to gate and up, and to down.
+  AdapterTerms up_terms;
+  AdapterTerms down_terms;
 };
+
+// A product's sum and what the row's adapter adds to it.
+template <bool kAdapts>
+__device__ float with_terms(float sum, const AdapterTerms& terms, int64_t row, int half,
+                            int64_t feature) {
+  if constexpr (kAdapts) {
+    const RowFactors factors = terms.rows[row];
+    if (factors.rank[half] == 0) return sum;
+    sum += adapters::delta_of(factors, half, feature, terms.terms + row * terms.stride);
+  }
+  return sum;
+}
 
 // Bytes of elements that fill whole ones.
 __device__ int64_t bytes_of(const Matrix& matrix, int64_t elements) {
@@ -176,6 +193,7 @@ __device__ int64_t expert_of(const ReferenceParams& params, int64_t row) {
   return low;
 }
 
+template <bool kAdapts>
 __global__ void __launch_bounds__(kThreads)
     reference_up(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
@@ -205,10 +223,12 @@ __global__ void __launch_bounds__(kThreads)
                             : params.gate_up_bias + expert * (gated ? 2 : 1) * inner;
     float gate = 0;
     if (gated) {
-      gate = factor * warp_dot(weights, feature, params.input, token, params.input_columns);
+      const float sum = warp_dot(weights, feature, params.input, token, params.input_columns);
+      gate = factor * with_terms<kAdapts>(sum, params.up_terms, row, 0, feature);
       if (bias != nullptr) gate += bias[feature];
     }
-    float up = factor * warp_dot(up_weights, feature, params.input, token, params.input_columns);
+    const float sum = warp_dot(up_weights, feature, params.input, token, params.input_columns);
+    float up = factor * with_terms<kAdapts>(sum, params.up_terms, row, 1, feature);
     if (bias != nullptr) up += bias[(gated ? inner : 0) + feature];
     if (threadIdx.x % kLanes == 0) {
       float value = gated ? activation::device::apply(params.activation, gate, up)
@@ -256,6 +276,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Multiplies activated rows by their columns' factors, once adapters have read them.
+__global__ void __launch_bounds__(kThreads)
+    reference_scale_columns(const __grid_constant__ ReferenceParams params) {
+  const int64_t inner = params.intermediate_size;
+  const int64_t items = params.expert_begin[params.num_experts] * inner;
+  const int64_t threads = int64_t{gridDim.x} * kThreads;
+  for (int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x; item < items; item += threads) {
+    const int64_t expert = expert_of(params, item / inner);
+    params.intermediate[item] *= params.column_factors[expert * inner + item % inner];
+  }
+}
+
+template <bool kAdapts>
 __global__ void __launch_bounds__(kThreads)
     reference_down(const __grid_constant__ ReferenceParams params) {
   const int64_t rows = params.expert_begin[params.num_experts];
@@ -272,6 +305,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t expert = expert_of(params, row);
     const Matrix weights = of_expert(params.down, expert, params.down_elements, params.down_scales);
     float sum = warp_dot(weights, column, intermediate, row, params.intermediate_size);
+    sum = with_terms<kAdapts>(sum, params.down_terms, row, 0, column);
     if (params.down_bias != nullptr) sum += params.down_bias[expert * hidden + column];
     if (threadIdx.x % kLanes == 0) {
       store_element(params.output, params.output_dtype,
@@ -404,10 +438,40 @@ void run_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
   const ReferenceParams params = make_params(problem, weights, call);
   const int64_t rows = call.groups.max_rows;
   if (rows == 0) return;
-  cuda::launch("experts.reference.up", reference_up,
+  cuda::launch("experts.reference.up", reference_up<false>,
                shape_for(problem, rows * problem.intermediate_size, stream), params);
   quantise_intermediate(problem, weights, params, rows, stream);
-  cuda::launch("experts.reference.down", reference_down,
+  cuda::launch("experts.reference.down", reference_down<false>,
+               shape_for(problem, rows * problem.hidden_size, stream), params);
+}
+
+void run_adapted_reference(const ExpertsProblem& problem, const DeviceExperts& weights,
+                           const AdaptedCall& call, CUstream_st* stream) {
+  const DeviceExpertsCall& experts = call.experts;
+  const int64_t rows = experts.groups.max_rows;
+  if (rows == 0) return;
+  const int64_t inner = problem.intermediate_size;
+  ReferenceParams params = make_params(problem, weights, experts);
+  params.up_terms = call.up;
+  params.down_terms = call.down;
+  ReferenceParams up = params;
+  up.column_factors = nullptr;
+  make_adapter_terms(call, AdaptedProduct::kGateUp, problem, call.source, stream);
+  cuda::launch("experts.reference.up", reference_up<true>, shape_for(problem, rows * inner, stream),
+               up);
+  make_adapter_terms(call, AdaptedProduct::kDown, problem,
+                     {.rows = params.intermediate,
+                      .dtype = DType::kF32,
+                      .stride = inner,
+                      .columns = inner,
+                      .is_sorted = true},
+                     stream);
+  if (params.column_factors != nullptr) {
+    cuda::launch("experts.reference.scale_columns", reference_scale_columns,
+                 shape_for(problem, rows * inner / kLanes + 1, stream), params);
+  }
+  quantise_intermediate(problem, weights, params, rows, stream);
+  cuda::launch("experts.reference.down", reference_down<true>,
                shape_for(problem, rows * problem.hidden_size, stream), params);
 }
 

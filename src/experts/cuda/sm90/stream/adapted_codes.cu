@@ -1,0 +1,96 @@
+#include "experts/cuda/adapters/terms.h"
+#include "experts/cuda/sm90/stream/adapted_codes.cuh"
+#include "experts/cuda/sm90/stream/adapted_codes.h"
+#include "experts/cuda/sm90/stream/codes_products.h"
+
+namespace conclave::inline v0::experts {
+namespace {
+
+using stream::AdaptedCodedParams;
+using stream::AdaptedCodesPair;
+using stream::Codes;
+using stream::find_adapted;
+
+// Codes as stored.
+template <int kBits>
+AdaptedCodesPair find_stored(const CodeKernelForm& form, const DeviceTile& tile) {
+  if (form.columns_of_sum == 16) {
+    return form.offsets
+               ? find_adapted<Codes{.bits = kBits, .steps_of_sum = 1, .offsets = true}>(tile)
+               : find_adapted<Codes{.bits = kBits, .steps_of_sum = 1}>(tile);
+  }
+  return form.offsets ? find_adapted<Codes{.bits = kBits, .steps_of_sum = 2, .offsets = true}>(tile)
+                      : find_adapted<Codes{.bits = kBits, .steps_of_sum = 2}>(tile);
+}
+
+// Chooses as stream_codes.cu does.
+AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
+  const CodeKernelForm form = code_kernel_form(problem);
+  if (form.exact) {
+    return form.columns_of_sum == 16 ? stream::find_adapted_of_floats(tile)
+                                     : stream::find_adapted_of_powers(tile);
+  }
+  if (form.two_terms) {
+    if (form.in_pairs) return stream::find_adapted_of_pairs_in_terms(tile);
+    return form.columns_of_sum == 16
+               ? find_adapted<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
+               : find_adapted<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
+  }
+  if (form.in_order) {
+    if (form.offsets) return stream::find_adapted_in_order_with_offsets(tile);
+    return form.columns_of_sum == 128 ? stream::find_adapted_of_long_sums(tile)
+                                      : stream::find_adapted_in_order(tile);
+  }
+  if (form.in_pairs) {
+    return form.columns_of_sum == 64 ? stream::find_adapted_of_wide_pairs(tile)
+                                     : stream::find_adapted_of_pairs(tile);
+  }
+  return form.bits == 4 ? find_stored<4>(form, tile) : find_stored<8>(form, tile);
+}
+
+class AdaptedCodes final : public AdapterKernel {
+ public:
+  AdaptedCodes(const ExpertsProblem& problem, const DeviceExperts& weights, const DeviceTile& tile)
+      : problem_(problem),
+        products_({.row = "cuda.stream_codes_sm90",
+                   .up = "experts.stream_codes_sm90.adapted_up",
+                   .down = "experts.stream_codes_sm90.adapted_down"},
+                  find_kernels(problem, tile), problem, weights, tile) {}
+
+  int32_t tile_tokens() const override { return products_.tile().tokens; }
+
+  void run(const AdaptedCall& call, CUstream_st* stream) const override {
+    const DeviceExpertsCall& experts = call.experts;
+    if (experts.groups.max_rows == 0) return;
+    const auto rows = products_.place_intermediate(experts);
+    const bool rounds = products_.rounds_rows();
+    make_adapter_terms(call, AdaptedProduct::kGateUp, problem_, call.source, stream);
+    AdaptedCodedParams up = stream::with_terms(products_.up(), call.up);
+    // The kernel of terms has waited for the grouping.
+    up.groups_are_done = true;
+    products_.run_up(experts, rows, up, stream);
+    make_adapter_terms(call, AdaptedProduct::kDown, problem_,
+                       {.rows = rounds ? rows.floats : rows.rows,
+                        .dtype = rounds ? DType::kF32 : DType::kBF16,
+                        .stride = rows.stride,
+                        .columns = problem_.intermediate_size,
+                        .is_sorted = true},
+                       stream);
+    if (rounds) products_.round_rows(experts, rows, stream);
+    products_.run_down(experts, rows, stream::with_terms(products_.down(), call.down), stream);
+  }
+
+ private:
+  ExpertsProblem problem_;
+  stream::CodesProducts<AdaptedCodedParams> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<AdapterKernel> make_adapted_codes(const ExpertsProblem& problem,
+                                                  const DeviceExperts& weights,
+                                                  const DeviceTile& tile) {
+  return std::make_unique<AdaptedCodes>(problem, weights, tile);
+}
+
+}  // namespace conclave::inline v0::experts

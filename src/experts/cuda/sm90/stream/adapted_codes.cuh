@@ -1,0 +1,65 @@
+// Kernels of products whose weights are codes and whose rows may have adapters.
+#pragma once
+
+#include "experts/cuda/sm90/stream/adapted_codes.h"
+#include "experts/cuda/sm90/stream/adapted_consumer.cuh"
+#include "experts/cuda/sm90/stream/launch.h"
+#include "experts/cuda/sm90/stream/stream.cuh"
+#include "experts/cuda/sm90/stream/stream_codes.h"
+
+#include "conclave/error.h"
+
+namespace conclave::inline v0::experts::stream {
+
+using AdaptedCodesPair = KernelPairOf<AdaptedCodedParams>;
+
+template <class Config, Product kProduct>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    adapted_codes_product(const __grid_constant__ AdaptedCodedParams params) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
+  if constexpr (!Config::kCodes.in_order && !Config::kIsExact) fill_values(params, shared);
+  run_block<Config, kProduct, AdaptedConsumer<Config>>(params, shared);
+}
+
+template <int kTokens, Codes kCodes>
+AdaptedCodesPair adapted_pair() {
+  constexpr int kWeightRows = 128;
+  constexpr CodeKernelForm kForm{.bits = kCodes.bits,
+                                 .columns_of_sum = 16 * kCodes.steps_of_sum,
+                                 .offsets = kCodes.offsets,
+                                 .two_terms = kCodes.terms == 2,
+                                 .in_order = kCodes.in_order,
+                                 .in_pairs = kCodes.in_pairs,
+                                 .exact = kCodes.exact != ExactScales::kNone};
+  constexpr Shape kShape{.max_tokens = kTokens,
+                         .weight_rows = kWeightRows,
+                         .atoms = kCodes.bits == 4 ? 4 : 2,
+                         .stages = code_stages(kForm, kTokens, kWeightRows),
+                         .consumers = kWeightRows / 64};
+  using Own = Config<__nv_bfloat16, kShape, kCodes>;
+  return {.up = describe_kernel<Own>(adapted_codes_product<Own, Product::kUp>),
+          .down = describe_kernel<Own>(adapted_codes_product<Own, Product::kDown>)};
+}
+
+// The kernels of the tiles of adapted_codes.cc.
+template <Codes kCodes>
+AdaptedCodesPair find_adapted(const DeviceTile& tile) {
+  if (tile.tokens == 16) return adapted_pair<16, kCodes>();
+  if (tile.tokens == 64) return adapted_pair<64, kCodes>();
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "cuda.stream_codes_sm90 has no such tile for rows with adapters",
+               .found = to_string(tile)});
+}
+
+// As those of codes_tiles.cuh.
+AdaptedCodesPair find_adapted_in_order(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_long_sums(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_in_order_with_offsets(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_pairs(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_wide_pairs(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_pairs_in_terms(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_powers(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_floats(const DeviceTile& tile);
+
+}  // namespace conclave::inline v0::experts::stream

@@ -1,0 +1,18 @@
+// "cuda.stream_codes_sm90" for rows that have adapters.
+#pragma once
+
+#include "experts/cuda/adapters/adapter_kernel.h"
+
+#include <memory>
+#include <span>
+
+namespace conclave::inline v0::experts {
+
+// What stream_codes_supports, but for factors of columns: terms are of rows without them.
+Support adapted_codes_supports(const ExpertsProblem& problem);
+std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem);
+std::unique_ptr<AdapterKernel> make_adapted_codes(const ExpertsProblem& problem,
+                                                  const DeviceExperts& weights,
+                                                  const DeviceTile& tile);
+
+}  // namespace conclave::inline v0::experts
