@@ -89,7 +89,7 @@ struct LayerOptions {
   // forwards go on (conclave/migration.h). Equal on all ranks, 0 to 1024; "cpu" only.
   int32_t spare_experts = 0;
   // The largest rank of adapters that may be added (conclave/lora.h): 0 to kMostAdapterRank, equal
-  // on all ranks. The workspace has room for their terms; 0: none can be added. "cpu" only.
+  // on all ranks. The workspace has room for their terms; 0: none can be added.
   int32_t max_adapter_rank = 0;
   // Measured choices that precede the built-in ones on CUDA; null: none. The layer shares them.
   std::shared_ptr<const TuningTable> tuning = {};
@@ -190,7 +190,8 @@ struct LayerStatus {
   int64_t forwards = 0;
   int64_t tokens = 0;
   // Ids other than -1 that were dropped: by IdPolicy::kSkip, and on CUDA by kStrict too; and there
-  // choices for which bans in device memory leave no expert. forward cannot see either.
+  // choices for which bans in device memory leave no expert, and ids of adapters that the layer has
+  // not. forward cannot see any of them.
   int64_t skipped_ids = 0;
   int64_t tokens_without_finite_logit = 0;
   // The number of the last refit that was committed (conclave/refit.h), 0 before any. Ranks compare
@@ -342,8 +343,8 @@ class CONCLAVE_API MoeLayer {
   // kUnsupported with the reason where the device takes none, kState without
   // LayerOptions::max_adapter_rank or while experts are on their way, kOutOfMemory.
   int32_t add_adapter(const LoraAdapter& adapter);
-  // Forwards that are under way keep it until they end. Throws Error(kInvalidArgument) for an id
-  // that is none.
+  // Forwards that are under way keep it until they end; on CUDA this may wait for them. Throws
+  // Error(kInvalidArgument) for an id that is none.
   void remove_adapter(int32_t id);
   // In the order of their ids.
   std::vector<AdapterInfo> adapters() const;

@@ -125,8 +125,11 @@ class Engine {
 
   // Whether adapters can be added on this device, or why not.
   virtual Support takes_adapters() const {
-    return Support::no("adapters are added by layers on the CPU only");
+    return Support::no("adapters are added by layers on CPUs and on CUDA only");
   }
+  // Whether forward can look at ids of adapters; otherwise unknown ones are counted where they are
+  // looked up.
+  virtual bool sees_adapter_ids() const { return true; }
   // Copies what this rank needs of a checked adapter; `experts` is the expert in each of its
   // places. Like the next, for those that take adapters.
   virtual std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,

@@ -196,8 +196,10 @@ void Layer::forward(const ForwardArgs& args) {
   const int64_t tokens = engine_->check(args);
   const AdapterSetPointer adapters = shared_->adapters.current();
   // Rows of other ranks may have adapters where this rank's have none.
-  const bool uses_adapters = check_adapter_ids(args, tokens, *adapters) ||
-                             (exchanges_tokens(basis()) && !adapters->empty());
+  const bool names_some = engine_->sees_adapter_ids()
+                              ? check_adapter_ids(args, tokens, *adapters)
+                              : check_unseen_adapter_ids(args, *adapters, basis().options);
+  const bool uses_adapters = names_some || (exchanges_tokens(basis()) && !adapters->empty());
   const OnDevice scope(*engine_);
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);

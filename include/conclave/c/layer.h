@@ -61,7 +61,7 @@ typedef struct conclave_layer_options {
   conclave_weight_use weights;
   int32_t spare_experts;
   int32_t reserved;            // 0
-  int64_t max_adapter_rank;    // adapters may have it, up to 512; 0: none can be added; "cpu" only
+  int64_t max_adapter_rank;    // adapters may have it, up to 512; 0: none can be added
   int64_t micro_batch_tokens;  // calls of as many are cut in two; 0: as the plan finds it worth
 } conclave_layer_options;
 

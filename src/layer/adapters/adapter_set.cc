@@ -57,6 +57,12 @@ std::string known_ids(const AdapterSet& set) {
                                             .found = std::to_string(id)});
 }
 
+void check_either(const ForwardArgs& args) {
+  if (args.adapter_ids.empty() || args.adapter == kNoAdapter) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "give either adapter_ids or adapter", .tensor = "adapter"});
+}
+
 }  // namespace
 
 int64_t AdapterSet::find(int64_t id) const {
@@ -109,10 +115,7 @@ void AdapterStore::remove(AdapterId id, const MakeAdapterTable& make_table) {
 }
 
 bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet& set) {
-  if (!args.adapter_ids.empty() && args.adapter != kNoAdapter) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "give either adapter_ids or adapter", .tensor = "adapter"});
-  }
+  check_either(args);
   if (args.adapter_ids.empty()) {
     if (args.adapter == kNoAdapter) return false;
     if (set.find(args.adapter) < 0) refuse_id("adapter", args.adapter, set);
@@ -124,6 +127,20 @@ bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet
     refuse_id("adapter_ids[" + std::to_string(token) + "]", id, set);
   }
   return !set.empty();
+}
+
+bool check_unseen_adapter_ids(const ForwardArgs& args, const AdapterSet& set,
+                              const LayerOptions& options) {
+  check_either(args);
+  if (args.adapter != kNoAdapter && set.find(args.adapter) < 0) {
+    refuse_id("adapter", args.adapter, set);
+  }
+  if (!args.adapter_ids.empty() && options.max_adapter_rank == 0) {
+    throw Error(ErrorCode::kState, {.what = "this layer was made without room for adapters",
+                                    .tensor = "adapter_ids",
+                                    .expected = "a layer made with LayerOptions.max_adapter_rank"});
+  }
+  return names_adapters(args);
 }
 
 bool names_adapters(const ForwardArgs& args) {

@@ -72,6 +72,11 @@ class AdapterStore {
 // Returns whether the call names adapters at all.
 bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet& set);
 
+// The same for ids in a device's memory, which are not looked at: the layer needs room for
+// adapters.
+bool check_unseen_adapter_ids(const ForwardArgs& args, const AdapterSet& set,
+                              const LayerOptions& options);
+
 // Whether a call names adapters. Reads no ids: they may lie in a device's memory.
 bool names_adapters(const ForwardArgs& args);
 // Throws Error(kUnsupported) where there is no support for adapters, naming the argument.

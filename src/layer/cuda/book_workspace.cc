@@ -10,6 +10,7 @@
 #include "conclave/error.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
@@ -60,9 +61,29 @@ size_t kernel_bytes(const CudaMlpPlan& part, int64_t tokens) {
   return most;
 }
 
+// The parts that take adapters.
+std::vector<const CudaMlpPlan*> adapted_parts(const CudaPlan& plan) {
+  std::vector<const CudaMlpPlan*> parts;
+  for (const CudaMlpPlan* part : {&plan.routed, plan.shared ? &*plan.shared : nullptr}) {
+    if (part != nullptr && !part->adapters.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+size_t adapted_bytes(const CudaPlan& plan, int64_t tokens) {
+  size_t most = 0;
+  for (const CudaMlpPlan* part : adapted_parts(plan)) {
+    for_each_rung(part->adapters, {.first = 1, .last = tokens},
+                  [&](const AdapterRung& rung, int64_t last) {
+                    most = std::max(most, rung.row->workspace_bytes(part->problem, last));
+                  });
+  }
+  return most;
+}
+
 // Kinds of experts run one after the other and share this memory.
 size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
-  size_t most = kernel_bytes(plan.routed, tokens);
+  size_t most = std::max(kernel_bytes(plan.routed, tokens), adapted_bytes(plan, tokens));
   if (plan.shared) most = std::max(most, kernel_bytes(*plan.shared, tokens));
   if (plan.residual) most = std::max(most, kernel_bytes(*plan.residual, tokens));
   return most;
@@ -95,6 +116,7 @@ int64_t unsorted_tokens(const CudaMlpPlan& part, const CallRange& calls) {
 int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   const int64_t top_k = part.problem.top_k;
   const int64_t row_bytes = part.row_stride * byte_size(part.row_dtype);
+  const bool has_adapters = !part.adapters.empty();
   const auto of_sorted = [&](const experts::LadderRung& rung, int64_t slots) {
     return part.quantises() && !makes_values(part, rung)
                ? sorted_codes(slots, part.problem.hidden_size).bytes
@@ -105,7 +127,7 @@ int64_t output_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   for_each_rung(part.ladder, calls, [&](const experts::LadderRung& rung, int64_t tokens) {
     const int64_t slots = tokens * top_k;
     if (rung.tile.sorted_input) most = std::max(most, of_sorted(rung, slots));
-    if (!rung.adds_rows) most = std::max(most, slots * row_bytes);
+    if (!rung.adds_rows || has_adapters) most = std::max(most, slots * row_bytes);
   });
   return most;
 }
@@ -172,11 +194,59 @@ void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
   sizes.set(kMix, tokens, sizeof(float));
 }
 
+// Tiles of rows with adapters may be narrower than the ladder's.
+int64_t adapted_group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
+  size_t bytes = 0;
+  for_each_rung(part.adapters, calls, [&](const AdapterRung& rung, int64_t tokens) {
+    bytes = std::max(
+        bytes, dispatch::device_group_workspace_bytes(
+                   tokens, part.problem.top_k, part.problem.num_local_experts, rung.tile.tokens));
+  });
+  return static_cast<int64_t>(bytes);
+}
+
+void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
+  if (!plan.takes_adapters()) return;
+  int64_t slots = 1;
+  int64_t group = 0;
+  int64_t input = 0;
+  int64_t scales = 0;
+  for (const CudaMlpPlan* part : adapted_parts(plan)) {
+    const experts::ExpertsProblem& problem = part->problem;
+    const int64_t own_slots = calls.last * problem.top_k;
+    const int64_t rows =
+        calls.last * (part->has_own_rows() || plan.weighs_rows ? problem.top_k : 1);
+    const int64_t width =
+        std::max(padded_codes(problem.hidden_size), part->row_stride * byte_size(part->row_dtype));
+    slots = std::max(slots, own_slots);
+    group = std::max(group, adapted_group_bytes(*part, calls));
+    input = std::max(input, rows * width);
+    scales = std::max(scales,
+                      padded_row(rows, DType::kF32) * ceil_div(problem.hidden_size, kScaleColumns));
+  }
+  const int64_t terms = experts::most_adapter_terms(plan.options.max_adapter_rank);
+  sizes.set(kAdapterMarks, calls.last, sizeof(int32_t));
+  sizes.set(kAdapterIds, slots, sizeof(int32_t));
+  sizes.set(kAdapterGroup, group, 1);
+  sizes.set(kAdapterInput, input, 1);
+  sizes.set(kAdapterScales, scales, sizeof(float));
+  for (const CudaBuffer rows : {kAdapterUp, kAdapterDown}) {
+    sizes.set(rows, slots, sizeof(experts::RowFactors));
+  }
+  sizes.set(kAdapterUpTerms, slots * terms, sizeof(float));
+  sizes.set(kAdapterDownTerms, slots * terms / 2, sizeof(float));
+  sizes.set(kAdapterOut, std::min(calls.last, plan.decode_tokens) * plan.spec.hidden_size,
+            sizeof(float));
+}
+
 void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   int64_t grouping = std::max(group_bytes(plan.routed, calls),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
                                   calls.last, plan.num_slots(), 1, kLeastGroupTile)));
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
+  for (const CudaMlpPlan* part : adapted_parts(plan)) {
+    grouping = std::max(grouping, adapted_group_bytes(*part, calls));
+  }
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   sizes.set(kGroup, grouping, 1);
   sizes.set(kExperts, static_cast<int64_t>(experts_bytes(plan, calls.last)), 1);
@@ -195,6 +265,7 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   for (const CudaBuffer rows : {kRankPart, kRankSharedPart, kRankSum, kRankSharedSum}) {
     sizes.set(rows, sum_columns, sizeof(float));
   }
+  size_adapters(sizes, plan, calls);
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }
 

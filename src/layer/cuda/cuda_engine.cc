@@ -4,6 +4,7 @@
 #include "cuda/device_info.h"
 #include "cuda/stream.h"
 #include "layer/chunks.h"
+#include "layer/cuda/adapter_memory.h"
 #include "layer/cuda/arguments.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/content_hash.h"
@@ -177,6 +178,15 @@ void run_limits(const LayerCall& call, const ForEachChunk& for_each_chunk) {
   });
 }
 
+CudaCallAdapters adapters_of(const LayerCall& call) {
+  if (call.adapters == nullptr || call.adapters->empty()) return {};
+  const int32_t place = call.args.adapter == kNoAdapter
+                            ? -1
+                            : static_cast<int32_t>(call.adapters->find(call.args.adapter));
+  return {.table = static_cast<const CudaAdapterTable*>(call.adapters->table.get()),
+          .mark = place + 1};
+}
+
 void CudaRunner::run(const LayerCall& call) const {
   // Chunks have one of two lengths; both must fit before the first chunk runs.
   const int64_t shorter = call.chunks == 0 ? 0 : call.tokens / call.chunks;
@@ -184,6 +194,7 @@ void CudaRunner::run(const LayerCall& call) const {
   const bool all_alike = call.chunks == 0 || call.tokens % call.chunks == 0;
   const WorkspaceBooking of_longer =
       all_alike ? of_shorter : booking_in(call.workspace, shorter + 1);
+  const CudaCallAdapters adapters = adapters_of(call);
   const CudaCallLimits limits =
       call.chunks == 0 ? CudaCallLimits() : limits_of_call(plan_, call.args);
   const auto for_each_chunk = [&](const auto& visit) {
@@ -199,6 +210,7 @@ void CudaRunner::run(const LayerCall& call) const {
                       .count = at.count,
                       .is_whole_call = call.chunks == 1,
                       .counters = weights_.side->counters.as<CudaCounters>(),
+                      .adapters = adapters,
                       .stream = to_cuda(call.args.stream),
                       .limits = limits},
             at);
@@ -250,6 +262,16 @@ class CudaEngine final : public Engine {
   }
   uint64_t content_hash(const LayerWeights& weights,
                         std::span<const int32_t> places) const override;
+  Support takes_adapters() const override { return Support::yes(); }
+  bool sees_adapter_ids() const override { return false; }
+  std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                              std::span<const int32_t> experts) const override {
+    return upload_adapter(context_, plan_, adapter, experts);
+  }
+  std::shared_ptr<const EngineAdapterTable> adapter_table(
+      std::span<const HeldAdapter> adapters) const override {
+    return upload_adapter_table(context_, plan_, adapters);
+  }
   int32_t enter() const override;
   void leave(int32_t previous) const noexcept override {
     static_cast<void>(cudaSetDevice(previous));

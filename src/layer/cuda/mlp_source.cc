@@ -11,9 +11,12 @@ namespace {
 // reach beyond the caller's memory.
 constexpr int64_t kRowGroup = 8;
 
-CodeForms forms_of(const std::vector<experts::LadderRung>& ladder) {
+CodeForms forms_of(const CudaMlpPlan& part) {
   CodeForms forms{.floats = false, .factors = false};
-  for (const experts::LadderRung& rung : ladder) {
+  for (const AdapterRung& rung : part.adapters) {
+    (rung.row->reads_factors ? forms.factors : forms.floats) = true;
+  }
+  for (const experts::LadderRung& rung : part.ladder) {
     for (const experts::DeviceKernelRow* row : {rung.row, rung.skewed_row}) {
       if (row == nullptr) continue;
       (row->reads_factors ? forms.factors : forms.floats) = true;
@@ -28,7 +31,7 @@ MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, Weight
   MlpSource mlp{.problem = part.problem,
                 .experts = {},
                 .adds_down_bias = plan.part.adds_down_bias,
-                .forms = forms_of(part.ladder)};
+                .forms = forms_of(part)};
   for (int64_t expert = 0; expert < part.problem.num_local_experts; ++expert) {
     mlp.experts.push_back({.mlp = kind,
                            .expert = static_cast<int32_t>(expert),
@@ -61,7 +64,7 @@ MlpSource routed_source(const CudaPlan& plan) {
   MlpSource mlp{.problem = plan.routed.problem,
                 .experts = {},
                 .adds_down_bias = plan.part.adds_down_bias,
-                .forms = forms_of(plan.routed.ladder)};
+                .forms = forms_of(plan.routed)};
   // One launch reads what the streamed kernels read.
   mlp.forms.floats |= plan.decode_row != nullptr && !mlp.forms.factors;
   for (const int32_t expert : plan.part.local_experts) {

@@ -5,6 +5,7 @@
 #include "core/shared_facts.h"
 #include "core/verdicts.h"
 #include "core/weight_types.h"
+#include "layer/cuda/adapter_plan.h"
 #include "layer/cuda/describe_plan.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/one_launch.h"
@@ -212,6 +213,27 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
+// What the layer's own kernels lack for adapters, of all parts that take some.
+void choose_adapter_kernels(CudaPlan& plan) {
+  if (!plan.takes_adapters()) return;
+  PartChecks checks(plan.summary.rows);
+  const auto choose = [&](CudaMlpPlan& part) {
+    const Support support = plan_adapters(part);
+    checks.need(static_cast<bool>(support), "adapters", support.reason());
+    if (!support || part.adapters.empty()) return;
+    const AdapterRung& last = part.adapters.back();
+    plan.summary.rows.push_back(
+        {.table = "adapters",
+         .name = std::string(last.row->name),
+         .chosen = true,
+         .reason = last.in_one_pass ? "their terms join the sums of the same launches"
+                                    : "computes rows with adapters anew, behind the others"});
+  };
+  choose(plan.routed);
+  if (plan.shared) choose(*plan.shared);
+  checks.throw_if_any();
+}
+
 // Lays out the codes of parts whose columns have an order.
 void lay_out_codes(CudaPlan& plan, MlpProblems& problems) {
   const auto lay_out = [&](experts::ExpertsProblem& problem, MlpOrder LayerOrders::*part,
@@ -277,6 +299,7 @@ void fill_plan(CudaPlan& plan, Communicator* communicator) {
   if (plan.routed.problem.num_local_experts > 0) choose_routed_ladder(plan);
   if (plan.shared) choose_other_ladder(plan, *plan.shared);
   if (plan.residual) choose_other_ladder(plan, *plan.residual);
+  choose_adapter_kernels(plan);
   choose_launches(plan);
   plan.stages = declare_stages(plan);
   summarise(plan);

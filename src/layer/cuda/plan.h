@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dispatch/cuda/catalog.h"
+#include "experts/cuda/adapters/adapter_kernel.h"
 #include "experts/ladder.h"
 #include "gemm/cuda/catalog.h"
 #include "layer/cuda/column_orders.h"
@@ -23,6 +24,16 @@
 
 namespace conclave::inline v0 {
 
+// How rows with adapters are computed in calls of up to `last_tokens` tokens.
+struct AdapterRung {
+  int64_t last_tokens = 0;
+  const experts::AdapterKernelRow* row = nullptr;
+  experts::DeviceTile tile = {};
+  // Rows without an adapter have the bits of the ladder's kernel, so that one pass serves all;
+  // otherwise that kernel computes every row, and those that have one are computed again.
+  bool in_one_pass = false;
+};
+
 // Experts of one kind: routed, shared, or the residual MLP.
 struct CudaMlpPlan {
   experts::ExpertsProblem problem;
@@ -30,6 +41,7 @@ struct CudaMlpPlan {
   std::vector<dispatch::GroupRung> grouping = {};
   DType row_dtype = DType::kBF16;  // type of output rows, and of input rows that are not quantised
   int64_t row_stride = 0;          // elements of a row, a multiple of 16 bytes
+  std::vector<AdapterRung> adapters = {};  // empty: no row has one
 
   bool quantises() const;  // its input is codes
   // Every slot reads a row of its own: its expert's order of columns, or times its factors.
@@ -98,6 +110,7 @@ struct CudaPlan : PlanBase {
   bool sums_ranks() const { return part.reduces(); }
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
   // Rows that routed experts read per token.
+  bool takes_adapters() const { return options.max_adapter_rank > 0; }
   int64_t rows_per_token() const { return has_rows_of_slots() ? spec.top_k : 1; }
   bool has_rows_of_slots() const { return weighs_rows || routed.has_own_rows(); }
 };

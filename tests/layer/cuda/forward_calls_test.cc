@@ -2,6 +2,7 @@
 // when the layer is made. Calls of the runtime are counted from the first forward on.
 
 #include "device_layer.h"
+#include "layer/random_adapter.h"
 #include "support/cuda/call_counter.h"
 #include "support/cuda/cuda_problem.h"
 #include "support/cuda/problem_layer.h"
@@ -160,6 +161,24 @@ TEST_F(CudaForwardCalls, ChunksAndGrownLayers_AskNothing) {
   owned.layer = owned.layer.with_max_tokens(20000);
   owned.workspace = Workspace(owned.context, owned.layer.workspace_bytes());
   expect_pure_forwards(owned, {1, 20000});
+}
+
+TEST_F(CudaForwardCalls, Adapters_AskNothing) {
+  const MoeSpec spec = make_spec(8, 2, 256, 128, DType::kBF16);
+  DeviceLayer owned(spec, {.max_adapter_rank = 8});
+  const int32_t id = owned.layer.add_adapter(testing::random_adapter(spec, {.rank = 8}));
+  for (const int64_t tokens : {4, 40}) {
+    const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 5);
+    DeviceForward by_token(owned, hidden.view(), DType::kBF16);
+    const DeviceTensor ids = owned.queue.upload(testing::id_tensor(tokens, {-1, id}).view());
+    by_token.args.adapter_ids = ids.const_view();
+    expect_pure(counted([&] { by_token.enqueue(); }));
+    DeviceForward one(owned, hidden.view(), DType::kBF16);
+    one.args.adapter = id;
+    expect_pure(counted([&] { one.enqueue(); }));
+    static_cast<void>(by_token.out());
+    static_cast<void>(one.out());
+  }
 }
 
 // A rung with a second kernel, beside which the first may have nothing to do.

@@ -3,6 +3,7 @@
 #include "dispatch/cuda/group.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
+#include "layer/stages/cuda/adapters.h"
 #include "layer/stages/cuda/factors.h"
 #include "layer/stages/cuda/finish.h"
 #include "layer/stages/cuda/limits.h"
@@ -10,6 +11,7 @@
 #include "layer/stages/cuda/route.h"
 #include "layer/stages/cuda/rows.h"
 #include "layer/stages/cuda/sum_ranks.h"
+#include "quant/gpu_rows.h"
 
 #include <algorithm>
 #include <optional>
@@ -30,17 +32,24 @@ SkewRule skew_rule(const CudaChunk& chunk) {
 }
 
 // A rank without experts groups nothing, but still counts the load.
-dispatch::DeviceGroupArgs group_args(const CudaChunk& chunk, std::span<int64_t> expert_load) {
+dispatch::DeviceGroupArgs group_args(const CudaChunk& chunk, const CudaMarks& marks,
+                                     std::span<int64_t> expert_load) {
   const CudaPlan& plan = chunk.plan;
   const int64_t local = plan.routed.problem.num_local_experts;
-  const SkewRule skew = local == 0 ? SkewRule() : skew_rule(chunk);
+  const CudaAdapterRung* const adapted =
+      marks.any() ? one_pass_rung(chunk.kernels.routed_adapters, chunk.count) : nullptr;
+  const SkewRule skew = local == 0 || adapted != nullptr ? SkewRule() : skew_rule(chunk);
+  int32_t tile = kLeastGroupTile;
+  if (adapted != nullptr) {
+    tile = adapted->kernel->tile_tokens();
+  } else if (local != 0) {
+    tile = rung_for(chunk.kernels.routed, chunk.count).kernel->tile_tokens();
+  }
   return {.launches = routed_launches(plan, chunk.count),
           .local_expert = chunk.weights.local_expert.as<int32_t>(),
           .num_experts = plan.num_ids(),
           .num_local_experts = static_cast<int32_t>(std::max<int64_t>(local, 1)),
-          .tile_tokens = local == 0
-                             ? kLeastGroupTile
-                             : rung_for(chunk.kernels.routed, chunk.count).kernel->tile_tokens(),
+          .tile_tokens = tile,
           .expert_load = expert_load.data(),
           .num_counted = static_cast<int32_t>(plan.spec.num_experts),
           .workspace = chunk.scratch.at<void>(CudaBuffer::kGroup),
@@ -76,12 +85,16 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
 }
 
 RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
-                      const CudaRouting& routing, const TensorView& out) {
+                      const CudaRouting& routing, const CudaMarks& marks, const TensorView& out) {
   using enum CudaStage;
   if (!chunk.runs(kInput)) return no_rows(chunk.at(kExperts));
   SourceRows rows = source_rows(hidden);
   if (chunk.runs(kLatentDown)) rows = project_down(chunk.at(kLatentDown), rows);
+  const SourceRows tokens = rows;
   if (chunk.runs(kRowsOfSlots)) rows = rows_of_slots(chunk.at(kRowsOfSlots), routing, rows);
+  if (marks.any()) {
+    return run_adapted_experts(chunk, routing, marks, {.tokens = tokens, .rows = rows});
+  }
   const DeviceRows input =
       kernel_rows(chunk.at(kInput), routed_mlp(chunk), routing.groups, routing.live.tokens, rows);
   return run_experts(chunk.at(kExperts), routing, input, out);
@@ -127,29 +140,41 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   };
   // A call may add something to the sums of slots that the plan does not know of.
   const bool call_adds = given.live.padding_mask != nullptr || !args.shared_out.empty();
-  if (chunk.runs(kOneLaunch) && !call_adds && args.expert_load.empty()) {
+  const CudaMarks marks =
+      chunk.runs(kMarks) ? enqueue_marks(chunk.at(kMarks), args, live) : CudaMarks();
+  const bool in_one_launch = chunk.runs(kOneLaunch) && !call_adds && args.expert_load.empty();
+  if (in_one_launch && !marks.any()) {
     const std::optional<CudaRouting> in_place =
         routing_in_place(chunk.plan.spec, given, captures, factors);
     return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
   }
-  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), args.expert_load);
+  const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), marks, args.expert_load);
   const CudaRouting routing = route(&group);
-  RoutedRows rows = run_routed(chunk, args.hidden, routing, call_adds ? TensorView() : args.out);
+  // Tokens without an adapter have the bits of the single launch.
+  const bool selects = in_one_launch && marks.by_token != nullptr;
+  TensorView out = args.out;
+  if (selects) {
+    run_in_one_launch(chunk.at(kOneLaunch), args, routing);
+    out.data = chunk.at(kSelect).scratch.at<void>(CudaBuffer::kAdapterOut);
+    out.row_stride = out.shape[1];
+  }
+  RoutedRows rows = run_routed(chunk, args.hidden, routing, marks, call_adds ? TensorView() : out);
   if (rows.form == RoutedRows::Form::kAreOutput) return;
   CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
   if (chunk.runs(kShared)) {
     terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
-                                    source_rows(args.hidden));
+                                    source_rows(args.hidden), marks);
   }
   if (chunk.runs(kResidual)) {
     const ConstTensorView& source = args.residual_input.empty() ? args.hidden : args.residual_input;
     terms.residual = run_on_every_row(chunk.at(kResidual), residual_mlp(chunk), given.live.tokens,
-                                      source_rows(source));
+                                      source_rows(source), CudaMarks());
   }
   if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
   if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
   combine_and_finish(chunk.at(kFinish), routing, rows, terms,
-                     {.out = args.out, .shared = args.shared_out});
+                     {.out = out, .shared = args.shared_out});
+  if (selects) select_adapted_rows(chunk.at(kSelect), marks, live, out, args.out);
 }
 
 // Makes one kernel per row and tile that a ladder names.
@@ -202,6 +227,24 @@ std::vector<CudaRung> make_rungs(const CudaMlpPlan& part, KernelMaker maker) {
   return rungs;
 }
 
+CudaAdapterKernels make_adapter_kernels(const CudaMlpPlan& part,
+                                        const experts::DeviceExperts& weights) {
+  CudaAdapterKernels made;
+  for (const AdapterRung& rung : part.adapters) {
+    made.owned.push_back(rung.row->make(part.problem, weights, rung.tile));
+    made.rungs.push_back({.last_tokens = rung.last_tokens,
+                          .kernel = made.owned.back().get(),
+                          .in_one_pass = rung.in_one_pass});
+    const bool rounds = part.quantises() && rung.row->reads_values &&
+                        quant::value_rows_support(part.problem.weight_dtype, part.problem.quant);
+    CudaRung rows{.last_tokens = rung.last_tokens};
+    if (rounds)
+      rows.rounding = experts::row_rounding(part.problem.weight_dtype, part.problem.quant);
+    made.rows.push_back(rows);
+  }
+  return made;
+}
+
 }  // namespace
 
 CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) {
@@ -215,6 +258,9 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
     rung.finishes_rows = plan.end.writes_output && rung.kernel->finishes_rows();
   }
   if (plan.shared) kernels.shared = make(*plan.shared, weights.shared);
+  kernels.routed_adapters = make_adapter_kernels(plan.routed, weights.routed.view);
+  if (plan.shared)
+    kernels.shared_adapters = make_adapter_kernels(*plan.shared, weights.shared.view);
   if (plan.residual) kernels.residual = make(*plan.residual, weights.residual);
   if (plan.decode_tokens > 0) {
     kernels.decode = plan.decode_row->make(plan.routed.problem, weights.routed.view);

@@ -1,8 +1,10 @@
 // Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
+#include "experts/cuda/adapters/adapter_kernel.h"
 #include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/one_launch.h"
+#include "layer/cuda/adapter_memory.h"
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/plan.h"
 #include "layer/cuda/weights.h"
@@ -30,12 +32,26 @@ struct CudaRung {
   const experts::DeviceExpertsKernel* skewed = nullptr;
 };
 
+// A rung of kernels for rows with adapters.
+struct CudaAdapterRung {
+  int64_t last_tokens = 0;
+  const experts::AdapterKernel* kernel = nullptr;
+  bool in_one_pass = false;  // serves the other rows as well
+};
+struct CudaAdapterKernels {
+  std::vector<std::unique_ptr<experts::AdapterKernel>> owned;
+  std::vector<CudaAdapterRung> rungs;  // empty: no row has an adapter
+  std::vector<CudaRung> rows;          // the same, as their input rows are made
+};
+
 // The kernels of a layer, made once beside its weights.
 struct CudaKernels {
   std::vector<std::unique_ptr<experts::DeviceExpertsKernel>> owned;
   std::vector<CudaRung> routed;
   std::vector<CudaRung> shared;
   std::vector<CudaRung> residual;
+  CudaAdapterKernels routed_adapters;
+  CudaAdapterKernels shared_adapters;
   std::unique_ptr<experts::OneLaunchKernel> decode;  // null if it cannot or must not serve
 };
 
@@ -47,6 +63,13 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights);
 struct CudaCounters {
   uint64_t skipped_ids = 0;
   uint64_t tokens_without_finite_logit = 0;
+};
+
+// The adapters of a call: all that it may name, or none, and the mark of all its tokens where they
+// have one adapter.
+struct CudaCallAdapters {
+  const CudaAdapterTable* table = nullptr;
+  int32_t mark = 0;
 };
 
 // A layer as it stands between calls, and the place of one chunk: what every stage may ask for. The
@@ -62,6 +85,7 @@ struct CudaChunk {
   int64_t count = 0;    // tokens of the chunk, at most plan.options.max_tokens
   bool is_whole_call = true;
   CudaCounters* counters = nullptr;  // on the device
+  CudaCallAdapters adapters = {};
   CUstream_st* stream = nullptr;
   CudaCallLimits limits = {};
 

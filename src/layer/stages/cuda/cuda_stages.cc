@@ -54,7 +54,17 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
                                                                "rank's part",
                                                                "shared part",
                                                                "rank sums",
-                                                               "shared sums of ranks"};
+                                                               "shared sums of ranks",
+                                                               "adapter marks",
+                                                               "adapter ids",
+                                                               "adapter group",
+                                                               "adapter input",
+                                                               "adapter scales",
+                                                               "adapter rows",
+                                                               "adapter terms",
+                                                               "adapter down rows",
+                                                               "adapter down terms",
+                                                               "adapted output"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -72,11 +82,18 @@ class Declaration {
         factors_(when(shared_.factor != SharedFactor::kNone, kSharedFactor) |
                  when(shared_.has_mix_gate(), kMix)),
         routed_(BufferSet(kRoutedOutput) | kRoutedSums),
+        adapters_(when(plan.takes_adapters(), BufferSet(kAdapterMarks) | kAdapterIds |
+                                                  kAdapterGroup | kAdapterInput | kAdapterScales |
+                                                  kAdapterUp | kAdapterUpTerms | kAdapterDown |
+                                                  kAdapterDownTerms)),
         parts_(when(plan.sums_ranks(),
                     BufferSet(kRankPart) | when(shared_.is_there, kRankSharedPart))) {}
 
   CudaStages all() {
     route();
+    if (plan_.takes_adapters()) {
+      add(CudaStage::kMarks, "marks of adapters", kLiveTokens, kAdapterMarks, false);
+    }
     if (plan_.decode_tokens > 0) {
       stages_.set(
           CudaStage::kOneLaunch,
@@ -87,6 +104,10 @@ class Declaration {
     }
     run();
     finish();
+    if (plan_.takes_adapters() && plan_.decode_tokens > 0) {
+      add(CudaStage::kSelect, "rows with adapters", BufferSet(kAdapterMarks) | kAdapterOut, parts_,
+          false);
+    }
     if (plan_.sums_ranks()) sum_ranks();
     return std::move(stages_);
   }
@@ -138,12 +159,12 @@ class Declaration {
           input | kRoutedOutput, quantises);
     }
     add(CudaStage::kExperts, experts_text(plan_), ids_ | input | rows | kGroup | kLiveTokens,
-        routed_ | kExperts);
+        routed_ | kExperts | adapters_);
     if (plan_.shared) {
       const experts::ExpertsProblem& shared = plan_.shared->problem;
       add_mlp(CudaStage::kShared,
               fmt::format("{} shared of {}", shared.num_local_experts, shared.intermediate_size),
-              kSharedBuffers, when(plan_.shared->has_own_rows(), kSharedOwn));
+              kSharedBuffers, when(plan_.shared->has_own_rows(), kSharedOwn) | adapters_);
     }
     if (plan_.residual) {
       add_mlp(CudaStage::kResidual,
@@ -183,7 +204,8 @@ class Declaration {
   const SharedFacts shared_;
   const BufferSet factors_;
   const BufferSet routed_;
-  const BufferSet parts_;  // what this rank has computed, where ranks add up
+  const BufferSet adapters_;  // what rows with adapters need
+  const BufferSet parts_;     // what this rank has computed, where ranks add up
   CudaStages stages_;
 };
 

@@ -20,6 +20,7 @@ enum class CudaStage : uint8_t {
   kFactors,
   kLogits,
   kRoute,
+  kMarks,
   kOneLaunch,
   kLatentDown,
   kRowsOfSlots,
@@ -30,6 +31,7 @@ enum class CudaStage : uint8_t {
   kSum,  // before the projection up
   kNorm,
   kFinish,
+  kSelect,    // rows of the single launch stay where no adapter is
   kSumRanks,  // where ranks add up: what the stages before call the output is a part
   kRound,
 };
@@ -85,8 +87,19 @@ enum class CudaBuffer : uint8_t {
   kRankSharedPart,
   kRankSum,
   kRankSharedSum,
+  // For calls that name adapters, whose parts use these one after the other.
+  kAdapterMarks,  // [T] int32: which adapter each token has
+  kAdapterIds,    // [T, slots] int32: choices of tokens that have one
+  kAdapterGroup,  // their grouping
+  kAdapterInput,  // input rows and scales, as kRoutedRows and kRoutedScales
+  kAdapterScales,
+  kAdapterUp,  // [T * slots] RowFactors and float32 terms, of gate and up
+  kAdapterUpTerms,
+  kAdapterDown,  // the same of down
+  kAdapterDownTerms,
+  kAdapterOut,  // [T, H] of up to 4 bytes: output beside that of the single launch
 };
-inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kRankSharedSum) + 1;
+inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kAdapterOut) + 1;
 using CudaSlices = std::array<WorkspaceSlice, kCudaBuffers>;
 using CudaScratch = Scratch<CudaBuffer>;
 
@@ -104,6 +117,14 @@ inline constexpr MlpBuffers kSharedBuffers = {CudaBuffer::kSharedRows, CudaBuffe
 inline constexpr MlpBuffers kResidualBuffers = {
     CudaBuffer::kResidualRows, CudaBuffer::kResidualScales, CudaBuffer::kResidualOutput,
     CudaBuffer::kResidualSums};
+
+// Rows that have adapters are read from buffers of their own.
+inline constexpr MlpBuffers kAdaptedRoutedBuffers = {
+    CudaBuffer::kAdapterInput, CudaBuffer::kAdapterScales, CudaBuffer::kRoutedOutput,
+    CudaBuffer::kRoutedSums};
+inline constexpr MlpBuffers kAdaptedSharedBuffers = {
+    CudaBuffer::kAdapterInput, CudaBuffer::kAdapterScales, CudaBuffer::kSharedOutput,
+    CudaBuffer::kSharedSums};
 
 using CudaStages = StageList<CudaStage, kCudaStages>;
 

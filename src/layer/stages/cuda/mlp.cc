@@ -12,6 +12,7 @@
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/own_row_form.h"
 #include "layer/cuda/row_format.h"
+#include "layer/stages/cuda/adapters.h"
 #include "layer/stages/cuda/own_rows.h"
 #include "layer/stages/cuda/prepare_rows.h"
 #include "quant/weight_format.h"
@@ -131,19 +132,6 @@ DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Source
   return rows;
 }
 
-// The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
-DeviceRows token_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
-  if (!mlp.plan.quantises()) return plain_rows(chunk, mlp, source);
-  if (const auto& rounding = rung_for(mlp.rungs, chunk.count).rounding) {
-    return rounded_rows(chunk, mlp, source, *rounding);
-  }
-  return quantised_rows(chunk, mlp, source,
-                        {.codes = chunk.scratch.at<uint8_t>(mlp.buffers.rows),
-                         .scales = chunk.scratch.at<float>(mlp.buffers.scales),
-                         .num_rows = chunk.count * source.rows_per_token,
-                         .sorted = rung_for(mlp.rungs, chunk.count).sorted_input});
-}
-
 // The same rows in the order of the grouping, one copy per slot. They lie in the output slice: the
 // down product overwrites them with its own rows once they are no longer needed.
 DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const GroupedRows& groups,
@@ -190,24 +178,6 @@ DeviceRows sorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
   return rows;
 }
 
-experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
-                                        const GroupedRows& groups, const DeviceRows& rows) {
-  return {.input = rows,
-          .groups = groups,
-          .workspace = chunk.scratch.at<void>(kExperts),
-          .output = chunk.scratch.at<void>(mlp.buffers.output),
-          .output_stride = mlp.plan.row_stride};
-}
-
-// The down product stores a row for each slot.
-RoutedRows stored_rows(const CudaChunk& chunk) {
-  const CudaMlpPlan& plan = chunk.plan.routed;
-  return {.data = chunk.scratch.at<void>(kRoutedOutput),
-          .dtype = plan.row_dtype,
-          .stride = plan.row_stride,
-          .columns = plan.problem.hidden_size};
-}
-
 // The down product writes the output itself.
 RoutedRows finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRouting& routing,
                        experts::DeviceExpertsCall experts, const TensorView& out) {
@@ -249,6 +219,18 @@ RoutedRows add_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaRout
           .dtype = DType::kF32,
           .stride = experts.sums.stride,
           .columns = columns};
+}
+
+experts::DeviceExpertsCall routed_call(const CudaChunk& chunk, const CudaRouting& routing,
+                                       const DeviceRows& input) {
+  const CudaPlan& plan = chunk.plan;
+  experts::DeviceExpertsCall experts =
+      experts_call(chunk, routed_mlp(chunk), routing.groups, input);
+  const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
+  if (weighs_products) experts.input_weights = routing.topk_weights;
+  // A kernel divides slot s by top_k to find its row; here every slot has its own.
+  if (plan.rows_per_token() > 1) experts.groups.top_k = 1;
+  return experts;
 }
 
 // Float32 rows, one per slot, each multiplied by the slot's weight.
@@ -351,29 +333,56 @@ DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
   const bool sorts = rung_for(mlp.rungs, chunk.count).sorted_input &&
                      !(mlp.every_row != nullptr && mlp.plan.problem.num_local_experts == 1);
   return sorts ? sorted_rows(chunk, mlp, groups, live_tokens, source)
-               : token_rows(chunk, mlp, source);
+               : unsorted_rows(chunk, mlp, source);
+}
+
+DeviceRows unsorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source) {
+  if (!mlp.plan.quantises()) return plain_rows(chunk, mlp, source);
+  if (const auto& rounding = rung_for(mlp.rungs, chunk.count).rounding) {
+    return rounded_rows(chunk, mlp, source, *rounding);
+  }
+  return quantised_rows(chunk, mlp, source,
+                        {.codes = chunk.scratch.at<uint8_t>(mlp.buffers.rows),
+                         .scales = chunk.scratch.at<float>(mlp.buffers.scales),
+                         .num_rows = chunk.count * source.rows_per_token,
+                         .sorted = rung_for(mlp.rungs, chunk.count).sorted_input});
+}
+
+experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
+                                        const GroupedRows& groups, const DeviceRows& rows) {
+  return {.input = rows,
+          .groups = groups,
+          .workspace = chunk.scratch.at<void>(kExperts),
+          .output = chunk.scratch.at<void>(mlp.buffers.output),
+          .output_stride = mlp.plan.row_stride};
+}
+
+RoutedRows stored_rows(const CudaChunk& chunk) {
+  const CudaMlpPlan& plan = chunk.plan.routed;
+  return {.data = chunk.scratch.at<void>(kRoutedOutput),
+          .dtype = plan.row_dtype,
+          .stride = plan.row_stride,
+          .columns = plan.problem.hidden_size};
 }
 
 RoutedRows no_rows(const CudaChunk& chunk) { return stored_rows(chunk); }
 
 RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
                        const TensorView& out) {
-  const CudaPlan& plan = chunk.plan;
   const CudaRung& rung = rung_for(chunk.kernels.routed, chunk.count);
-  experts::DeviceExpertsCall experts =
-      experts_call(chunk, routed_mlp(chunk), routing.groups, input);
-  const bool weighs_products = plan.spec.weight_on == WeightOn::kInput && !plan.weighs_rows;
-  if (weighs_products) experts.input_weights = routing.topk_weights;
-  // A kernel divides slot s by top_k to find its row; here every slot has its own.
-  if (plan.rows_per_token() > 1) experts.groups.top_k = 1;
-  if (rung.finishes_rows && out.data != nullptr && out.dtype == plan.routed.row_dtype) {
-    CONCLAVE_DCHECK(rung.skewed == nullptr);
-    return finish_rows(chunk, rung, routing, experts, out);
-  }
-  if (rung.adds_rows) {
-    CONCLAVE_DCHECK(rung.skewed == nullptr);
-    return add_rows(chunk, rung, routing, experts);
-  }
+  const bool finishes =
+      rung.finishes_rows && out.data != nullptr && out.dtype == chunk.plan.routed.row_dtype;
+  if (!finishes && !rung.adds_rows) return store_experts(chunk, routing, input);
+  CONCLAVE_DCHECK(rung.skewed == nullptr);
+  const experts::DeviceExpertsCall experts = routed_call(chunk, routing, input);
+  return finishes ? finish_rows(chunk, rung, routing, experts, out)
+                  : add_rows(chunk, rung, routing, experts);
+}
+
+RoutedRows store_experts(const CudaChunk& chunk, const CudaRouting& routing,
+                         const DeviceRows& input) {
+  const CudaRung& rung = rung_for(chunk.kernels.routed, chunk.count);
+  experts::DeviceExpertsCall experts = routed_call(chunk, routing, input);
   rung.kernel->run(experts, chunk.stream);
   if (rung.skewed != nullptr) {
     experts.groups = skewed_rows(experts.groups);
@@ -383,28 +392,38 @@ RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const
 }
 
 SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
-                            const SourceRows& source) {
+                            const SourceRows& source, const CudaMarks& marks) {
   const auto experts = static_cast<int32_t>(mlp.plan.problem.num_local_experts);
   const experts::DeviceExpertsKernel& kernel = *rung_for(mlp.rungs, chunk.count).kernel;
-  const GroupedRows groups =
-      dispatch::device_group({.launches = rung_for(mlp.plan.grouping, chunk.count).launches,
-                              .topk_ids = mlp.every_row,
-                              .num_tokens = chunk.count,
-                              .live_tokens = live_tokens,
-                              .top_k = experts,
-                              .num_experts = experts,
-                              .num_local_experts = experts,
-                              .tile_tokens = kernel.tile_tokens(),
-                              .workspace = chunk.scratch.at<void>(kGroup)},
-                             chunk.stream);
+  const CudaAdapterRung* const adapted =
+      marks.any() ? one_pass_rung(chunk.kernels.shared_adapters, chunk.count) : nullptr;
+  const GroupedRows groups = dispatch::device_group(
+      {.launches = rung_for(mlp.plan.grouping, chunk.count).launches,
+       .topk_ids = mlp.every_row,
+       .num_tokens = chunk.count,
+       .live_tokens = live_tokens,
+       .top_k = experts,
+       .num_experts = experts,
+       .num_local_experts = experts,
+       .tile_tokens = adapted != nullptr ? adapted->kernel->tile_tokens() : kernel.tile_tokens(),
+       .workspace = chunk.scratch.at<void>(kGroup)},
+      chunk.stream);
   const bool has_own = mlp.plan.has_own_rows();
   const SourceRows own =
       has_own ? own_rows(chunk, mlp, groups, source, {.buffer = kSharedOwn}) : source;
-  const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, own);
-  experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
-  if (has_own) call.groups.top_k = 1;
-  kernel.run(call, chunk.stream);
-  return {.data = call.output, .dtype = mlp.plan.row_dtype, .stride = mlp.plan.row_stride};
+  // Where all tokens have an adapter, every row is computed by the kernel of these.
+  if (!marks.any() || (adapted == nullptr && marks.by_token != nullptr)) {
+    const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, own);
+    experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
+    if (has_own) call.groups.top_k = 1;
+    kernel.run(call, chunk.stream);
+  }
+  if (marks.any()) {
+    run_adapted_shared(chunk, groups, marks, live_tokens, {.tokens = source, .rows = own});
+  }
+  return {.data = chunk.scratch.at<void>(mlp.buffers.output),
+          .dtype = mlp.plan.row_dtype,
+          .stride = mlp.plan.row_stride};
 }
 
 }  // namespace conclave::inline v0

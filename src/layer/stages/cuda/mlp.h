@@ -11,6 +11,8 @@
 
 namespace conclave::inline v0 {
 
+struct CudaMarks;
+
 // Experts of one kind with their plan, weights, kernels and scratch memory.
 struct CudaMlp {
   const CudaMlpPlan& plan;
@@ -48,11 +50,22 @@ DeviceRows kernel_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Grouped
 // that.
 RoutedRows run_experts(const CudaChunk& chunk, const CudaRouting& routing, const DeviceRows& input,
                        const TensorView& out);
+// Works as run_experts where every row of a slot is to be stored.
+RoutedRows store_experts(const CudaChunk& chunk, const CudaRouting& routing,
+                         const DeviceRows& input);
 // The rows of slots where no experts are: nothing is enqueued, and no slot names one of them.
 RoutedRows no_rows(const CudaChunk& chunk);
 
+// What kernels with adapters share with the others.
+// The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
+DeviceRows unsorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source);
+experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,
+                                        const GroupedRows& groups, const DeviceRows& rows);
+// The rows of slots that the down product stores.
+RoutedRows stored_rows(const CudaChunk& chunk);
+
 // Enqueues shared experts or the residual MLP on every row. Returns row t * S + i for expert i.
 SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const int64_t* live_tokens,
-                            const SourceRows& source);
+                            const SourceRows& source, const CudaMarks& marks);
 
 }  // namespace conclave::inline v0
