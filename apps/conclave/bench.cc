@@ -106,7 +106,7 @@ class BenchCommand {
 
   ExitCode run() {
     const Context context = make_context(options_.machine, &console_, team_);
-    check_adapters(context);
+    check_adapters();
     if (context.device_allocator() != nullptr) return run_on_device(context);
     if (options_.tune) {
       throw Error(ErrorCode::kInvalidArgument, {.what = "kernels are tuned on a GPU",
@@ -123,18 +123,13 @@ class BenchCommand {
   }
 
  private:
-  void check_adapters(const Context& context) const {
+  void check_adapters() const {
     const AdapterLoad& adapters = measure_.adapters;
     if (adapters.rank == 0 && adapters.count != 1) {
       throw Error(ErrorCode::kInvalidArgument, {.what = "adapters have a rank",
                                                 .tensor = "--adapters",
                                                 .found = std::to_string(adapters.count),
                                                 .hint = "give it: --adapter-rank 16"});
-    }
-    if (adapters.rank > 0 && context.device_allocator() != nullptr) {
-      throw Error(ErrorCode::kUnsupported, {.what = "layers on a GPU take no adapters",
-                                            .tensor = "--adapter-rank",
-                                            .found = std::to_string(adapters.rank)});
     }
   }
 
@@ -344,7 +339,7 @@ void add_bench_command(CommandLine& line) {
               "Untimed repetitions before them")
       .with_default();
   command.number("--adapter-rank", "R", options->measure.adapters.rank, {0, kMostAdapterRank},
-                 "Time every repetition with LoRA adapters of this rank too, on the CPU");
+                 "Time every repetition with LoRA adapters of this rank too");
   command
       .number("--adapters", "N", options->measure.adapters.count, {1, 1024},
               "Adapters of each layer, which tokens take in turn")

@@ -1,5 +1,6 @@
 #include "bench/device_bench.h"
 
+#include "bench/bench_adapters.h"
 #include "layer_run.h"
 #include "output/numbers.h"
 #include "output/table.h"
@@ -41,6 +42,20 @@ struct DeviceCall {
   int64_t layer = 0;
   int64_t experts_hit = 0;
   DeviceTensor hidden, ids, weights;
+  DeviceTensor adapter_ids;  // where tokens take several adapters in turn
+};
+
+// The adapters of a forward's tokens.
+struct AdapterChoice {
+  ConstTensorView ids = {};
+  int32_t adapter = kNoAdapter;
+};
+
+// One for each repetition.
+struct Samples {
+  std::vector<double> base_ms;
+  std::vector<double> adapted_ms;
+  std::vector<double> ratios;
 };
 
 class DeviceLayers {
@@ -56,6 +71,7 @@ class DeviceLayers {
       console.subject(fmt::format("{} {}/{}", shape.name, i + 1, count));
       const auto source = make_synthetic_source(spec_, measure.seed + static_cast<uint64_t>(i));
       layers_.push_back(MoeLayer::create(context, spec_, *source, options));
+      add_random_adapters(layers_.back(), measure.adapters, measure.seed);
       workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
     }
     workspace_.emplace_back(context, workspace_bytes);
@@ -70,20 +86,27 @@ class DeviceLayers {
     const int64_t forwards = forwards_of_graph(tokens, size());
     std::vector<DeviceCall> calls = make_calls(tokens, forwards);
     DeviceTensor out = queue_.allocate(row_dtype(), {tokens, spec_.hidden_size});
-    const auto enqueue = [&] {
-      for (DeviceCall& call : calls) forward(call, out.view(), {});
+    constexpr int32_t kReplays = 5;
+    const auto time = [&](bool with_adapters) {
+      const auto enqueue = [&] {
+        for (DeviceCall& call : calls) {
+          forward(call, out.view(), {}, with_adapters ? choice_of(call) : AdapterChoice());
+        }
+      };
+      return queue_.time_ms(enqueue, kReplays) / static_cast<double>(forwards);
     };
     count_hits(calls, out.view());
     Measurement result;
-    std::vector<double> samples_ms;
+    Samples samples;
     for (int32_t i = -measure_.warmup; i < measure_.repetitions; ++i) {
-      constexpr int32_t kReplays = 5;
-      const double ms = queue_.time_ms(enqueue, kReplays) / static_cast<double>(forwards);
-      if (i < 0) continue;
-      samples_ms.push_back(ms);
-      result.calls += kReplays * forwards;
+      time_once(time, i, samples);
+      if (i >= 0) result.calls += kReplays * forwards;
     }
-    result.timing = summarise(samples_ms);
+    result.timing = summarise(samples.base_ms);
+    if (!samples.ratios.empty()) {
+      result.with_adapters = summarise(samples.adapted_ms);
+      result.adapter_ratio = summarise(samples.ratios).median_ms;
+    }
     for (const DeviceCall& call : calls)
       result.experts_hit += static_cast<double>(call.experts_hit);
     result.experts_hit /= static_cast<double>(forwards);
@@ -116,15 +139,45 @@ class DeviceLayers {
         call.weights =
             queue_.upload({.data = made.topk_weights.data(), .dtype = DType::kF32, .shape = slots});
       }
+      if (measure_.adapters.rank > 0) {
+        const std::vector<int32_t> in_turn = adapters_in_turn(measure_.adapters, tokens);
+        call.adapter_ids =
+            queue_.upload({.data = in_turn.data(), .dtype = DType::kI32, .shape = {tokens}});
+      }
       calls.push_back(std::move(call));
     }
     return calls;
   }
 
-  void forward(const DeviceCall& call, const TensorView& out, std::span<int64_t> load) {
+  // One adapter is named for all tokens, several token by token.
+  AdapterChoice choice_of(const DeviceCall& call) const {
+    if (measure_.adapters.count == 1) return {.adapter = 0};
+    return {.ids = call.adapter_ids.const_view()};
+  }
+
+  // A repetition without adapters and one with them, in turn first; those before the first one
+  // counted leave no sample.
+  template <class Time>
+  void time_once(const Time& time, int32_t number, Samples& samples) const {
+    const bool adapts = measure_.adapters.rank > 0;
+    const bool adapted_first = adapts && number % 2 != 0;
+    double adapted = adapted_first ? time(true) : 0;
+    const double base = time(false);
+    if (adapts && !adapted_first) adapted = time(true);
+    if (number < 0) return;
+    samples.base_ms.push_back(base);
+    if (!adapts) return;
+    samples.adapted_ms.push_back(adapted);
+    samples.ratios.push_back(adapted / base);
+  }
+
+  void forward(const DeviceCall& call, const TensorView& out, std::span<int64_t> load,
+               const AdapterChoice& adapters) {
     layers_[static_cast<size_t>(call.layer)].forward({.hidden = call.hidden.view(),
                                                       .topk_ids = call.ids.view(),
                                                       .topk_weights = call.weights.view(),
+                                                      .adapter_ids = adapters.ids,
+                                                      .adapter = adapters.adapter,
                                                       .out = out,
                                                       .expert_load = load,
                                                       .workspace = workspace_.data(),
@@ -137,7 +190,7 @@ class DeviceLayers {
       if (!call.ids.view().empty()) continue;
       Tensor load(DType::kI64, {spec_.num_experts});
       DeviceTensor counts = queue_.upload(load.const_view());
-      forward(call, out, {counts.as<int64_t>(), static_cast<size_t>(spec_.num_experts)});
+      forward(call, out, {counts.as<int64_t>(), static_cast<size_t>(spec_.num_experts)}, {});
       queue_.download(counts.const_view(), load.view());
       const int64_t* const rows = load.as<int64_t>();
       call.experts_hit =
@@ -152,26 +205,33 @@ class DeviceLayers {
   std::vector<Workspace> workspace_;  // one element
 };
 
-std::vector<Column> columns(size_t model_width) {
-  return {{"model", "model", static_cast<int>(model_width), Align::kLeft},
-          {"tokens", "tokens", 6, Align::kRight},
-          {"dtype", "", 0, Align::kLeft},
-          {"routing", "", 0, Align::kLeft},
-          {"", "us", 15, Align::kRight},
-          {"us_mean", "", 0, Align::kRight},
-          {"us_std", "", 0, Align::kRight},
-          {"us_min", "min", 8, Align::kRight},
-          {"experts_hit", "experts", 7, Align::kRight},
-          {"tokens_per_s", "tokens/s", 10, Align::kRight},
-          {"tflops", "TFLOP/s", 7, Align::kRight},
-          {"tbps", "TB/s", 5, Align::kRight},
-          {"floor_us", "floor us", 8, Align::kRight},
-          {"floor_share", "of floor", 8, Align::kRight},
-          {"kernel", "kernel", 24, Align::kLeft},
-          {"tile", "tile", 0, Align::kLeft},
-          {"calls", "", 0, Align::kRight},
-          {"commit", "", 0, Align::kLeft},
-          {"device", "", 0, Align::kLeft}};
+std::vector<Column> columns(size_t model_width, bool has_adapters) {
+  std::vector<Column> all = {{"model", "model", static_cast<int>(model_width), Align::kLeft},
+                             {"tokens", "tokens", 6, Align::kRight},
+                             {"dtype", "", 0, Align::kLeft},
+                             {"routing", "", 0, Align::kLeft},
+                             {"", "us", 15, Align::kRight},
+                             {"us_mean", "", 0, Align::kRight},
+                             {"us_std", "", 0, Align::kRight},
+                             {"us_min", "min", 8, Align::kRight},
+                             {"experts_hit", "experts", 7, Align::kRight},
+                             {"tokens_per_s", "tokens/s", 10, Align::kRight},
+                             {"tflops", "TFLOP/s", 7, Align::kRight},
+                             {"tbps", "TB/s", 5, Align::kRight},
+                             {"floor_us", "floor us", 8, Align::kRight},
+                             {"floor_share", "of floor", 8, Align::kRight},
+                             {"kernel", "kernel", 24, Align::kLeft},
+                             {"tile", "tile", 0, Align::kLeft},
+                             {"calls", "", 0, Align::kRight},
+                             {"commit", "", 0, Align::kLeft},
+                             {"device", "", 0, Align::kLeft}};
+  if (!has_adapters) return all;
+  const std::vector<Column> of_adapters = {
+      {"adapter_rank", "", 0, Align::kRight},   {"adapters", "", 0, Align::kRight},
+      {"", "with adapters", 15, Align::kRight}, {"adapter_us_median", "", 0, Align::kRight},
+      {"adapter_us_min", "", 0, Align::kRight}, {"adapter_ratio", "ratio", 5, Align::kRight}};
+  all.insert(all.end(), of_adapters.begin(), of_adapters.end());
+  return all;
 }
 
 const PlanRung& rung_of(const Plan& plan, int64_t tokens) {
@@ -192,25 +252,37 @@ std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& sha
   const double us = result.timing.mean_ms * 1e3;
   const double std_us = result.timing.std_ms * 1e3;
   const PlanRung& rung = rung_of(plan, tokens);
-  return {text_cell(shape.name),
-          integer_cell(tokens),
-          text_cell(std::string(to_string(shape.spec.weight_dtype))),
-          text_cell(options.routing),
-          {nullptr, fmt::format("{:.1f} ± {:.1f}", us, std_us)},
-          fixed_cell(us, 2),
-          fixed_cell(std_us, 2),
-          fixed_cell(result.timing.min_ms * 1e3, 1),
-          fixed_cell(result.experts_hit, 1),
-          fixed_cell(static_cast<double>(tokens) / us * 1e6, 0),
-          fixed_cell(result.flops / us * 1e-6, 1),
-          fixed_cell(result.weight_bytes / us * 1e-6, 2),
-          fixed_cell(floor_us, 1),
-          share_cell(floor_us / us),
-          text_cell(rung.kernel),
-          text_cell(rung.tile),
-          integer_cell(result.calls),
-          text_cell(build_info().commit),
-          text_cell(plan.device)};
+  std::vector<Cell> all = {text_cell(shape.name),
+                           integer_cell(tokens),
+                           text_cell(std::string(to_string(shape.spec.weight_dtype))),
+                           text_cell(options.routing),
+                           {nullptr, fmt::format("{:.1f} ± {:.1f}", us, std_us)},
+                           fixed_cell(us, 2),
+                           fixed_cell(std_us, 2),
+                           fixed_cell(result.timing.min_ms * 1e3, 1),
+                           fixed_cell(result.experts_hit, 1),
+                           fixed_cell(static_cast<double>(tokens) / us * 1e6, 0),
+                           fixed_cell(result.flops / us * 1e-6, 1),
+                           fixed_cell(result.weight_bytes / us * 1e-6, 2),
+                           fixed_cell(floor_us, 1),
+                           share_cell(floor_us / us),
+                           text_cell(rung.kernel),
+                           text_cell(rung.tile),
+                           integer_cell(result.calls),
+                           text_cell(build_info().commit),
+                           text_cell(plan.device)};
+  const AdapterLoad& adapters = options.measure.adapters;
+  if (adapters.rank == 0) return all;
+  const Timing& with = result.with_adapters;
+  const std::vector<Cell> of_adapters = {
+      integer_cell(adapters.rank),
+      integer_cell(adapters.count),
+      {nullptr, fmt::format("{:.1f} ± {:.1f}", with.mean_ms * 1e3, with.std_ms * 1e3)},
+      fixed_cell(with.median_ms * 1e3, 2),
+      fixed_cell(with.min_ms * 1e3, 1),
+      fixed_cell(result.adapter_ratio, 3)};
+  all.insert(all.end(), of_adapters.begin(), of_adapters.end());
+  return all;
 }
 
 }  // namespace
@@ -219,12 +291,14 @@ ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& opti
                           Console& console) {
   size_t width = 0;
   for (const NamedShape& shape : options.shapes) width = std::max(width, shape.name.size());
-  TableWriter table(stdout, parse_output_format(options.format), columns(width));
+  TableWriter table(stdout, parse_output_format(options.format),
+                    columns(width, options.measure.adapters.rank > 0));
   const int64_t most_tokens = *std::max_element(options.tokens.begin(), options.tokens.end());
   bool header_written = false;
   for (const NamedShape& shape : options.shapes) {
-    DeviceLayers layers(context, shape, layer_options(options.machine, most_tokens),
-                        options.measure, console);
+    LayerOptions of_layer = layer_options(options.machine, most_tokens);
+    of_layer.max_adapter_rank = options.measure.adapters.rank;
+    DeviceLayers layers(context, shape, of_layer, options.measure, console);
     if (!header_written) {
       table.header(
           nlohmann::ordered_json::object(),
