@@ -259,7 +259,8 @@ class Layer:
             router_input, residual_input: [T, H], read instead of hidden.
             token_ids: [T] integers, of router "hash".
             padding_mask: [T] bool; False: the token is padding, its output is 0.
-            adapter_ids: [T] integers that `load_adapter` returned, -1 for none; or one for all.
+            adapter_ids: [T] integers that `load_adapter` returned, -1 for none; or one for all. On
+                a GPU unknown ids of an array are counted in `LayerStats.skipped_ids`.
             num_tokens: only that many rows count; on a GPU an int64 tensor of one element.
             top_k, banned_experts, expert_budget: limits of this call's choices. Fewer experts for
                 each token; ids that nobody shall choose, or bools [E] or [T, E] (E and zero
@@ -286,7 +287,7 @@ class Layer:
                 hidden, _frameworks.shape_of(hidden, "hidden"), None, "out"
             )
         if isinstance(adapter_ids, int) or getattr(adapter_ids, "shape", None) == ():
-            adapter_ids = self._one_for_all(hidden, adapter_ids)
+            adapter_ids = self._one_for_all(adapter_ids)
         arguments = (
             hidden,
             out,
@@ -330,14 +331,9 @@ class Layer:
         return int(self._core.workspace_bytes(tokens))
 
     @staticmethod
-    def _one_for_all(hidden: Array, adapter_id: Any) -> Array | None:
+    def _one_for_all(adapter_id: Any) -> int | None:
         number = _limits.integer("adapter_ids", adapter_id, -1, _MOST_ADAPTERS)
-        if number == -1:
-            return None
-        tokens = _frameworks.shape_of(hidden, "hidden")[:1]
-        ids = _frameworks.empty_like(hidden, tokens, "int32", "adapter_ids")
-        ids[...] = number
-        return ids
+        return None if number == -1 else number
 
     def load_adapter(
         self,
@@ -352,9 +348,10 @@ class Layer:
     ) -> int:
         """Adds low-rank adapters of the experts, and returns the id that calls name them by.
 
-        The layer needs `LayerOptions.max_adapter_rank`; CPU only. Forwards that are under way do
-        not see it. With several ranks all add and remove the same adapters in the same order,
-        between the same forwards; each keeps those of its experts.
+        The layer needs `LayerOptions.max_adapter_rank`. Forwards that are under way do not see
+        it. Arrays are in host memory, wherever the layer is. With several ranks all add and remove
+        the same adapters in the same order, between the same forwards; each keeps those of its
+        experts.
 
         Args:
             directory: what PEFT saved. layer: N of model.layers.N there.

@@ -17,6 +17,7 @@ enum class ArgumentUse : uint8_t {
   kRead,     // an array that is viewed by the member `read`
   kWritten,  // an array that is viewed by the member `written`
   kFlags,    // an array that is viewed by `read`, a vector or a matrix
+  kAdapter,  // an array that is viewed by `read`, or an integer for all tokens
   kNumber,   // an integer
   kCount,    // a number, or an array of one element on the layer's device
   kScratch,  // an array of bytes that the call may overwrite
@@ -89,6 +90,7 @@ inline constexpr std::array kCallArguments = {
     CallArgument{.name = "adapter_ids",
                  .shape = "[T]",
                  .types = kIdTypes,
+                 .use = ArgumentUse::kAdapter,
                  .read = &ForwardArgs::adapter_ids},
     CallArgument{
         .name = "num_tokens", .shape = "[1]", .types = kCountTypes, .use = ArgumentUse::kCount},

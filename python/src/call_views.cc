@@ -54,6 +54,15 @@ void CallViews::take_count(nb::handle object, const CallArgument& argument) {
   args.num_tokens = static_cast<const int64_t*>(view.data);
 }
 
+// The Python side passes integers of 31 bits only.
+void CallViews::take_adapter(nb::handle object, const CallArgument& argument) {
+  if (nb::isinstance<nb::int_>(object)) {
+    args.adapter = nb::cast<int32_t>(object);
+    return;
+  }
+  args.*argument.read = keep(object, argument).vector(argument.shape);
+}
+
 void CallViews::take(nb::handle object, const CallArgument& argument) {
   switch (argument.use) {
     case ArgumentUse::kRead: {
@@ -73,6 +82,8 @@ void CallViews::take(nb::handle object, const CallArgument& argument) {
           array.rank() == 1 ? array.vector("[num_experts]") : array.matrix(argument.shape);
       return;
     }
+    case ArgumentUse::kAdapter:
+      return take_adapter(object, argument);
     case ArgumentUse::kNumber:
       args.*argument.number = limit_of(object, argument);
       return;

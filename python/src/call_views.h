@@ -31,6 +31,7 @@ class CallViews {
  private:
   void take(nb::handle object, const CallArgument& argument);
   static int64_t limit_of(nb::handle object, const CallArgument& argument);
+  void take_adapter(nb::handle object, const CallArgument& argument);
   void take_count(nb::handle object, const CallArgument& argument);
   const Array& keep(nb::handle object, const CallArgument& argument);
 

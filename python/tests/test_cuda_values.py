@@ -240,3 +240,35 @@ def test_a_part_of_the_experts() -> None:
         )
         total += layer(problem.hidden, **problem.routing).float()
     assert torch.allclose(total, whole, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [3, 65])
+def test_adapters_change_the_weights_that_they_name(dtype: torch.dtype, tokens: int) -> None:
+    problem = make_device_problem(dtype=dtype, tokens=tokens)
+    experts, width, hidden = problem.weights["gate_up"].shape
+    layer = problem.layer(options={"max_adapter_rank": 8})
+    generator = torch.Generator().manual_seed(5)
+
+    def factor(*shape: int) -> torch.Tensor:
+        return torch.randn(experts, *shape, generator=generator) / shape[-1] ** 0.5
+
+    up_a, up_b = factor(8, hidden), factor(width // 2, 8)
+    down_a, down_b = factor(4, width // 2), factor(hidden, 4)
+    adapter = layer.load_adapter(up_a=up_a, up_b=up_b, down_a=down_a, down_b=down_b, scale=0.5)
+    merged = {name: matrix.float() for name, matrix in problem.weights.items()}
+    merged["gate_up"][:, width // 2 :] += 0.5 * (up_b @ up_a).cuda()
+    merged["down"] += 0.5 * (down_b @ down_a).cuda()
+    other = conclave.Layer.from_tensors(problem.spec, **merged)
+    expected = other(problem.hidden.float(), **problem.routing)
+    out = layer(problem.hidden, adapter_ids=adapter, **problem.routing)
+    error = (out.float() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() <= (FLOAT32_BAR if dtype == torch.float32 else HALF_BAR)
+    ids = torch.full((tokens,), -1, device="cuda")
+    ids[1::2] = adapter
+    mixed = layer(problem.hidden, adapter_ids=ids, **problem.routing)
+    plain = problem.layer()(problem.hidden, **problem.routing)
+    assert torch.equal(mixed[1::2], out[1::2]) and torch.equal(mixed[::2], plain[::2])
+    layer.remove_adapter(adapter)
+    with pytest.raises(conclave.ConclaveValueError, match="adapter"):
+        layer(problem.hidden, adapter_ids=adapter, **problem.routing)
