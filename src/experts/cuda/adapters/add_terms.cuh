@@ -1,6 +1,7 @@
 // Adds what adapters contribute to a thread's sums.
 #pragma once
 
+#include "cuda/device/mma.cuh"
 #include "experts/cuda/adapters/device_factors.h"
 
 #include <cstdint>
@@ -51,6 +52,134 @@ __device__ __forceinline__ float delta_of(const RowFactors& factors, int half, i
     for (int i = 0; i < 8; ++i) sum = fmaf(b[i], t[i], sum);
   }
   return sum;
+}
+
+// Two float32 numbers as sums of three pairs of bf16, whose bits together are theirs.
+struct SplitPair {
+  uint32_t parts[3];
+};
+__device__ __forceinline__ SplitPair split_pair(float2 values) {
+  SplitPair split;
+#pragma unroll
+  for (uint32_t& part : split.parts) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(values.x, values.y);
+    values.x -= __low2float(pair);
+    values.y -= __high2float(pair);
+    part = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return split;
+}
+
+// Two neighbouring elements of a factor.
+__device__ __forceinline__ SplitPair load_pair(const void* factor, int64_t at, bool is_bf16) {
+  if (!is_bf16) {
+    return split_pair(*reinterpret_cast<const float2*>(static_cast<const float*>(factor) + at));
+  }
+  const auto* const pair =
+      reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(factor) + at);
+  return {{*pair, 0, 0}};
+}
+
+// One half of the factors that a warp multiplies: a row of B for each lane, and its tokens' terms.
+struct WarpHalf {
+  const void* b = nullptr;
+  int64_t row = 0;
+  bool has_row = false;  // it is one of the matrix's
+  int32_t rank = 0;
+  bool is_bf16 = false;
+  const float* terms = nullptr;  // lane / 4 is their token; null: it has other factors, or none
+};
+
+// c += B's rows times terms, for rows lane / 4, or with kUpper lane / 4 + 8, and eight tokens.
+// Products of float32 take six of bf16, and those of bf16 and float32 three.
+template <bool kUpper>
+__device__ __forceinline__ void multiply_half(float (&c)[4], const WarpHalf& half, int32_t lane) {
+#pragma unroll 2
+  for (int32_t k = 0; k < half.rank; k += 16) {
+    SplitPair b[2] = {};
+    SplitPair t[2] = {};
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const int32_t at = k + 8 * part + lane % 4 * 2;
+      if (at >= half.rank) continue;
+      if (half.has_row) b[part] = load_pair(half.b, half.row * half.rank + at, half.is_bf16);
+      if (half.terms != nullptr) {
+        t[part] = split_pair(*reinterpret_cast<const float2*>(half.terms + at));
+      }
+    }
+    const int most = half.is_bf16 ? 1 : 3;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      if (i >= most) break;
+#pragma unroll
+      for (int j = 0; i + j < 3; ++j) {
+        const uint32_t low = b[0].parts[i];
+        const uint32_t high = b[1].parts[i];
+        if constexpr (kUpper) {
+          cuda::device::mma_m16n8k16_bf16(c, 0, low, 0, high, t[0].parts[j], t[1].parts[j]);
+        } else {
+          cuda::device::mma_m16n8k16_bf16(c, low, 0, high, 0, t[0].parts[j], t[1].parts[j]);
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ const void* shuffle_pointer(const void* pointer, int lane) {
+  return reinterpret_cast<const void*>(
+      __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
+}
+
+// The rows of B that a warp's sums belong to: row lane / 4 is `first` of half 0, row lane / 4 + 8
+// is `second` of half `half`. Those from `features` on do not exist.
+struct WarpRows {
+  int32_t first = 0;
+  int32_t second = 0;
+  int half = 0;
+  int32_t features = 0;
+};
+
+// Adds to a warp's sums of eight tokens, which lie as mma leaves them. `own` are the factors of
+// token lane / 4. Tokens of one adapter are multiplied together, with zeros in the place of others;
+// those without one keep every bit.
+__device__ __forceinline__ void add_to_eight(float (&c)[4], const RowFactors& own,
+                                             const float* terms, const WarpRows& rows,
+                                             int32_t lane) {
+  const uint32_t with = __ballot_sync(0xffffffffU, own.rank[0] != 0 || own.rank[1] != 0);
+  const float before[4] = {c[0], c[1], c[2], c[3]};
+  uint32_t left = with;
+  while (left != 0) {
+    const int leader = __ffs(static_cast<int>(left)) - 1;
+    const void* const first = shuffle_pointer(own.b[0], leader);
+    const void* const second = shuffle_pointer(own.b[1], leader);
+    const bool is_same =
+        (own.rank[0] != 0 || own.rank[1] != 0) && own.b[0] == first && own.b[1] == second;
+    const int32_t ranks = __shfl_sync(0xffffffffU, own.rank[0] << 16 | own.rank[1], leader);
+    const int32_t begin = __shfl_sync(0xffffffffU, int32_t{own.first[rows.half]}, leader);
+    const bool is_bf16 = __shfl_sync(0xffffffffU, own.is_bf16, leader) != 0;
+    multiply_half<false>(c,
+                         {.b = first,
+                          .row = rows.first,
+                          .has_row = rows.first < rows.features,
+                          .rank = ranks >> 16,
+                          .is_bf16 = is_bf16,
+                          .terms = is_same ? terms : nullptr},
+                         lane);
+    multiply_half<true>(c,
+                        {.b = rows.half == 0 ? first : second,
+                         .row = rows.second,
+                         .has_row = rows.second < rows.features,
+                         .rank = rows.half == 0 ? ranks >> 16 : ranks & 0xffff,
+                         .is_bf16 = is_bf16,
+                         .terms = is_same ? terms + begin : nullptr},
+                        lane);
+    left &= ~__ballot_sync(0xffffffffU, is_same);
+  }
+  // Four lanes share a token; c has those of two of them.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if ((with >> (lane % 4 * 8 + i % 2 * 4) & 1) == 0) c[i] = before[i];
+  }
 }
 
 }  // namespace conclave::inline v0::experts::adapters

@@ -35,12 +35,17 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
       Base::describe_row(rows[slice], 0, gate, features[slice]);
       Base::describe_row(rows[slice], 1, gate + params.features, features[slice]);
     }
+    const RowFactors early = factors_of(own(), tile, lane / 4);
     float d[kSlices][N / 2];
     Base::template multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice]);
-      add_terms<N>(d[slice], own(), tile, lane, features[slice], features[slice], 1);
+      add_terms<N>(d[slice], own(), tile, lane, early,
+                   {.first = features[slice],
+                    .second = features[slice],
+                    .half = 1,
+                    .features = params.features});
       Base::template activate<N>(d[slice]);
     }
     Base::template store_values<N>(d, tile, feature_tile);
@@ -57,13 +62,18 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
     }
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kProduct>(tile, slots);
+    const RowFactors early = factors_of(own(), tile, lane / 4);
     float d[kSlices][N / 2];
     Base::template multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t first = Base::first_feature(feature_tile, slice, 16);
       Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice]);
-      add_terms<N>(d[slice], own(), tile, lane, first + lane / 4, first + lane / 4 + 8, 0);
+      add_terms<N>(d[slice], own(), tile, lane, early,
+                   {.first = first + lane / 4,
+                    .second = first + lane / 4 + 8,
+                    .half = 0,
+                    .features = params.features});
       if constexpr (kProduct == Product::kUp) {
         Base::template activate<N>(d[slice]);
       } else {

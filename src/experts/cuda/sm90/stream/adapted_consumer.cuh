@@ -27,25 +27,33 @@ Adapted<Parameters> with_terms(Adapted<Parameters> params, const AdapterTerms& t
   return params;
 }
 
-// Adds to the sums d of an item: d[4j] and d[4j + 1] are those of `first`, a row of B's half 0, and
-// d[4j + 2] and d[4j + 3] those of `second`, a row of half `half`.
+// The factors of token lane / 4 of a tile, which are asked for before its products: the epilogue
+// has them at hand.
+template <class OwnParams>
+__device__ __forceinline__ RowFactors factors_of(const OwnParams& params, const TokenTile& tile,
+                                                 int32_t token) {
+  return token < tile.count ? params.factors[int64_t{tile.begin} + token] : RowFactors();
+}
+
+// Adds to the sums d of an item's tokens. `early` are the factors of token lane / 4.
 template <int N, class OwnParams>
 __device__ __forceinline__ void add_terms(float (&d)[N / 2], const OwnParams& params,
-                                          const TokenTile& tile, int32_t lane, int32_t first,
-                                          int32_t second, int half) {
+                                          const TokenTile& tile, int32_t lane,
+                                          const RowFactors& early, const adapters::WarpRows& rows) {
+  RowFactors factors[N / 8];
 #pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    const int32_t token = i / 2 * 8 + lane % 4 * 2 + i % 2;
-    if (token >= tile.count) continue;
-    const int64_t row = int64_t{tile.begin} + token;
-    const RowFactors factors = params.factors[row];
-    if (factors.rank[0] == 0 && factors.rank[1] == 0) continue;
-    const float* const terms = params.terms + row * params.term_stride;
-    const int at = i / 2 * 4 + i % 2;
-    if (first < params.features) d[at] += adapters::delta_of(factors, 0, first, terms);
-    if (second < params.features) d[at + 2] += adapters::delta_of(factors, half, second, terms);
+  for (int j = 0; j < N / 8; ++j) {
+    factors[j] = j == 0 ? early : factors_of(params, tile, 8 * j + lane / 4);
   }
-  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+    if (8 * j >= tile.count) break;
+    const int64_t row = int64_t{tile.begin} + 8 * j + lane / 4;
+    float c[4] = {d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]};
+    adapters::add_to_eight(c, factors[j], params.terms + row * params.term_stride, rows, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[4 * j + i] = c[i];
+  }
 }
 
 template <class Config>
@@ -59,10 +67,15 @@ struct AdaptedConsumer : Consumer<Config> {
   using typename Base::Sums;
   using OwnParams = std::conditional_t<Config::kIsCoded, AdaptedCodedParams, AdaptedParams>;
 
+  __device__ __forceinline__ const OwnParams& own() const {
+    return static_cast<const OwnParams&>(params);
+  }
+
   // Completes the sums and adds terms to them.
   template <Product kProduct>
   __device__ __forceinline__ void complete(Sums& sums, const TokenTile& tile,
-                                           const int32_t (&first)[kSlices], bool gated) {
+                                           const RowFactors& early, const int32_t (&first)[kSlices],
+                                           bool gated) {
     Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
       float d[kSlices][N / 2];
       Base::template take<kFirst, N>(d, sums);
@@ -71,8 +84,12 @@ struct AdaptedConsumer : Consumer<Config> {
       for (int slice = 0; slice < kSlices; ++slice) {
         Base::template scale_rows<N, kProduct>(d[slice], part);
         const int32_t feature = first[slice] + lane / 4;
-        add_terms<N>(d[slice], static_cast<const OwnParams&>(params), part, lane, feature,
-                     gated ? feature : feature + 8, gated ? 1 : 0);
+        add_terms<N>(d[slice], own(), part, lane,
+                     kFirst == 0 ? early : factors_of(own(), part, lane / 4),
+                     {.first = feature,
+                      .second = gated ? feature : feature + 8,
+                      .half = gated ? 1 : 0,
+                      .features = params.features});
       }
       Base::template put<kFirst, N>(sums, d);
     });
@@ -87,10 +104,11 @@ struct AdaptedConsumer : Consumer<Config> {
       first[slice] = Base::first_feature(feature_tile, slice, gated ? 8 : 16);
       biases[slice] = Base::biases_of(tile.expert, first[slice] + lane / 4, gated);
     }
+    const RowFactors early = factors_of(own(), tile, lane / 4);
     Sums sums;
     with_width<Config>(tile.count,
                        [&]<int N>() { Base::template multiply<N, Product::kUp>(sums); });
-    complete<Product::kUp>(sums, tile, first, gated);
+    complete<Product::kUp>(sums, tile, early, first, gated);
     Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
       float d[kSlices][N / 2];
       Base::template take<kFirst, N>(d, sums);
@@ -131,10 +149,11 @@ struct AdaptedConsumer : Consumer<Config> {
     }
     int32_t slots[(Config::kMaxTokens + 31) / 32];
     Base::template find_slots<Config::kMaxTokens, Product::kDown>(tile, slots);
+    const RowFactors early = factors_of(own(), tile, lane / 4);
     Sums sums;
     with_width<Config>(tile.count,
                        [&]<int N>() { Base::template multiply<N, Product::kDown>(sums); });
-    complete<Product::kDown>(sums, tile, first, false);
+    complete<Product::kDown>(sums, tile, early, first, false);
     Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
       float d[kSlices][N / 2];
       Base::template take<kFirst, N>(d, sums);
