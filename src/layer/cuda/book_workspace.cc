@@ -227,6 +227,7 @@ void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   const int64_t terms = experts::most_adapter_terms(plan.options.max_adapter_rank);
   sizes.set(kAdapterMarks, calls.last, sizeof(int32_t));
   sizes.set(kAdapterIds, slots, sizeof(int32_t));
+  sizes.set(kOtherIds, slots, sizeof(int32_t));
   sizes.set(kAdapterGroup, group, 1);
   sizes.set(kAdapterInput, input, 1);
   sizes.set(kAdapterScales, scales, sizeof(float));

@@ -47,13 +47,15 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(const MarkTokens args) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    choices_kernel(const int32_t* ids, const int32_t* marks, int64_t choices, int64_t slots,
-                   int32_t* out) {
+__global__ void __launch_bounds__(kThreads) split_kernel(const SplitChoices args) {
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (at < choices) out[at] = marks[at / slots] == 0 ? -1 : ids[at];
+  if (at >= args.num_tokens * args.slots) return;
+  const bool has_mark = args.marks[at / args.slots] != 0;
+  const int32_t id = args.ids[at];
+  args.marked[at] = has_mark ? id : -1;
+  if (args.others != nullptr) args.others[at] = has_mark ? -1 : id;
 }
 
 // One block per row, by pairs of bytes: every type of rows has them.
@@ -81,14 +83,13 @@ void mark_tokens(const MarkTokens& args, CUstream_st* stream) {
                args);
 }
 
-void choices_of_marked(const int32_t* ids, const int32_t* marks, int64_t num_tokens, int64_t slots,
-                       int32_t* out, CUstream_st* stream) {
-  const int64_t choices = num_tokens * slots;
+void split_choices(const SplitChoices& args, CUstream_st* stream) {
+  const int64_t choices = args.num_tokens * args.slots;
   if (choices == 0) return;
   cuda::launch(
-      "layer.choices_of_marked", &choices_kernel,
-      {.blocks = ceil_div(choices, int64_t{kThreads}), .threads = kThreads, .stream = stream}, ids,
-      marks, choices, slots, out);
+      "layer.split_choices", &split_kernel,
+      {.blocks = ceil_div(choices, int64_t{kThreads}), .threads = kThreads, .stream = stream},
+      args);
 }
 
 void copy_marked_rows(const CopyMarked& args, CUstream_st* stream) {

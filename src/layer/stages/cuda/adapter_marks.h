@@ -25,9 +25,17 @@ struct MarkTokens {
 };
 void mark_tokens(const MarkTokens& args, CUstream_st* stream);
 
-// out[t, s] = ids[t, s] where token t has a mark, else -1.
-void choices_of_marked(const int32_t* ids, const int32_t* marks, int64_t num_tokens, int64_t slots,
-                       int32_t* out, CUstream_st* stream);
+// Splits choices by whether their token has a mark: marked[t, s] = ids[t, s] where it has one, else
+// -1; others[t, s], unless null, the other way round.
+struct SplitChoices {
+  const int32_t* ids = nullptr;  // [T, slots]
+  const int32_t* marks = nullptr;
+  int64_t num_tokens = 0;
+  int64_t slots = 0;
+  int32_t* marked = nullptr;
+  int32_t* others = nullptr;
+};
+void split_choices(const SplitChoices& args, CUstream_st* stream);
 
 // Copies rows of marked tokens.
 struct CopyMarked {

@@ -42,7 +42,12 @@ GroupedRows group_marked(const CudaChunk& chunk, const AdaptedMlp& adapted,
   const CudaMarks& marks = adapted.marks;
   if (marks.by_token != nullptr) {
     auto* const ids = chunk.scratch.at<int32_t>(kAdapterIds);
-    choices_of_marked(group.topk_ids, marks.by_token, chunk.count, group.top_k, ids, chunk.stream);
+    split_choices({.ids = group.topk_ids,
+                   .marks = marks.by_token,
+                   .num_tokens = chunk.count,
+                   .slots = group.top_k,
+                   .marked = ids},
+                  chunk.stream);
     group.topk_ids = ids;
   }
   group.num_tokens = chunk.count;
@@ -112,6 +117,37 @@ CudaMarks enqueue_marks(const CudaChunk& chunk, const ForwardArgs& args, const L
   return {.table = table, .by_token = marks};
 }
 
+SplitRouting split_by_marks(const CudaChunk& chunk, const CudaRouting& routing,
+                            const CudaMarks& marks) {
+  const CudaPlan& plan = chunk.plan;
+  auto* const marked = chunk.scratch.at<int32_t>(kAdapterIds);
+  auto* const others = chunk.scratch.at<int32_t>(kOtherIds);
+  split_choices({.ids = routing.topk_ids,
+                 .marks = marks.by_token,
+                 .num_tokens = chunk.count,
+                 .slots = plan.num_slots(),
+                 .marked = marked,
+                 .others = others},
+                chunk.stream);
+  SplitRouting split{.others = routing, .marked = routing};
+  split.others.topk_ids = others;
+  split.marked.topk_ids = marked;
+  split.marked.groups = dispatch::device_group(
+      {.launches = routed_launches(plan, chunk.count),
+       .topk_ids = marked,
+       .num_tokens = chunk.count,
+       .live_tokens = routing.live.tokens,
+       .top_k = plan.num_slots(),
+       .local_expert = chunk.weights.local_expert.as<int32_t>(),
+       .num_experts = plan.num_ids(),
+       .num_local_experts = static_cast<int32_t>(plan.routed.problem.num_local_experts),
+       .tile_tokens =
+           rung_for(chunk.kernels.routed_adapters.rungs, chunk.count).kernel->tile_tokens(),
+       .workspace = chunk.scratch.at<void>(kAdapterGroup)},
+      chunk.stream);
+  return split;
+}
+
 RoutedRows run_adapted_experts(const CudaChunk& chunk, const CudaRouting& routing,
                                const CudaMarks& marks, const AdaptedSource& source) {
   const CudaPlan& plan = chunk.plan;
@@ -120,7 +156,7 @@ RoutedRows run_adapted_experts(const CudaChunk& chunk, const CudaRouting& routin
   const SlotWeights weights{
       .products = on_input && !plan.weighs_rows ? routing.topk_weights : nullptr,
       .terms = plan.weighs_rows ? routing.topk_weights : nullptr};
-  if (adapted.rung.in_one_pass) {
+  if (adapted.rung.in_one_pass || source.only_marked) {
     run_kernel(chunk.at(CudaStage::kExperts), adapted, routing.groups, source, weights);
     return stored_rows(chunk.at(CudaStage::kExperts));
   }

@@ -32,7 +32,17 @@ const CudaAdapterRung* one_pass_rung(const CudaAdapterKernels& kernels, int64_t 
 struct AdaptedSource {
   SourceRows tokens;
   SourceRows rows;
+  bool only_marked = false;  // the grouping has none of tokens without an adapter
 };
+
+// A routing of few tokens in two, for the single launch and for the kernel of rows with adapters;
+// the latter's choices are grouped.
+struct SplitRouting {
+  CudaRouting others;
+  CudaRouting marked;
+};
+SplitRouting split_by_marks(const CudaChunk& chunk, const CudaRouting& routing,
+                            const CudaMarks& marks);
 
 // Works as run_experts, for a call with marks. Results are stored in rows of slots.
 RoutedRows run_adapted_experts(const CudaChunk& chunk, const CudaRouting& routing,

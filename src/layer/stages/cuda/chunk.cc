@@ -119,6 +119,25 @@ LiveRows live_rows(const CudaChunk& chunk, const ForwardArgs& args) {
                    static_cast<const bool*>(args.padding_mask.data));
 }
 
+// Few tokens, whose experts are all there is: those without an adapter take the single launch and
+// so have its bits, the others are computed beside them.
+void run_by_marks(const CudaChunk& chunk, const ForwardArgs& args, const CudaRouting& routing,
+                  const CudaMarks& marks) {
+  using enum CudaStage;
+  const CudaChunk own = chunk.at(kSelect);
+  const SplitRouting split = split_by_marks(own, routing, marks);
+  run_in_one_launch(chunk.at(kOneLaunch), args, split.others);
+  TensorView adapted = args.out;
+  adapted.data = own.scratch.at<void>(CudaBuffer::kAdapterOut);
+  adapted.row_stride = adapted.shape[1];
+  const SourceRows tokens = source_rows(args.hidden);
+  const RoutedRows rows = run_adapted_experts(
+      chunk, split.marked, marks, {.tokens = tokens, .rows = tokens, .only_marked = true});
+  combine_and_finish(chunk.at(kFinish), split.marked, rows,
+                     {.factors = routing.factors, .hidden = args.hidden}, {.out = adapted});
+  select_adapted_rows(own, marks, routing.live, adapted, args.out);
+}
+
 // Everything but the sum over ranks: `out` takes the layer's output, or this rank's part of it.
 void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
   using enum CudaStage;
@@ -148,17 +167,13 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
         routing_in_place(chunk.plan.spec, given, captures, factors);
     return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
   }
+  if (in_one_launch && marks.by_token != nullptr) {
+    return run_by_marks(chunk, args, route(nullptr), marks);
+  }
   const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), marks, args.expert_load);
   const CudaRouting routing = route(&group);
-  // Tokens without an adapter have the bits of the single launch.
-  const bool selects = in_one_launch && marks.by_token != nullptr;
-  TensorView out = args.out;
-  if (selects) {
-    run_in_one_launch(chunk.at(kOneLaunch), args, routing);
-    out.data = chunk.at(kSelect).scratch.at<void>(CudaBuffer::kAdapterOut);
-    out.row_stride = out.shape[1];
-  }
-  RoutedRows rows = run_routed(chunk, args.hidden, routing, marks, call_adds ? TensorView() : out);
+  RoutedRows rows =
+      run_routed(chunk, args.hidden, routing, marks, call_adds ? TensorView() : args.out);
   if (rows.form == RoutedRows::Form::kAreOutput) return;
   CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
   if (chunk.runs(kShared)) {
@@ -173,8 +188,7 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
   if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
   combine_and_finish(chunk.at(kFinish), routing, rows, terms,
-                     {.out = out, .shared = args.shared_out});
-  if (selects) select_adapted_rows(chunk.at(kSelect), marks, live, out, args.out);
+                     {.out = args.out, .shared = args.shared_out});
 }
 
 // Makes one kernel per row and tile that a ladder names.

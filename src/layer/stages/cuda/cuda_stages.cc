@@ -57,6 +57,7 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
                                                                "shared sums of ranks",
                                                                "adapter marks",
                                                                "adapter ids",
+                                                               "other ids",
                                                                "adapter group",
                                                                "adapter input",
                                                                "adapter scales",
@@ -105,8 +106,9 @@ class Declaration {
     run();
     finish();
     if (plan_.takes_adapters() && plan_.decode_tokens > 0) {
-      add(CudaStage::kSelect, "rows with adapters", BufferSet(kAdapterMarks) | kAdapterOut, parts_,
-          false);
+      add(CudaStage::kSelect, "rows with adapters",
+          ids_ | kAdapterMarks | kAdapterOut | kLiveTokens,
+          BufferSet(kAdapterIds) | kOtherIds | kAdapterGroup | parts_, false);
     }
     if (plan_.sums_ranks()) sum_ranks();
     return std::move(stages_);

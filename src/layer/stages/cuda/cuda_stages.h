@@ -90,7 +90,8 @@ enum class CudaBuffer : uint8_t {
   // For calls that name adapters, whose parts use these one after the other.
   kAdapterMarks,  // [T] int32: which adapter each token has
   kAdapterIds,    // [T, slots] int32: choices of tokens that have one
-  kAdapterGroup,  // their grouping
+  kOtherIds,      // [T, slots] int32: those of the others, for the single launch
+  kAdapterGroup,  // how the former are grouped
   kAdapterInput,  // input rows and scales, as kRoutedRows and kRoutedScales
   kAdapterScales,
   kAdapterUp,  // [T * slots] RowFactors and float32 terms, of gate and up
