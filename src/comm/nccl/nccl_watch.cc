@@ -203,7 +203,7 @@ void NcclWatch::hear(int32_t from, const Note& note) {
       return;
     case NoteKind::kFailed:
       has_told_ = true;  // whoever failed first tells all
-      return fail(note.code, note.culprit, note.text.data());
+      return fail(note.code, culprit_for(note.code, note.culprit, from), note.text.data());
     case NoteKind::kLeaving:
       peer.collectives = note.collectives;
       peer.left_at = Clock::now();
@@ -233,7 +233,7 @@ bool NcclWatch::is_idle() const {
 
 void NcclWatch::look_at_device() {
   if (read(parts_.marks.mismatches) != 0) {
-    return fail_by(ClaimPair{parts_.marks.mine, parts_.marks.theirs});
+    return fail_by(ClaimPair{parts_.marks.mine, parts_.marks.theirs}, parts_.peers->rank());
   }
   const NcclResult state = parts_.group.async_error();
   // NCCL may notice by the lengths of messages that ranks disagree, and says no more than that.
@@ -361,9 +361,10 @@ void NcclWatch::judge(const std::vector<Presence>& all) {
   }
   // Where some have not come to the operation, their claims are those of the one before.
   const Presence& own = all[static_cast<size_t>(parts_.peers->rank())];
-  if (!differ && own.disagrees != 0) return fail_by(own.claims);
-  for (const Presence& other : all) {
-    if (!differ && other.disagrees != 0) return fail_by(other.claims);
+  if (!differ && own.disagrees != 0) return fail_by(own.claims, parts_.peers->rank());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (differ || all[rank].disagrees == 0) continue;
+    return fail_by(all[rank].claims, static_cast<int32_t>(rank));
   }
   if (nccl_error != kNcclSuccess) {
     return fail(ErrorCode::kCommPeerLost, culprit,
@@ -373,8 +374,17 @@ void NcclWatch::judge(const std::vector<Presence>& all) {
        fmt::format("all ranks came, and the device did not finish within {} ms", waited_ms));
 }
 
-void NcclWatch::fail_by(const ClaimPair& claims) {
-  fail(ErrorCode::kCommMismatch, claims.theirs.peer, text_of(claims, parts_.peers->rank()));
+// Each of two ranks that disagree names the other, also where only one of them has noticed.
+int32_t NcclWatch::culprit_for(ErrorCode code, int32_t culprit, int32_t claimant) const {
+  const bool names_itself =
+      code == ErrorCode::kCommMismatch && culprit == parts_.peers->rank() && claimant >= 0;
+  return names_itself ? claimant : culprit;
+}
+
+void NcclWatch::fail_by(const ClaimPair& claims, int32_t claimant) {
+  fail(ErrorCode::kCommMismatch,
+       culprit_for(ErrorCode::kCommMismatch, claims.theirs.peer, claimant),
+       text_of(claims, claimant));
 }
 
 void NcclWatch::leave() {

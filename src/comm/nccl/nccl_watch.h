@@ -121,7 +121,9 @@ class NcclWatch {
   void call_roll(Presence mine);
   void answer_roll(Presence mine);
   void judge(const std::vector<Presence>& all);
-  void fail_by(const ClaimPair& claims);
+  // `claimant` is the rank whose claims these are.
+  void fail_by(const ClaimPair& claims, int32_t claimant);
+  int32_t culprit_for(ErrorCode code, int32_t culprit, int32_t claimant) const;
   bool is_idle() const;
   void leave();
   void fail_by(const CommError& error) noexcept;
