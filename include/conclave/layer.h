@@ -32,8 +32,10 @@ enum class IdPolicy : uint8_t {
 enum class EpTransport : uint8_t { kVariable, kFixedSlots };
 
 // kUnreduced: rows come home one by one and are summed there in slot order, so that the result does
-// not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3.
-enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank };
+// not depend on the number of ranks (D3). kReducedPerRank moves less data but is not D3; layers on
+// CUDA always do so. kRoundedPerRank, on CUDA only, rounds each rank's float32 sum to the 16 bits
+// of expert rows before it travels: half of the bytes, and a rounding more for each rank that adds.
+enum class EpCombine : uint8_t { kUnreduced, kReducedPerRank, kRoundedPerRank };
 
 // Orders the chunks of a call where rows travel between ranks. No bit differs. Without such ranks
 // chunks always run in turn.
@@ -177,6 +179,11 @@ struct ForwardArgs {
   // [E] logical experts; this call's rows per expert are added. Padding, zero and shared experts
   // are not counted.
   std::span<int64_t> expert_load = {};
+
+  // The rows of `hidden` of every expert-parallel rank in this call, by ep_rank, the same list on
+  // all of them; host memory, read before forward returns. Empty: ranks ask each other. With it a
+  // layer on CUDA asks nobody, and ranks that were given other lists fail with kCommMismatch.
+  std::span<const int64_t> rank_tokens = {};
 
   Workspace* workspace = nullptr;   // null: the layer's own (then one forward at a time)
   Stream stream = {};               // needed on CUDA, unused on "cpu"

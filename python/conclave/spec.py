@@ -248,7 +248,7 @@ class LayerOptions:
     kernel: str = ""
     arithmetic: str = ""
     transport: str = "variable"  # fixed_slots; between ranks of a layer that exchanges rows itself
-    ep_combine: str = "unreduced"  # reduced_per_rank
+    ep_combine: str = "unreduced"  # reduced_per_rank; rounded_per_rank, on GPUs
     chunk_order: str = "in_turn"  # by_twos, micro_batches; only where rows travel between ranks
     micro_batch_tokens: int = 0  # from which on a call is cut in two; 0: as the plan finds it
     determinism: str = "repeatable"  # batch_invariant, unordered

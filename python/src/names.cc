@@ -76,7 +76,8 @@ constexpr Word<EpTransport> kTransports[] = {
     CONCLAVE_WORD("fixed_slots", EpTransport, kFixedSlots)};
 constexpr Word<EpCombine> kCombines[] = {
     CONCLAVE_WORD("unreduced", EpCombine, kUnreduced),
-    CONCLAVE_WORD("reduced_per_rank", EpCombine, kReducedPerRank)};
+    CONCLAVE_WORD("reduced_per_rank", EpCombine, kReducedPerRank),
+    CONCLAVE_WORD("rounded_per_rank", EpCombine, kRoundedPerRank)};
 constexpr Word<ChunkOrder> kChunkOrders[] = {
     CONCLAVE_WORD("in_turn", ChunkOrder, kInTurn), CONCLAVE_WORD("by_twos", ChunkOrder, kByTwos),
     CONCLAVE_WORD("micro_batches", ChunkOrder, kMicroBatches)};

@@ -25,7 +25,8 @@ static_assert(is_number(CONCLAVE_ID_POLICY_STRICT, IdPolicy::kStrict) &&
 static_assert(is_number(CONCLAVE_EP_TRANSPORT_VARIABLE, EpTransport::kVariable) &&
               is_number(CONCLAVE_EP_TRANSPORT_FIXED_SLOTS, EpTransport::kFixedSlots));
 static_assert(is_number(CONCLAVE_EP_COMBINE_UNREDUCED, EpCombine::kUnreduced) &&
-              is_number(CONCLAVE_EP_COMBINE_REDUCED_PER_RANK, EpCombine::kReducedPerRank));
+              is_number(CONCLAVE_EP_COMBINE_REDUCED_PER_RANK, EpCombine::kReducedPerRank) &&
+              is_number(CONCLAVE_EP_COMBINE_ROUNDED_PER_RANK, EpCombine::kRoundedPerRank));
 static_assert(is_number(CONCLAVE_CHUNK_ORDER_IN_TURN, ChunkOrder::kInTurn) &&
               is_number(CONCLAVE_CHUNK_ORDER_BY_TWOS, ChunkOrder::kByTwos) &&
               is_number(CONCLAVE_CHUNK_ORDER_MICRO_BATCHES, ChunkOrder::kMicroBatches));
@@ -72,7 +73,7 @@ LayerOptions options_of(const conclave_layer_options* options) {
       .kernel = text_of(given.kernel),
       .arithmetic = text_of(given.arithmetic),
       .transport = choice_of("options.transport", given.transport, EpTransport::kFixedSlots),
-      .ep_combine = choice_of("options.ep_combine", given.ep_combine, EpCombine::kReducedPerRank),
+      .ep_combine = choice_of("options.ep_combine", given.ep_combine, EpCombine::kRoundedPerRank),
       .chunk_order = choice_of("options.chunk_order", given.chunk_order, ChunkOrder::kMicroBatches),
       .micro_batch_tokens = given.micro_batch_tokens,
       .determinism = choice_of("options.determinism", given.determinism, Determinism::kUnordered),

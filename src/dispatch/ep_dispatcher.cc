@@ -221,6 +221,9 @@ class EpDispatcher final : public Dispatcher {
 Support ep_supports(const DispatchProblem& problem) {
   if (Support sizes = plannable(problem); !sizes) return sizes;
   if (problem.reduce == Reduce::kPartial) return Support::no("partial sums need no exchange");
+  if (problem.combine == EpCombine::kRoundedPerRank) {
+    return Support::no("sums that are rounded to 16 bits travel between GPUs only");
+  }
   const Communicator* const communicator = problem.communicator;
   if (communicator == nullptr) return Support::no("the context has no communicator");
   if (communicator->size() != problem.ep_size || communicator->rank() != problem.ep_rank) {

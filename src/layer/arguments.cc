@@ -294,6 +294,34 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
   check_overlaps(args);
 }
 
+void check_rank_tokens(const ForwardArgs& args, const ParallelSpec& parallel) {
+  const std::span<const int64_t> given = args.rank_tokens;
+  if (given.empty()) return;
+  if (static_cast<int64_t>(given.size()) != parallel.ep_size) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = "rank_tokens",
+                                    .expected = Shape{parallel.ep_size}.to_string(),
+                                    .found = std::to_string(given.size())});
+  }
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  for (size_t rank = 0; rank < given.size(); ++rank) {
+    if (given[rank] >= 0 && given[rank] <= kMost) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "a number of tokens is out of range for rank " + std::to_string(rank),
+                 .tensor = "rank_tokens",
+                 .found = std::to_string(given[rank]),
+                 .limit = "0 to " + std::to_string(kMost)});
+  }
+  const int64_t own = given[static_cast<size_t>(parallel.ep_rank)];
+  const int64_t rows = args.hidden.shape[0];
+  if (own == rows) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "rank " + std::to_string(parallel.ep_rank) + ", this one, has other rows",
+               .tensor = "rank_tokens",
+               .expected = std::to_string(rows) + ", the rows of hidden",
+               .found = std::to_string(own)});
+}
+
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
                         const routing::RouterTraits& traits) {
   check_tensors(args, spec, traits);

@@ -21,6 +21,10 @@ void check_tensors(const ForwardArgs& args, const MoeSpec& spec,
 int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
                         const routing::RouterTraits& traits);
 
+// Checks ForwardArgs::rank_tokens, if given: a number for each rank of the split, and this rank's
+// is that of its rows. Throws Error(kShape), Error(kInvalidArgument).
+void check_rank_tokens(const ForwardArgs& args, const ParallelSpec& parallel);
+
 // Checks the caller's ids under IdPolicy::kStrict: -1, [0, E + Z) in the first k slots, E + i in
 // slot k + i of SharedMode::kFusedSlots. Throws Error(kExpertId) naming token and slot.
 void check_ids_strict(const ConstTensorView& topk_ids, int64_t num_tokens, const MoeSpec& spec);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/device.h"
+#include "core/rank_counts.h"
 #include "layer/adapters/adapter_set.h"
 #include "layer/device_runtime.h"
 #include "layer/kernel_counts.h"
@@ -43,6 +44,7 @@ struct LayerCall {
   int64_t chunks = 0;  // as the ranks agreed
   std::span<std::byte> workspace;
   const PlacementEpoch* epoch = nullptr;  // as the ranks agreed
+  RankCounts rank_tokens = {};            // one for each rank, where rows gather on a device
   const AdapterSet* adapters = nullptr;   // null: no row of the call has one
 };
 

@@ -1,5 +1,6 @@
 #include "layer/layer.h"
 
+#include "layer/arguments.h"
 #include "layer/known_scales.h"
 #include "layer/migration/update_placement.h"
 #include "layer/packed_weights.h"
@@ -194,6 +195,7 @@ void Layer::forward(const ForwardArgs& args) {
     refuse_adapters(args, engine_->takes_adapters());
   }
   const int64_t tokens = engine_->check(args);
+  check_rank_tokens(args, basis().parallel);
   const AdapterSetPointer adapters = shared_->adapters.current();
   // Rows of other ranks may have adapters where this rank's have none.
   const bool names_some = engine_->sees_adapter_ids()
@@ -209,7 +211,8 @@ void Layer::forward(const ForwardArgs& args) {
       agree_on_call({.tokens = tokens,
                      .adapters = adapters->key,
                      .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire),
-                     .expert_budget = args.expert_budget},
+                     .expert_budget = args.expert_budget,
+                     .rank_tokens = args.rank_tokens},
                     offer, basis(), context_.communicator());
   const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
   run({.args = args,
@@ -217,6 +220,7 @@ void Layer::forward(const ForwardArgs& args) {
        .chunks = agreed.chunks,
        .workspace = workspace,
        .epoch = epoch.get(),
+       .rank_tokens = agreed.tokens,
        .adapters = uses_adapters ? adapters.get() : nullptr});
   shared_->forwards.fetch_add(1, std::memory_order_relaxed);
   shared_->tokens.fetch_add(tokens, std::memory_order_relaxed);

@@ -4,6 +4,7 @@
 
 #include "conclave/error.h"
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <span>
@@ -95,6 +96,18 @@ void check_epochs(const EpochBounds& bounds) {
                       std::to_string(bounds.most_current));
 }
 
+// What the caller says, or all ranks tell each other.
+RankCounts tokens_of_ranks(const CallOffer& call, Communicator& communicator) {
+  RankCounts counts(communicator.size());
+  if (!call.rank_tokens.empty()) {
+    std::ranges::copy(call.rank_tokens, counts.all().begin());
+    return counts;
+  }
+  communicator.all_gather(std::as_bytes(std::span(&call.tokens, 1)),
+                          std::as_writable_bytes(counts.all()), kTokensPhase);
+  return counts;
+}
+
 void end_exchanges(Communicator& communicator, const char* why) {
   constexpr const char* kGiveUpPhase = "forward: give up";
   try {
@@ -167,7 +180,14 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
     }
   }
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
-  int64_t chunks = num_chunks(call.tokens, plan.chunk_rule.value_or(uncut));
+  const ChunkRule rule = plan.chunk_rule.value_or(uncut);
+  if (plan.part.gathers()) {
+    const RankCounts tokens = tokens_of_ranks(call, *plan.part.expert_communicator);
+    return {.chunks = num_chunks(std::ranges::max(tokens.all()), rule),
+            .epoch = static_cast<uint64_t>(bounds.ready),
+            .tokens = tokens};
+  }
+  int64_t chunks = num_chunks(call.tokens, rule);
   if (exchanges_tokens(plan)) {
     const auto refit = static_cast<int64_t>(call.refit_epoch);
     const auto largest =
@@ -182,7 +202,7 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
   }
   check_epochs(bounds);
-  return {.chunks = chunks, .epoch = static_cast<uint64_t>(bounds.ready)};
+  return {.chunks = chunks, .epoch = static_cast<uint64_t>(bounds.ready), .tokens = {}};
 }
 
 }  // namespace conclave::inline v0

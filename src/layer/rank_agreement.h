@@ -1,6 +1,7 @@
 // Agreement between ranks before and during a collective forward.
 #pragma once
 
+#include "core/rank_counts.h"
 #include "layer/agreed_values.h"
 #include "layer/migration/epoch_switch.h"
 #include "layer/plan.h"
@@ -25,18 +26,21 @@ bool exchanges_tokens(const PlanBase& plan);
 // What a rank brings to a call.
 struct CallOffer {
   int64_t tokens = 0;
-  int64_t adapters = 0;       // AdapterSet::key
-  uint64_t refit_epoch = 0;   // the weights that this rank has are of it
-  int64_t expert_budget = 0;  // every rank or none takes part in its exchange
+  int64_t adapters = 0;                       // AdapterSet::key
+  uint64_t refit_epoch = 0;                   // the weights that this rank has are of it
+  int64_t expert_budget = 0;                  // every rank or none takes part in its exchange
+  std::span<const int64_t> rank_tokens = {};  // ForwardArgs::rank_tokens
 };
 struct CallAgreement {
   int64_t chunks = 0;  // the largest number of all expert-parallel ranks: each takes part in all
   uint64_t epoch = 0;  // the placement epoch of the call
+  RankCounts tokens;   // one for each rank, where rows gather on a device
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
 // where numbers of tokens differ, or budgets, adapters, refits or epochs: here, or, where a forward
-// only enqueues, from the sum over ranks.
+// only enqueues, from the sum over ranks. Ranks whose rows gather on devices tell each other their
+// numbers of tokens, unless the call has them.
 CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of

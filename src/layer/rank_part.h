@@ -32,6 +32,9 @@ struct RankPart {
   bool adds_down_bias = true;
   // Adds up the slices' sums; null if there are no slices, or if the caller adds them.
   Communicator* tensor_communicator = nullptr;
+  // Gathers rows at their experts on the device, and brings sums home; null on the CPU, and where
+  // rows stay on their rank.
+  Communicator* expert_communicator = nullptr;
   // A forward asks the other ranks whether they have as many tokens; one that only enqueues cannot.
   bool asks_ranks = true;
 
@@ -40,6 +43,7 @@ struct RankPart {
   bool has_replicas() const { return epoch->has_replicas(); }
   int64_t num_places() const { return static_cast<int64_t>(local_experts.size()) + num_spare; }
   bool reduces() const { return tensor_communicator != nullptr; }
+  bool gathers() const { return expert_communicator != nullptr; }
 };
 
 // Plans everything except the communicator. `parallel` is valid. Throws Error(kInvalidArgument) if

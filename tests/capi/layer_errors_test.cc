@@ -114,7 +114,7 @@ TEST_F(Layers, BadOptions_NameTheField) {
       {"max_tokens", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.max_tokens = -1; }},
       {"id_policy", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.id_policy = 2; }},
       {"transport", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.transport = -1; }},
-      {"ep_combine", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.ep_combine = 2; }},
+      {"ep_combine", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.ep_combine = 3; }},
       {"chunk_order", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.chunk_order = 7; }},
       {"determinism", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.determinism = 3; }},
       {"weights", CONCLAVE_ERROR_INVALID_ARGUMENT, [](auto& o) { o.weights = 2; }},

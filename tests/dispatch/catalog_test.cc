@@ -49,6 +49,10 @@ TEST(DispatcherCatalog, Rejections_SayWhy) {
   EXPECT_NE(reason("ep.variable", alone).find("no communicator"), std::string::npos);
   EXPECT_THROW(dispatcher_catalog().find("ep.variable", "dispatcher").make(alone), Error);
 
+  DispatchProblem rounded = good;
+  rounded.combine = EpCombine::kRoundedPerRank;
+  EXPECT_NE(reason("ep.variable", rounded).find("between GPUs only"), std::string::npos);
+
   const DispatchProblem swapped = testing::problem_of(two, 0, group[1].get());
   EXPECT_NE(reason("ep.variable", swapped).find("rank 1 of 2"), std::string::npos);
 

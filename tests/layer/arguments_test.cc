@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave {
@@ -174,6 +175,17 @@ TEST_F(Arguments, NumTokensOutOfRange_IsRejected) {
     EXPECT_EQ(rejection([&](ForwardArgs& a) { a.num_tokens = &count; }),
               ErrorCode::kInvalidArgument);
   }
+}
+
+TEST_F(Arguments, TokensOfRanksThatCannotBe_AreRejected) {
+  const auto rejected = [&](std::vector<int64_t> tokens) {
+    return rejection([tokens = std::move(tokens)](ForwardArgs& a) { a.rank_tokens = tokens; });
+  };
+  EXPECT_EQ(rejected({kTokens}), ErrorCode{0}) << "one rank with these rows";
+  EXPECT_EQ(rejected({kTokens, kTokens}), ErrorCode::kShape);
+  EXPECT_EQ(rejected({kTokens - 1}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejected({-1}), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(rejected({std::numeric_limits<int64_t>::max()}), ErrorCode::kInvalidArgument);
 }
 
 TEST_F(Arguments, SmallWorkspace_IsRejectedBeforeAnythingIsWritten) {

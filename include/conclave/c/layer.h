@@ -26,7 +26,8 @@ enum { CONCLAVE_EP_TRANSPORT_VARIABLE = 0, CONCLAVE_EP_TRANSPORT_FIXED_SLOTS = 1
 typedef int32_t conclave_ep_combine;
 enum {
   CONCLAVE_EP_COMBINE_UNREDUCED = 0,  // results do not depend on the number of ranks
-  CONCLAVE_EP_COMBINE_REDUCED_PER_RANK = 1
+  CONCLAVE_EP_COMBINE_REDUCED_PER_RANK = 1,
+  CONCLAVE_EP_COMBINE_ROUNDED_PER_RANK = 2  // to 16 bits; on CUDA only
 };
 typedef int32_t conclave_chunk_order;
 enum {

@@ -1,8 +1,13 @@
 #include "dispatch/cuda/catalog.h"
 
 #include "core/checked.h"
+#include "core/rank_counts.h"
 #include "core/token_ladder.h"
 #include "dispatch/cuda/group_shape.h"
+
+#include "conclave/comm.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -14,11 +19,35 @@ namespace {
 
 Support local_supports(const DispatchProblem& problem) {
   if (problem.ep_size == 1 || problem.reduce == Reduce::kPartial) return Support::yes();
-  return Support::no("moves no rows between ranks; Reduce::kPartial needs none to move");
+  return Support::no("moves no rows between ranks");
+}
+
+Support gather_supports(const DispatchProblem& problem) {
+  if (problem.ep_size == 1) return Support::no("all experts are on this rank");
+  if (problem.reduce == Reduce::kPartial)
+    return Support::no("the caller adds up: Reduce::kPartial");
+  const Communicator* const ranks = problem.communicator;
+  if (ranks == nullptr) {
+    return Support::no("the context has no communicator; Reduce::kPartial needs none");
+  }
+  if (ranks->size() != problem.ep_size || ranks->rank() != problem.ep_rank) {
+    return Support::no(
+        fmt::format("the communicator is rank {} of {}, the layer is planned as rank {} of {}",
+                    ranks->rank(), ranks->size(), problem.ep_rank, problem.ep_size));
+  }
+  if (problem.ep_size > kMostGatheringRanks) {
+    return Support::no(
+        fmt::format("{} ranks; rows gather from {} at most", problem.ep_size, kMostGatheringRanks));
+  }
+  for (const CommFeature feature : {CommFeature::kDeviceMemory, CommFeature::kStreamOrder}) {
+    if (Support can = ranks->supports(feature); !can) return can;
+  }
+  return Support::yes();
 }
 
 constexpr std::array kDispatchers = {
-    DeviceDispatcherRow{.name = "cuda.local", .supports = local_supports},
+    DeviceDispatcherRow{.name = "cuda.local", .moves_rows = false, .supports = local_supports},
+    DeviceDispatcherRow{.name = "cuda.gather", .moves_rows = true, .supports = gather_supports},
 };
 
 constexpr int32_t kClusterBlocks = 8;  // every device with clusters can hold this many

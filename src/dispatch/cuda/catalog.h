@@ -13,10 +13,10 @@
 
 namespace conclave::inline v0::dispatch {
 
-// Decides which rows of which ranks a device's experts compute. Dispatchers of device memory have
-// no exchange yet.
+// Decides which rows of which ranks a device's experts compute.
 struct DeviceDispatcherRow {
-  std::string_view name;  // "cuda.local"
+  std::string_view name;    // "cuda.local"
+  bool moves_rows = false;  // to the other ranks, over DispatchProblem::communicator
   Support (*supports)(const DispatchProblem& problem);
 };
 Catalog<DeviceDispatcherRow> device_dispatcher_catalog();

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "dispatch/cuda/group.h"
 #include "gemm/cuda/gate_product.h"
+#include "layer/cuda/gathered_row.h"
 #include "layer/cuda/own_row_form.h"
 #include "layer/cuda/row_format.h"
 #include "routing/cuda/call_bans.h"
@@ -82,8 +83,8 @@ size_t adapted_bytes(const CudaPlan& plan, int64_t tokens) {
 }
 
 // Kinds of experts run one after the other and share this memory.
-size_t experts_bytes(const CudaPlan& plan, int64_t tokens) {
-  size_t most = std::max(kernel_bytes(plan.routed, tokens), adapted_bytes(plan, tokens));
+size_t experts_bytes(const CudaPlan& plan, int64_t tokens, int64_t routed_tokens) {
+  size_t most = std::max(kernel_bytes(plan.routed, routed_tokens), adapted_bytes(plan, tokens));
   if (plan.shared) most = std::max(most, kernel_bytes(*plan.shared, tokens));
   if (plan.residual) most = std::max(most, kernel_bytes(*plan.residual, tokens));
   return most;
@@ -240,18 +241,32 @@ void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
             sizeof(float));
 }
 
-void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
-  int64_t grouping = std::max(group_bytes(plan.routed, calls),
+// Rows of all ranks, and what comes home to this one.
+void size_gathered(Sizes& sizes, const CudaPlan& plan, int64_t own, int64_t gathered) {
+  const int64_t slots = gathered * plan.num_slots();
+  const int64_t sum_columns = padded_row(plan.routed.problem.hidden_size, DType::kF32);
+  sizes.set(kGatheredRows, gathered, most_gathered_row_bytes(plan));
+  sizes.set(kGatheredIds, slots, sizeof(int32_t));
+  sizes.set(kGatheredWeights, slots, sizeof(float));
+  sizes.set(kExpertPart, gathered * sum_columns, sizeof(float));
+  sizes.set(kOtherParts, own * (plan.parallel.ep_size - 1) * sum_columns, sizeof(float));
+  sizes.set(kExpertSums, own * sum_columns, sizeof(float));
+}
+
+// `calls` are of this rank's tokens; where rows gather, its routed experts have `routed` tokens.
+void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls,
+                  const CallRange& routed) {
+  int64_t grouping = std::max(group_bytes(plan.routed, routed),
                               static_cast<int64_t>(dispatch::device_group_workspace_bytes(
-                                  calls.last, plan.num_slots(), 1, kLeastGroupTile)));
+                                  routed.last, plan.num_slots(), 1, kLeastGroupTile)));
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
   for (const CudaMlpPlan* part : adapted_parts(plan)) {
     grouping = std::max(grouping, adapted_group_bytes(*part, calls));
   }
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   sizes.set(kGroup, grouping, 1);
-  sizes.set(kExperts, static_cast<int64_t>(experts_bytes(plan, calls.last)), 1);
-  size_mlp(sizes, plan.routed, kRoutedBuffers, calls, plan.rows_per_token());
+  sizes.set(kExperts, static_cast<int64_t>(experts_bytes(plan, calls.last, routed.last)), 1);
+  size_mlp(sizes, plan.routed, kRoutedBuffers, routed, plan.rows_per_token());
   if (plan.shared) {
     const int64_t rows_per_token = plan.shared->has_own_rows() ? plan.shared->problem.top_k : 1;
     size_mlp(sizes, *plan.shared, kSharedBuffers, calls, rows_per_token);
@@ -259,7 +274,7 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   }
   if (plan.residual) size_mlp(sizes, *plan.residual, kResidualBuffers, calls);
   const MoeSpec& spec = plan.spec;
-  sizes.set(kWeighted, calls.last * plan.rows_per_token(), slot_row_bytes(plan.routed));
+  sizes.set(kWeighted, routed.last * plan.rows_per_token(), slot_row_bytes(plan.routed));
   sizes.set(kLatent, calls.last * spec.latent.size, sizeof(float));
   sizes.set(kProjected, calls.last * spec.hidden_size, sizeof(float));
   const int64_t sum_columns = calls.last * padded_row(spec.hidden_size, DType::kF32);
@@ -270,14 +285,13 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }
 
-}  // namespace
-
 // The counters keep their place even if no single launch is declared: another layer's may use the
 // same workspace.
-WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
+WorkspaceBooking book(const CudaPlan& plan, const CallRange& calls, const CallRange& routed) {
   Sizes sizes;
   size_routing(sizes, plan, calls.last);
-  size_experts(sizes, plan, calls);
+  size_experts(sizes, plan, calls, routed);
+  if (plan.gathers_rows()) size_gathered(sizes, plan, calls.last, routed.last);
   BufferSet touched = kCounters;
   for (const Stage& stage : plan.stages.list) touched = touched | stage.reads | stage.writes;
   WorkspaceLayout layout;
@@ -285,10 +299,21 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
   for (size_t i = 0; i < kCudaBuffers; ++i) {
     if (touched.has(i)) slices[i] = layout.book_bytes(sizes.of(i), 1);
   }
-  return {.calls = calls, .slices = slices, .total_bytes = layout.total_bytes()};
+  return {.calls = routed, .slices = slices, .total_bytes = layout.total_bytes()};
+}
+
+}  // namespace
+
+WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
+  return book(plan, calls, {.first = calls.first, .last = plan.gathered(calls.last)});
+}
+
+WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, const CallRange& gathered) {
+  return book(plan, {.first = 1, .last = std::max<int64_t>(own, 1)}, gathered);
 }
 
 std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens) {
+  if (plan.gathers_rows()) return {book_workspace(plan, {.first = 1, .last = max_tokens})};
   std::vector<WorkspaceBooking> bookings;
   for (const CallRange& calls : calls_by_rung(plan.routed.ladder, max_tokens)) {
     bookings.push_back(book_workspace(plan, calls));
@@ -297,6 +322,10 @@ std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_
 }
 
 size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens) {
+  if (plan.gathers_rows()) {
+    const int64_t others = plan.options.max_tokens * (plan.parallel.ep_size - 1);
+    return book_gathered(plan, max_tokens, {.first = 1, .last = max_tokens + others}).total_bytes;
+  }
   size_t most = 0;
   for (const WorkspaceBooking& booking : book_every_rung(plan, max_tokens)) {
     most = std::max(most, booking.total_bytes);

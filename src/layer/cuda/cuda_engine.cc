@@ -37,7 +37,8 @@ CudaPlanRequest plan_request(const EngineRequest& request, const cuda::DeviceInf
           .options = request.options,
           .parallel = request.parallel,
           .device = device,
-          .tensor_communicator = request.context.tensor_communicator()};
+          .tensor_communicator = request.context.tensor_communicator(),
+          .communicator = request.context.communicator()};
 }
 
 // All that a plan asks of the device.
@@ -111,6 +112,12 @@ struct WeightsOnDevice final : LayerWeights {
   Stream stream() const { return to_stream(side->stream.get()); }
 };
 
+// All chunks of a call have these alike.
+struct CallParts {
+  CudaCallAdapters adapters;
+  CudaCallLimits limits;
+};
+
 // Kernels bound to the addresses of the weights, and where their calls find scratch memory.
 class CudaRunner final : public LayerRunner {
  public:
@@ -124,6 +131,14 @@ class CudaRunner final : public LayerRunner {
 
  private:
   WorkspaceBooking booking_in(std::span<const std::byte> workspace, int64_t tokens) const;
+  WorkspaceBooking booking_of(std::span<const std::byte> workspace, const RankCounts& counts) const;
+  // Has the booking's slices as long as that lives.
+  CudaChunk chunk_at_place(const LayerCall& call, const CallParts& parts, const TokenChunk& at,
+                           const WorkspaceBooking& booking) const;
+  template <class Visit>
+  void each_chunk(const LayerCall& call, const CallParts& parts, const Visit& visit) const;
+  template <class Visit>
+  void each_gathered_chunk(const LayerCall& call, const CallParts& parts, const Visit& visit) const;
 
   const CudaPlan& plan_;
   const WeightsOnDevice& weights_;
@@ -187,37 +202,73 @@ CudaCallAdapters adapters_of(const LayerCall& call) {
           .mark = place + 1};
 }
 
-void CudaRunner::run(const LayerCall& call) const {
-  // Chunks have one of two lengths; both must fit before the first chunk runs.
+// Likewise, where rows gather: for a chunk of so many tokens of each rank.
+WorkspaceBooking CudaRunner::booking_of(std::span<const std::byte> workspace,
+                                        const RankCounts& counts) const {
+  if (bookings_.back().total_bytes <= workspace.size()) return bookings_.back();
+  const int64_t all = counts.sum();
+  WorkspaceBooking smaller =
+      book_gathered(plan_, counts[plan_.parallel.ep_rank], {.first = all, .last = all});
+  check_workspace_size(workspace, smaller.total_bytes);
+  return smaller;
+}
+
+CudaChunk CudaRunner::chunk_at_place(const LayerCall& call, const CallParts& parts,
+                                     const TokenChunk& at, const WorkspaceBooking& booking) const {
+  return {.plan = plan_,
+          .weights = weights_.own,
+          .every_row = *every_row_,
+          .kernels = kernels_,
+          .scratch = CudaScratch(call.workspace.data(), booking.slices, {}),
+          .begin = at.begin,
+          .count = at.count,
+          .is_whole_call = call.chunks == 1,
+          .counters = weights_.side->counters.as<CudaCounters>(),
+          .adapters = parts.adapters,
+          .stream = to_cuda(call.args.stream),
+          .limits = parts.limits};
+}
+
+// Chunks have one of two lengths; both must fit before the first chunk runs.
+template <class Visit>
+void CudaRunner::each_chunk(const LayerCall& call, const CallParts& parts,
+                            const Visit& visit) const {
   const int64_t shorter = call.chunks == 0 ? 0 : call.tokens / call.chunks;
   const WorkspaceBooking of_shorter = booking_in(call.workspace, shorter);
   const bool all_alike = call.chunks == 0 || call.tokens % call.chunks == 0;
   const WorkspaceBooking of_longer =
       all_alike ? of_shorter : booking_in(call.workspace, shorter + 1);
-  const CudaCallAdapters adapters = adapters_of(call);
-  const CudaCallLimits limits =
-      call.chunks == 0 ? CudaCallLimits() : limits_of_call(plan_, call.args);
+  for (int64_t index = 0; index < call.chunks; ++index) {
+    const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
+    visit(chunk_at_place(call, parts, at, at.count > shorter ? of_longer : of_shorter), at);
+  }
+}
+
+// No rank has a larger chunk than the first: what fits that fits all.
+template <class Visit>
+void CudaRunner::each_gathered_chunk(const LayerCall& call, const CallParts& parts,
+                                     const Visit& visit) const {
+  for (int64_t index = 0; index < call.chunks; ++index) {
+    RankCounts counts = call.rank_tokens;
+    for (int64_t& count : counts.all()) count = chunk_at(count, call.chunks, index).count;
+    const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
+    const WorkspaceBooking booking = booking_of(call.workspace, counts);
+    CudaChunk chunk = chunk_at_place(call, parts, at, booking);
+    chunk.rank_counts = counts;
+    visit(chunk, at);
+  }
+}
+
+void CudaRunner::run(const LayerCall& call) const {
+  const CallParts parts{
+      .adapters = adapters_of(call),
+      .limits = call.chunks == 0 ? CudaCallLimits() : limits_of_call(plan_, call.args)};
   const auto for_each_chunk = [&](const auto& visit) {
-    for (int64_t index = 0; index < call.chunks; ++index) {
-      const TokenChunk at = chunk_at(call.tokens, call.chunks, index);
-      const WorkspaceBooking& booking = at.count > shorter ? of_longer : of_shorter;
-      visit(CudaChunk{.plan = plan_,
-                      .weights = weights_.own,
-                      .every_row = *every_row_,
-                      .kernels = kernels_,
-                      .scratch = CudaScratch(call.workspace.data(), booking.slices, {}),
-                      .begin = at.begin,
-                      .count = at.count,
-                      .is_whole_call = call.chunks == 1,
-                      .counters = weights_.side->counters.as<CudaCounters>(),
-                      .adapters = adapters,
-                      .stream = to_cuda(call.args.stream),
-                      .limits = limits},
-            at);
-    }
+    if (plan_.gathers_rows()) return each_gathered_chunk(call, parts, visit);
+    each_chunk(call, parts, visit);
   };
   WeightFence::Reading reading(weights_.side->fence, to_cuda(call.args.stream));
-  if (limits.any) run_limits(call, for_each_chunk);
+  if (parts.limits.any) run_limits(call, for_each_chunk);
   for_each_chunk([&](const CudaChunk& chunk, const TokenChunk& at) {
     run_cuda_chunk(chunk, chunk_of(call.args, at));
   });
@@ -262,7 +313,10 @@ class CudaEngine final : public Engine {
   }
   uint64_t content_hash(const LayerWeights& weights,
                         std::span<const int32_t> places) const override;
-  Support takes_adapters() const override { return Support::yes(); }
+  Support takes_adapters() const override {
+    if (!plan_.gathers_rows()) return Support::yes();
+    return Support::no("rows that go to the experts of other GPUs take no adapter along");
+  }
   bool sees_adapter_ids() const override { return false; }
   std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
                                               std::span<const int32_t> experts) const override {
@@ -296,7 +350,8 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                  .shared = plan_.shared_form,
                                  .orders = plan_.orders,
                                  .scale_span = plan_.scale_span,
-                                 .tensor_communicator = plan_.part.tensor_communicator}));
+                                 .tensor_communicator = plan_.part.tensor_communicator,
+                                 .communicator = plan_.part.expert_communicator}));
 }
 
 std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,
@@ -348,6 +403,14 @@ void CudaEngine::check_routing(const ForwardArgs& args) const {
 int64_t CudaEngine::check(const ForwardArgs& args) const {
   check_cuda_arguments(args, plan_.spec, plan_.router_traits, ordinal_);
   check_routing(args);
+  if (plan_.gathers_rows() && args.expert_budget != 0) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        {.what = "a budget holds for the tokens of all ranks, and these choose apart on GPUs",
+         .tensor = "expert_budget",
+         .found = std::to_string(args.expert_budget),
+         .hint = "ban experts, or give fewer choices by top_k"});
+  }
   if (args.top_k != 0 && args.topk_weights.empty()) {
     static_cast<void>(plan_.router_of(args.top_k));
   }

@@ -3,6 +3,7 @@
 #include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "layer/cuda/book_workspace.h"
+#include "layer/cuda/gathered_row.h"
 #include "layer/cuda/row_format.h"
 #include "quant/weight_format.h"
 
@@ -33,7 +34,7 @@ size_t weight_bytes(const experts::ExpertsProblem& problem) {
 // D1 requires a fixed order in every sum.
 std::string determinism_text(const CudaPlan& plan) {
   if (plan.options.determinism == Determinism::kBatchInvariant) return "D1 D2";
-  const CallRange calls{.first = 1, .last = plan.options.max_tokens};
+  const CallRange calls{.first = 1, .last = plan.gathered(plan.options.max_tokens)};
   return tokens_added(plan.routed.ladder, calls) > 0 ? "none" : "D1";
 }
 
@@ -51,21 +52,50 @@ void summarise_workspace(CudaPlan& plan) {
     first = plan.decode_tokens + 1;
   }
   for (const experts::LadderRung& rung : plan.routed.ladder) {
-    if (rung.last_tokens < first) continue;
+    // Where rows gather, calls to which every rank brings as many tokens.
+    const int64_t last = rung.last_tokens / plan.gathered(1);
+    if (last < first) continue;
     summary.ladder.push_back({.first_tokens = first,
-                              .last_tokens = rung.last_tokens,
+                              .last_tokens = last,
                               .kernel = std::string(rung.row->name),
                               .tile = experts::to_string(rung.tile),
                               .reason = rung.reason,
-                              .workspace_bytes = total(rung.last_tokens)});
-    first = rung.last_tokens + 1;
+                              .workspace_bytes = total(last)});
+    first = last + 1;
   }
   summary.workspace_bytes = total(plan.options.max_tokens);
   const WorkspaceBooking largest = book_every_rung(plan, plan.options.max_tokens).back();
   summary.buffers = describe_buffers(plan.stages, largest.slices);
 }
 
+std::string travelling_text(const CudaPlan& plan) {
+  const DType narrow = gathered_row(plan, DType::kBF16).dtype;
+  const DType wide = gathered_row(plan, DType::kF32).dtype;
+  return narrow == wide ? std::string(to_string(narrow)) : "the caller's type";
+}
+
 }  // namespace
+
+void list_exchange(CudaPlan& plan) {
+  const int64_t least = gathered_row(plan, DType::kBF16).bytes;
+  const int64_t most = most_gathered_row_bytes(plan);
+  const std::string bytes =
+      least == most ? std::to_string(least) : fmt::format("{} to {}", least, most);
+  plan.summary.rows.push_back(
+      {.table = "exchange",
+       .name = "rows",
+       .chosen = true,
+       .reason = fmt::format("{} bytes of a token to each other rank: {}, ids and weights", bytes,
+                             travelling_text(plan))});
+  const DType sums = plan.part_dtype();
+  const int64_t columns = padded_row(plan.routed.problem.hidden_size, sums);
+  plan.summary.rows.push_back(
+      {.table = "exchange",
+       .name = "sums",
+       .chosen = true,
+       .reason = fmt::format("{} bytes of a token from each other rank: {}, added in rank order",
+                             columns * byte_size(sums), to_string(sums))});
+}
 
 void summarise(CudaPlan& plan) {
   Plan& summary = plan.summary;

@@ -7,5 +7,7 @@ namespace conclave::inline v0 {
 
 // Fills the summary of a plan whose parts are chosen, but for its device and rows.
 void summarise(CudaPlan& plan);
+// Lists what travels between ranks, for a plan whose rows gather.
+void list_exchange(CudaPlan& plan);
 
 }  // namespace conclave::inline v0

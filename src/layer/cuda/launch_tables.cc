@@ -79,7 +79,7 @@ dispatch::GroupLimits limits_of(const cuda::DeviceInfo& device) {
 void choose_grouping(const CudaPlan& plan, CudaMlpPlan& part) {
   part.grouping = dispatch::group_ladder({.slots_per_token = part.problem.top_k,
                                           .num_local_experts = grouped_experts(part),
-                                          .max_tokens = plan.options.max_tokens,
+                                          .max_tokens = part.problem.max_tokens,
                                           .limits = limits_of(plan.device)});
 }
 
@@ -107,7 +107,8 @@ const routing::DeviceRoutePlan* choosing_route(const CudaPlan& plan) {
 }
 
 void choose_routing(CudaPlan& plan) {
-  const RouteGroupProblem problem{.route = choosing_route(plan),
+  // Rows that gather are grouped when those of all ranks are there.
+  const RouteGroupProblem problem{.route = plan.gathers_rows() ? nullptr : choosing_route(plan),
                                   .num_local_experts = grouped_experts(plan.routed),
                                   .max_tokens = plan.options.max_tokens,
                                   .cluster_blocks = most_cluster_blocks(plan.device),

@@ -39,6 +39,7 @@ Support fused_support(const CudaPlan& plan, const experts::ExpertsProblem& share
   if (plan.shared_form == SharedForm::kSeparate) {
     return Support::no("the weights are used where they lie");
   }
+  if (plan.gathers_rows()) return Support::no("tokens of other ranks have theirs there");
   if (routed.num_local_experts == 0) return Support::no("no routed experts are here");
   if (shared.weight_dtype != routed.weight_dtype) return Support::no("weights of another type");
   if (!same_formula(activation_or_routed(spec.shared.activation, spec), spec.activation)) {

@@ -92,14 +92,8 @@ void check_slices(const CudaPlan& plan, PartChecks& checks) {
   check(DType::kBF16, spec.residual.intermediate_size, plan.part.residual_inner);
 }
 
-// Whether ranks can add up on their devices, with nobody waiting.
+// Whether tensor-parallel ranks can add up on their devices, with nobody waiting.
 Support sum_support(const CudaPlan& plan, const Communicator* communicator) {
-  if (plan.parallel.ep_size > 1) {
-    return Support::no(
-        "Reduce::kFull over expert-parallel ranks: rows travel on the CPU only. Reduce::kPartial "
-        "is "
-        "there, and Reduce::kFull where ep_size is 1");
-  }
   if (plan.spec.latent.has_norm) {
     return Support::no(
         "LatentSpec.has_norm needs the whole sum of a token, and slices have a part of it");
@@ -113,8 +107,7 @@ Support sum_support(const CudaPlan& plan, const Communicator* communicator) {
 
 void plan_sum_over_ranks(CudaPlan& plan, Communicator* communicator, PartChecks& checks) {
   const ParallelSpec& parallel = plan.parallel;
-  const bool is_split = parallel.ep_size > 1 || parallel.tp_size > 1;
-  if (!is_split || parallel.reduce == Reduce::kPartial) return;
+  if (parallel.tp_size == 1 || parallel.reduce == Reduce::kPartial) return;
   const Support support = sum_support(plan, communicator);
   checks.need(static_cast<bool>(support), "reduction", support.reason());
   if (!support) return;
@@ -143,15 +136,37 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   check_slices(plan, checks);
 }
 
-// None may fit, which check_parts reports.
-void choose_dispatcher(CudaPlan& plan) {
-  const dispatch::DispatchProblem problem{.ep_size = plan.parallel.ep_size,
-                                          .ep_rank = plan.parallel.ep_rank,
-                                          .reduce = plan.parallel.reduce};
-  const auto* row = choose_first(dispatch::device_dispatcher_catalog(),
-                                 {.table = "dispatcher", .why = "rows stay on their rank"}, problem,
-                                 plan.summary.rows);
-  if (row != nullptr) plan.summary.dispatcher = row->name;
+// Expert-parallel ranks take the row that moves rows, which others cannot.
+void choose_dispatcher(CudaPlan& plan, Communicator* communicator, PartChecks& checks) {
+  const ParallelSpec& parallel = plan.parallel;
+  const dispatch::DispatchProblem problem{.ep_size = parallel.ep_size,
+                                          .ep_rank = parallel.ep_rank,
+                                          .reduce = parallel.reduce,
+                                          .communicator = communicator};
+  const auto catalog = dispatch::device_dispatcher_catalog();
+  const bool travel = parallel.ep_size > 1 && parallel.reduce == Reduce::kFull;
+  const auto* row = choose_first(
+      catalog,
+      {.table = "dispatcher",
+       .why = travel ? "rows go to every rank, sums come home" : "rows stay on their rank"},
+      problem, plan.summary.rows);
+  if (row == nullptr) {
+    const Support support = catalog.rows().back().supports(problem);
+    return checks.need(false, "reduction", "rows of other ranks: " + support.reason());
+  }
+  plan.summary.dispatcher = row->name;
+  if (row->moves_rows) plan.part.expert_communicator = communicator;
+}
+
+// The experts of every rank take the tokens of all.
+void check_gathered_tokens(const CudaPlan& plan) {
+  const int64_t most = plan.device.most_tokens;
+  if (plan.gathered(plan.options.max_tokens) <= most) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "LayerOptions.max_tokens is out of range for ranks that gather rows",
+               .found = fmt::format("{} for each of {} ranks", plan.options.max_tokens,
+                                    plan.parallel.ep_size),
+               .limit = fmt::format("{} for all ranks together", most)});
 }
 
 DType row_dtype_of(DType weight_dtype) {
@@ -195,11 +210,28 @@ void add_in_any_order(CudaPlan& plan) {
                                .reason = all ? "the row before serves all" : "for all others"});
 }
 
+// Where rows gather, a rank's experts get as many of all ranks' choices as its own tokens have, if
+// these fall evenly: what is best for so many is best for the tokens of all.
+void spread_ladder(CudaPlan& plan) {
+  for (experts::LadderRung& rung : plan.routed.ladder) {
+    rung.last_tokens = plan.gathered(rung.last_tokens);
+    const Support support = rung.row->supports(plan.routed.problem);
+    if (support) continue;
+    throw Error(ErrorCode::kUnsupported, {.what = "a kernel does not take the tokens of all ranks",
+                                          .tensor = "LayerOptions.max_tokens",
+                                          .found = std::to_string(plan.options.max_tokens),
+                                          .hint = support.reason()});
+  }
+}
+
 void choose_routed_ladder(CudaPlan& plan) {
-  experts::LadderRequest request = ladder_request(plan, plan.routed.problem);
+  experts::ExpertsProblem problem = plan.routed.problem;
+  problem.max_tokens = plan.options.max_tokens;
+  experts::LadderRequest request = ladder_request(plan, problem);
   request.shared_experts = plan.fused.slots();
   request.has_all_experts = plan.parallel.ep_size == 1;
   plan.routed.ladder = build_ladder(request, plan.summary.rows);
+  spread_ladder(plan);
   if (plan.options.determinism == Determinism::kUnordered) add_in_any_order(plan);
 }
 
@@ -256,20 +288,21 @@ SumEnd plan_end(const CudaPlan& plan) {
   const bool mixes = shared_facts(spec).mixes();
   const bool has_rest = spec.num_zero_experts > 0 || spec.has_output_bias;
   const bool only_routed = !plan.shared && !plan.residual && !mixes;
+  const bool here = !plan.gathers_rows();  // a slot's row is, not just the sum of all ranks' slots
   const bool is_latent = spec.latent.size != 0;
   // Slots of fused shared experts count as plain slots if the routed sum is not changed afterwards.
   const bool plain_slots =
       plan.fused.slots() == 0 || (spec.output_scale == 1 && spec.weight_on == WeightOn::kOutput);
-  return {.only_slots = only_routed && !has_rest && !is_latent && plain_slots &&
+  return {.only_slots = here && only_routed && !has_rest && !is_latent && plain_slots &&
                         !plan.part.has_replicas() && !plan.has_rows_of_slots(),
-          .writes_output =
-              only_routed && !has_rest && !is_latent && plan.num_slots() == 1 && !plan.sums_ranks(),
+          .writes_output = here && only_routed && !has_rest && !is_latent &&
+                           plan.num_slots() == 1 && !plan.sums_ranks(),
           // Sums are read in groups of four.
           .rounds_sums = only_routed && !(has_rest && plan.part.adds_rest) &&
                          (!is_latent || spec.hidden_size % 4 == 0)};
 }
 
-void fill_plan(CudaPlan& plan, Communicator* communicator) {
+void fill_plan(CudaPlan& plan, const CudaPlanRequest& request) {
   const MoeSpec& spec = plan.spec;
   validate(spec);
   validate(plan.parallel);
@@ -279,15 +312,17 @@ void fill_plan(CudaPlan& plan, Communicator* communicator) {
   plan.part = plan_rank_part(spec, plan.parallel);
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
-  plan_sum_over_ranks(plan, communicator, checks);
-  choose_dispatcher(plan);
+  plan_sum_over_ranks(plan, request.tensor_communicator, checks);
+  choose_dispatcher(plan, request.communicator, checks);
   checks.throw_if_any();
+  check_gathered_tokens(plan);
   plan.weighs_rows = spec.weight_on == WeightOn::kInput && !is_plain(spec.weight_dtype) &&
                      weight_may_change_codes(spec.quant);
   MlpProblems problems = mlp_problems({.spec = spec,
                                        .part = plan.part,
                                        .max_tokens = plan.options.max_tokens,
                                        .target = plan.device});
+  problems.routed.max_tokens = plan.gathered(plan.options.max_tokens);
   lay_out_codes(plan, problems);
   problems.routed.scale_span = plan.scale_span;
   if (problems.shared) problems.shared->scale_span = plan.scale_span;
@@ -301,6 +336,7 @@ void fill_plan(CudaPlan& plan, Communicator* communicator) {
   if (plan.residual) choose_other_ladder(plan, *plan.residual);
   choose_adapter_kernels(plan);
   choose_launches(plan);
+  if (plan.gathers_rows()) list_exchange(plan);
   plan.stages = declare_stages(plan);
   summarise(plan);
 }
@@ -350,14 +386,14 @@ int32_t CudaPlan::num_ids() const {
 
 CudaPlan plan_cuda_layer(const CudaPlanRequest& request) {
   CudaPlan plan = plan_of(request);
-  fill_plan(plan, request.tensor_communicator);
+  fill_plan(plan, request);
   return plan;
 }
 
 Plan summarise_cuda_plan(const CudaPlanRequest& request) {
   CudaPlan plan = plan_of(request);
   try {
-    fill_plan(plan, request.tensor_communicator);
+    fill_plan(plan, request);
   } catch (const Error& error) {
     // The rows gathered so far already say why nothing fits.
     if (error.code() != ErrorCode::kUnsupported) throw;

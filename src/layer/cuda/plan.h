@@ -108,9 +108,20 @@ struct CudaPlan : PlanBase {
   }
   // Ranks add up their parts of a row, in float32, before it is rounded.
   bool sums_ranks() const { return part.reduces(); }
+  // The type in which a rank's sums travel home.
+  DType part_dtype() const {
+    const bool rounds = options.ep_combine == EpCombine::kRoundedPerRank;
+    return rounds ? routed.row_dtype : DType::kF32;
+  }
+  // The experts of a rank take the tokens of all expert-parallel ranks, in rank order.
+  bool gathers_rows() const { return part.gathers(); }
+  // For so many tokens of each rank.
+  int64_t gathered(int64_t tokens) const {
+    return gathers_rows() ? tokens * parallel.ep_size : tokens;
+  }
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
   // Rows that routed experts read per token.
-  bool takes_adapters() const { return options.max_adapter_rank > 0; }
+  bool takes_adapters() const { return options.max_adapter_rank > 0 && !gathers_rows(); }
   int64_t rows_per_token() const { return has_rows_of_slots() ? spec.top_k : 1; }
   bool has_rows_of_slots() const { return weighs_rows || routed.has_own_rows(); }
 };
@@ -128,6 +139,8 @@ struct CudaPlanRequest {
   int32_t scale_span = 0;
   // The context has it, or none: null. It adds up what tensor-parallel ranks have computed.
   Communicator* tensor_communicator = nullptr;
+  // Likewise: it brings rows to the experts of other ranks.
+  Communicator* communicator = nullptr;
 };
 
 // Throws as plan_layer; Error(kUnsupported) lists every part of the layer that CUDA lacks.

@@ -658,7 +658,7 @@ TEST(CudaPlan, LaunchTables_CoverEveryCallAndExplainAlternatives) {
                                       {"route", 2},
                                       {"group", 5},
                                       {"given ids", 2},
-                                      {"dispatcher", 1}}) {
+                                      {"dispatcher", 2}}) {
       int listed = 0;
       for (const PlanRow& row : made.summary.rows) {
         if (row.table != table) continue;

@@ -2,47 +2,20 @@
 // reasons where they cannot. Needs no GPU.
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
+#include "layer/cuda/on_devices.h"
 #include "support/layer_fixture.h"
-
-#include "conclave/comm.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <optional>
 #include <string>
+#include <vector>
 
 namespace conclave {
 namespace {
 
 using testing::h200;
 using testing::make_spec;
-
-// Says that it can do everything but `lacks`. Nothing is sent over it.
-class OnDevices final : public Communicator {
- public:
-  explicit OnDevices(int32_t rank = 0, int32_t size = 2, std::optional<CommFeature> lacks = {})
-      : rank_(rank), size_(size), lacks_(lacks) {}
-  std::string_view name() const noexcept override { return "devices"; }
-  int32_t rank() const noexcept override { return rank_; }
-  int32_t size() const noexcept override { return size_; }
-  std::chrono::nanoseconds timeout() const noexcept override { return std::chrono::seconds(1); }
-  Support supports(CommFeature feature) const override {
-    return feature == lacks_ ? Communicator::supports(feature) : Support::yes();
-  }
-  void wait(CommHandle, std::chrono::nanoseconds, std::string_view) override {}
-  bool test(CommHandle, std::string_view) override { return true; }
-  void abort(std::string_view) noexcept override {}
-
- protected:
-  CommHandle start(const CommOperation&) override { return {}; }
-
- private:
-  int32_t rank_;
-  int32_t size_;
-  std::optional<CommFeature> lacks_;
-};
+using testing::OnDevices;
 
 MoeSpec spec_of() { return make_spec(8, 2, 258, 256, DType::kBF16); }
 
@@ -116,8 +89,6 @@ TEST(CudaRankSums, WhatCannotAddUp_IsRefusedWithTheReason) {
             std::string::npos);
   OnDevices waits(0, 2, CommFeature::kStreamOrder);
   EXPECT_NE(refusal(spec_of(), two, &waits).find("order its operations by a stream"),
-            std::string::npos);
-  EXPECT_NE(refusal(spec_of(), {.ep_size = 2}, &ranks).find("expert-parallel ranks"),
             std::string::npos);
   MoeSpec latent = spec_of();
   latent.latent = {.size = 128, .has_norm = true};

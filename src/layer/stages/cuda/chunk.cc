@@ -6,6 +6,7 @@
 #include "layer/stages/cuda/adapters.h"
 #include "layer/stages/cuda/factors.h"
 #include "layer/stages/cuda/finish.h"
+#include "layer/stages/cuda/gather_ranks.h"
 #include "layer/stages/cuda/limits.h"
 #include "layer/stages/cuda/mlp.h"
 #include "layer/stages/cuda/route.h"
@@ -84,12 +85,17 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
       chunk.stream);
 }
 
-RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
-                      const CudaRouting& routing, const CudaMarks& marks, const TensorView& out) {
+// The rows that routed experts have, or other ranks are to have.
+SourceRows routed_source(const CudaChunk& chunk, const ConstTensorView& hidden) {
+  const SourceRows rows = source_rows(hidden);
+  if (!chunk.runs(CudaStage::kLatentDown)) return rows;
+  return project_down(chunk.at(CudaStage::kLatentDown), rows);
+}
+
+RoutedRows run_routed(const CudaChunk& chunk, SourceRows rows, const CudaRouting& routing,
+                      const CudaMarks& marks, const TensorView& out) {
   using enum CudaStage;
   if (!chunk.runs(kInput)) return no_rows(chunk.at(kExperts));
-  SourceRows rows = source_rows(hidden);
-  if (chunk.runs(kLatentDown)) rows = project_down(chunk.at(kLatentDown), rows);
   const SourceRows tokens = rows;
   if (chunk.runs(kRowsOfSlots)) rows = rows_of_slots(chunk.at(kRowsOfSlots), routing, rows);
   if (marks.any()) {
@@ -98,6 +104,31 @@ RoutedRows run_routed(const CudaChunk& chunk, const ConstTensorView& hidden,
   const DeviceRows input =
       kernel_rows(chunk.at(kInput), routed_mlp(chunk), routing.groups, routing.live.tokens, rows);
   return run_experts(chunk.at(kExperts), routing, input, out);
+}
+
+GroupedRows group_rows(const CudaChunk& chunk, const CudaRouting& routing,
+                       std::span<int64_t> expert_load) {
+  dispatch::DeviceGroupArgs group = group_args(chunk, CudaMarks(), expert_load);
+  group.topk_ids = routing.topk_ids;
+  group.num_tokens = chunk.count;
+  group.live_tokens = routing.live.tokens;
+  group.top_k = chunk.plan.num_slots();
+  return dispatch::device_group(group, chunk.stream);
+}
+
+// This rank's experts take the rows of all ranks; each rank gets the sums of its own. `routing` is
+// of the latter.
+RoutedRows run_over_ranks(const CudaChunk& chunk, const ConstTensorView& hidden,
+                          const CudaRouting& routing) {
+  using enum CudaStage;
+  GatheredTokens gathered = gather_tokens(chunk.at(kGather), routing, routed_source(chunk, hidden));
+  CudaChunk all = chunk;
+  all.count = chunk.rank_counts.sum();
+  gathered.routing.groups = group_rows(all.at(kGather), gathered.routing, {});
+  const RoutedRows rows =
+      run_routed(all, gathered.rows, gathered.routing, CudaMarks(), TensorView());
+  const RoutedRows part = expert_part(all.at(kExpertPart), gathered.routing, rows);
+  return bring_home(chunk.at(kBringHome), part);
 }
 
 CudaGiven given_to(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
@@ -146,6 +177,10 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
                               .expert_load = args.expert_load};
+  if (chunk.count == 0) {
+    static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting()));
+    return;
+  }
   const CudaFactors factors =
       chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
                            : CudaFactors();
@@ -170,10 +205,16 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   if (in_one_launch && marks.by_token != nullptr) {
     return run_by_marks(chunk, args, route(nullptr), marks);
   }
+  const bool gathers = chunk.runs(kGather);
   const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), marks, args.expert_load);
-  const CudaRouting routing = route(&group);
-  RoutedRows rows =
-      run_routed(chunk, args.hidden, routing, marks, call_adds ? TensorView() : args.out);
+  const CudaRouting routing = route(gathers ? nullptr : &group);
+  // Replicas were counted when they were chosen.
+  if (gathers && !args.expert_load.empty() && !chunk.plan.part.has_replicas()) {
+    static_cast<void>(group_rows(chunk.at(kRoute), routing, args.expert_load));
+  }
+  RoutedRows rows = gathers ? run_over_ranks(chunk, args.hidden, routing)
+                            : run_routed(chunk, routed_source(chunk, args.hidden), routing, marks,
+                                         call_adds ? TensorView() : args.out);
   if (rows.form == RoutedRows::Form::kAreOutput) return;
   CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
   if (chunk.runs(kShared)) {
@@ -284,9 +325,9 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
 
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   using enum CudaStage;
-  if (chunk.count == 0) return;
+  if (chunk.count == 0 && !chunk.runs(kGather)) return;
   const LiveRows live = live_rows(chunk, args);
-  if (!chunk.runs(kSumRanks)) return run_own_part(chunk, args, live);
+  if (!chunk.runs(kSumRanks) || chunk.count == 0) return run_own_part(chunk, args, live);
   ForwardArgs part = args;
   const CudaOutputs parts = rank_parts(chunk.at(kSumRanks), args);
   part.out = parts.out;

@@ -1,6 +1,7 @@
 // Enqueues one chunk of tokens on CUDA, in the order of its stages.
 #pragma once
 
+#include "core/rank_counts.h"
 #include "experts/cuda/adapters/adapter_kernel.h"
 #include "experts/cuda/common/round_rows.h"
 #include "experts/cuda/one_launch.h"
@@ -84,6 +85,7 @@ struct CudaChunk {
   int64_t begin = 0;    // first token of the chunk
   int64_t count = 0;    // tokens of the chunk, at most plan.options.max_tokens
   bool is_whole_call = true;
+  RankCounts rank_counts = {};       // tokens of each rank in the chunk, if rows travel
   CudaCounters* counters = nullptr;  // on the device
   CudaCallAdapters adapters = {};
   CUstream_st* stream = nullptr;

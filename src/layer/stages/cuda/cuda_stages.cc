@@ -65,7 +65,13 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
                                                                "adapter terms",
                                                                "adapter down rows",
                                                                "adapter down terms",
-                                                               "adapted output"};
+                                                               "adapted output",
+                                                               "gathered rows",
+                                                               "gathered ids",
+                                                               "gathered weights",
+                                                               "experts' part",
+                                                               "other parts",
+                                                               "experts' sums"};
 
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
@@ -82,7 +88,9 @@ class Declaration {
         shared_(shared_facts(plan.spec)),
         factors_(when(shared_.factor != SharedFactor::kNone, kSharedFactor) |
                  when(shared_.has_mix_gate(), kMix)),
-        routed_(BufferSet(kRoutedOutput) | kRoutedSums),
+        made_(BufferSet(kRoutedOutput) | kRoutedSums),
+        at_experts_(plan.gathers_rows() ? BufferSet(kGatheredIds) | kGatheredWeights : ids_),
+        routed_(plan.gathers_rows() ? BufferSet(kExpertSums) : made_),
         adapters_(when(plan.takes_adapters(), BufferSet(kAdapterMarks) | kAdapterIds |
                                                   kAdapterGroup | kAdapterInput | kAdapterScales |
                                                   kAdapterUp | kAdapterUpTerms | kAdapterDown |
@@ -134,7 +142,8 @@ class Declaration {
     // A call with limits takes more of these than one without; which it is, no plan knows.
     const BufferSet limited = BufferSet(kCallBans) | kRouterIds | kRouterWeights | kLimitedIds |
                               kLimitedWeights | when(reads_logits(), kLogits);
-    add(CudaStage::kRoute, "route and group", when(gate, kLogits) | kLiveTokens | factors_,
+    add(CudaStage::kRoute, plan_.gathers_rows() ? "route" : "route and group",
+        when(gate, kLogits) | kLiveTokens | factors_,
         ids_ | kGroup | kGivenIds | limited | when(shared_.by_router(), kSharedFactor) |
             when(spec_.num_zero_experts > 0, kIdentity));
   }
@@ -145,23 +154,34 @@ class Declaration {
   void run() {
     const BufferSet input = BufferSet(kRoutedRows) | kRoutedScales;
     BufferSet rows;
-    if (plan_.routed.problem.num_local_experts > 0) {
-      if (spec_.latent.size != 0) {
-        add(CudaStage::kLatentDown, fmt::format("latent down {}", spec_.latent.size), {}, kLatent);
-        rows = kLatent;
-      }
+    const bool has_experts = plan_.routed.problem.num_local_experts > 0;
+    if (spec_.latent.size != 0 && (has_experts || plan_.gathers_rows())) {
+      add(CudaStage::kLatentDown, fmt::format("latent down {}", spec_.latent.size), {}, kLatent);
+      rows = kLatent;
+    }
+    if (plan_.gathers_rows()) {
+      add(CudaStage::kGather, fmt::format("gather rows of {} ranks", plan_.parallel.ep_size),
+          ids_ | rows | kLiveTokens, BufferSet(kGatheredRows) | at_experts_ | kGroup);
+      rows = kGatheredRows;
+    }
+    if (has_experts) {
       if (plan_.has_rows_of_slots()) {
         const bool own = plan_.routed.has_own_rows();
         add(CudaStage::kRowsOfSlots, own ? "rows of slots" : "weigh rows",
-            ids_ | rows | when(own, kGroup), kWeighted, own);
+            at_experts_ | rows | when(own, kGroup), kWeighted, own);
         rows = kWeighted;
       }
       const bool quantises = plan_.routed.quantises();
       add(CudaStage::kInput, quantises ? "quantise" : "arrange rows", rows | kGroup | kLiveTokens,
           input | kRoutedOutput, quantises);
     }
-    add(CudaStage::kExperts, experts_text(plan_), ids_ | input | rows | kGroup | kLiveTokens,
-        routed_ | kExperts | adapters_);
+    add(CudaStage::kExperts, experts_text(plan_), at_experts_ | input | rows | kGroup | kLiveTokens,
+        made_ | kExperts | adapters_);
+    if (plan_.gathers_rows()) {
+      add(CudaStage::kExpertPart, "sum of slots", at_experts_ | made_, kExpertPart);
+      add(CudaStage::kBringHome, fmt::format("bring home sums of {} ranks", plan_.parallel.ep_size),
+          made_ | kExpertPart, BufferSet(kOtherParts) | kExpertSums);
+    }
     if (plan_.shared) {
       const experts::ExpertsProblem& shared = plan_.shared->problem;
       add_mlp(CudaStage::kShared,
@@ -187,9 +207,11 @@ class Declaration {
     if (spec_.latent.size == 0) {
       return add(CudaStage::kFinish, "combine", ids_ | routed_ | terms, parts_);
     }
-    add(CudaStage::kSum, "combine", ids_ | routed_ | kLiveTokens, kLatent);
-    if (spec_.latent.has_norm) add(CudaStage::kNorm, "rms norm", kLatent, kLatent);
-    add(CudaStage::kFinish, fmt::format("latent up {}, finish", spec_.hidden_size), terms | kLatent,
+    const bool gathers = plan_.gathers_rows();
+    const BufferSet sums = gathers ? routed_ : BufferSet(kLatent);
+    if (!gathers) add(CudaStage::kSum, "combine", ids_ | routed_ | kLiveTokens, kLatent);
+    if (spec_.latent.has_norm) add(CudaStage::kNorm, "rms norm", sums, sums);
+    add(CudaStage::kFinish, fmt::format("latent up {}, finish", spec_.hidden_size), terms | sums,
         BufferSet(kProjected) | parts_);
   }
 
@@ -205,9 +227,11 @@ class Declaration {
   const BufferSet ids_;  // with their weights
   const SharedFacts shared_;
   const BufferSet factors_;
-  const BufferSet routed_;
-  const BufferSet adapters_;  // what rows with adapters need
-  const BufferSet parts_;     // what this rank has computed, where ranks add up
+  const BufferSet made_;        // by this rank's experts
+  const BufferSet at_experts_;  // ids and weights of the tokens that they have
+  const BufferSet routed_;      // the routed part of this rank's tokens
+  const BufferSet adapters_;    // what rows with adapters need
+  const BufferSet parts_;       // what this rank has computed, where ranks add up
   CudaStages stages_;
 };
 

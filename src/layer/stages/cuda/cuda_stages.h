@@ -23,9 +23,12 @@ enum class CudaStage : uint8_t {
   kMarks,
   kOneLaunch,
   kLatentDown,
+  kGather,  // where rows travel: the stages up to kBringHome have the tokens of all ranks
   kRowsOfSlots,
   kInput,
   kExperts,
+  kExpertPart,
+  kBringHome,
   kShared,
   kResidual,
   kSum,  // before the projection up
@@ -99,8 +102,17 @@ enum class CudaBuffer : uint8_t {
   kAdapterDown,  // the same of down
   kAdapterDownTerms,
   kAdapterOut,  // [T, H] of up to 4 bytes: output beside that of the single launch
+  // Where rows travel between ranks, N the tokens of all of them: rows with their ids and weights,
+  // as they came; ids and weights by themselves, [N, k]; what this rank's experts add to every
+  // token, [N, padded Hl] f32; the same of the other ranks for this rank's tokens; their sums.
+  kGatheredRows,
+  kGatheredIds,
+  kGatheredWeights,
+  kExpertPart,
+  kOtherParts,
+  kExpertSums,
 };
-inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kAdapterOut) + 1;
+inline constexpr size_t kCudaBuffers = static_cast<size_t>(CudaBuffer::kExpertSums) + 1;
 using CudaSlices = std::array<WorkspaceSlice, kCudaBuffers>;
 using CudaScratch = Scratch<CudaBuffer>;
 

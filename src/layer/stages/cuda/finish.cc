@@ -47,6 +47,15 @@ RoutedRows sums_in(float* rows, int64_t columns) {
           .columns = columns};
 }
 
+void add_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows,
+               const RoutedRows& sums) {
+  dispatch::DeviceCombineArgs combine = routed_part(chunk, routing, rows);
+  combine.out = sums.data;
+  combine.out_dtype = sums.dtype;
+  combine.out_stride = sums.stride;
+  dispatch::device_combine(combine, chunk.stream);
+}
+
 RoutedRows project_up(const CudaChunk& chunk, const RoutedRows& sums) {
   const int64_t hidden = chunk.plan.spec.hidden_size;
   const CudaLayerWeight& up = chunk.weights.own[weights::kLatentUp];
@@ -107,12 +116,20 @@ void set_outputs(const CudaOutputs& outputs, dispatch::DeviceCombineArgs& combin
 
 RoutedRows sum_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows) {
   const RoutedRows sums = sums_in(chunk.scratch.at<float>(kLatent), rows.columns);
-  dispatch::DeviceCombineArgs combine = routed_part(chunk, routing, rows);
-  combine.out = sums.data;
-  combine.out_dtype = sums.dtype;
-  combine.out_stride = sums.stride;
-  dispatch::device_combine(combine, chunk.stream);
+  add_slots(chunk, routing, rows, sums);
   return sums;
+}
+
+RoutedRows expert_part(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows) {
+  const DType dtype = chunk.plan.part_dtype();
+  if (rows.form == RoutedRows::Form::kAreSums && dtype == rows.dtype) return rows;
+  const RoutedRows part{.form = RoutedRows::Form::kAreSums,
+                        .data = chunk.scratch.at<void>(kExpertPart),
+                        .dtype = dtype,
+                        .stride = padded_row(rows.columns, dtype),
+                        .columns = rows.columns};
+  add_slots(chunk, routing, rows, part);
+  return part;
 }
 
 void norm_sums(const CudaChunk& chunk, const RoutedRows& sums) {

@@ -305,6 +305,8 @@ SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {
   const MoeSpec& spec = chunk.plan.spec;
   const CudaLayerWeight& down = chunk.weights.own[weights::kLatentDown];
   auto* const rows = chunk.scratch.at<float>(kLatent);
+  const SourceRows made{.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
+  if (chunk.count == 0) return made;
   gemm::device_gate_product({.rows = hidden.data,
                              .rows_dtype = hidden.dtype,
                              .rows_stride = hidden.stride,
@@ -316,7 +318,7 @@ SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {
                              .num_logits = spec.latent.size,
                              .logits = rows},
                             gate_kernel(chunk.plan.gates.latent_down, chunk.count), chunk.stream);
-  return {.data = rows, .dtype = DType::kF32, .stride = spec.latent.size};
+  return made;
 }
 
 SourceRows rows_of_slots(const CudaChunk& chunk, const CudaRouting& routing,

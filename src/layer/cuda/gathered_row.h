@@ -1,0 +1,26 @@
+// A row on its way to the experts of all ranks, with what its token has chosen behind it: one block
+// of bytes for each token, so that the rows of a rank are one message.
+#pragma once
+
+#include "layer/cuda/plan.h"
+
+#include "conclave/dtype.h"
+
+#include <cstdint>
+
+namespace conclave::inline v0 {
+
+struct GatheredRow {
+  DType dtype = DType::kBF16;
+  int64_t ids = 0;    // where the ids begin, in bytes; the weights follow them
+  int64_t bytes = 0;  // from a row to the next, a multiple of 16
+  int64_t columns = 0;
+};
+
+// The form for rows that are `source` before they travel. Forms of different types have different
+// sizes, by which ranks whose rows are of different types notice it.
+GatheredRow gathered_row(const CudaPlan& plan, DType source);
+// The largest that a call's rows may have.
+int64_t most_gathered_row_bytes(const CudaPlan& plan);
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,131 @@
+#include "layer/stages/cuda/gather_ranks.h"
+
+#include "core/rank_counts.h"
+#include "dispatch/cuda/rank_rows.h"
+#include "layer/cuda/gathered_row.h"
+#include "layer/cuda/row_format.h"
+
+#include "conclave/comm.h"
+#include "conclave/interop/cuda.h"
+
+namespace conclave::inline v0 {
+namespace {
+
+using enum CudaBuffer;
+
+// The bytes of one direction, for or from each rank. This rank's own stay where they are.
+struct Messages {
+  explicit Messages(int32_t ranks) : bytes(ranks), offsets(ranks) {}
+
+  void set(int32_t rank, int64_t offset, int64_t size) {
+    offsets[rank] = offset;
+    bytes[rank] = size;
+  }
+
+  RankCounts bytes;
+  RankCounts offsets;
+};
+
+void exchange(const CudaChunk& chunk, const std::byte* from, const Messages& out, std::byte* to,
+              const Messages& in, const char* phase) {
+  Communicator& ranks = *chunk.plan.part.expert_communicator;
+  const Stream stream = to_stream(chunk.stream);
+  const CommHandle handle = ranks.begin_all_to_all_v({.send = from,
+                                                      .send_bytes = out.bytes.all(),
+                                                      .send_offsets = out.offsets.all(),
+                                                      .recv = to,
+                                                      .recv_bytes = in.bytes.all(),
+                                                      .recv_offsets = in.offsets.all(),
+                                                      .memory = MemoryKind::kDevice},
+                                                     stream);
+  ranks.wait_on(stream, handle, ranks.timeout(), phase);
+}
+
+// Every rank's rows have their place among all, and this rank's are there already.
+void exchange_rows(const CudaChunk& chunk, const GatheredRow& form, std::byte* all) {
+  const RankCounts& counts = chunk.rank_counts;
+  const int32_t own = chunk.plan.parallel.ep_rank;
+  Messages out(counts.ranks());
+  Messages in(counts.ranks());
+  for (int32_t rank = 0; rank < counts.ranks(); ++rank) {
+    if (rank == own) continue;
+    out.set(rank, counts.sum_before(own) * form.bytes, counts[own] * form.bytes);
+    in.set(rank, counts.sum_before(rank) * form.bytes, counts[rank] * form.bytes);
+  }
+  exchange(chunk, all, out, all, in, "forward: gather the rows");
+}
+
+}  // namespace
+
+GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
+                             const SourceRows& rows) {
+  const CudaPlan& plan = chunk.plan;
+  const GatheredRow form = gathered_row(plan, rows.dtype);
+  auto* const all = chunk.scratch.at<std::byte>(kGatheredRows);
+  const RankCounts& counts = chunk.rank_counts;
+  const dispatch::RankRowForm layout{.dtype = form.dtype,
+                                     .columns = form.columns,
+                                     .ids = form.ids,
+                                     .bytes = form.bytes,
+                                     .top_k = plan.num_slots()};
+  std::byte* const own = all + counts.sum_before(plan.parallel.ep_rank) * form.bytes;
+  dispatch::pack_rank_rows({.form = layout,
+                            .rows = rows.data,
+                            .dtype = rows.dtype,
+                            .row_stride = rows.stride,
+                            .num_rows = chunk.count,
+                            .live_rows = routing.live.tokens,
+                            .topk_ids = routing.topk_ids,
+                            .topk_weights = routing.topk_weights,
+                            .out = own},
+                           chunk.stream);
+  exchange_rows(chunk, form, all);
+  auto* const ids = chunk.scratch.at<int32_t>(kGatheredIds);
+  auto* const weights = chunk.scratch.at<float>(kGatheredWeights);
+  dispatch::unpack_choices(layout, all, counts.sum(), ids, weights, chunk.stream);
+  CudaRouting gathered;
+  gathered.topk_ids = ids;
+  gathered.topk_weights = weights;
+  return {.rows = {.data = all, .dtype = form.dtype, .stride = form.bytes / byte_size(form.dtype)},
+          .routing = gathered};
+}
+
+RoutedRows bring_home(const CudaChunk& chunk, const RoutedRows& part) {
+  const RankCounts& counts = chunk.rank_counts;
+  const int32_t own = chunk.plan.parallel.ep_rank;
+  const int64_t row_bytes = part.stride * byte_size(part.dtype);
+  Messages out(counts.ranks());
+  Messages in(counts.ranks());
+  int64_t place = 0;
+  for (int32_t rank = 0; rank < counts.ranks(); ++rank) {
+    if (rank == own) continue;
+    out.set(rank, counts.sum_before(rank) * row_bytes, counts[rank] * row_bytes);
+    in.set(rank, place, counts[own] * row_bytes);
+    place += counts[own] * row_bytes;
+  }
+  const auto* const parts = static_cast<const std::byte*>(part.data);
+  auto* const others = chunk.scratch.at<std::byte>(kOtherParts);
+  exchange(chunk, parts, out, others, in, "forward: bring the sums home");
+  // Norms take rows without padding.
+  const bool is_latent = chunk.plan.spec.latent.size != 0;
+  const int64_t stride = is_latent ? part.columns : padded_row(part.columns, DType::kF32);
+  const RoutedRows sums{.form = RoutedRows::Form::kAreSums,
+                        .data = chunk.scratch.at<float>(kExpertSums),
+                        .dtype = DType::kF32,
+                        .stride = stride,
+                        .columns = part.columns};
+  dispatch::add_rank_parts({.own = parts + counts.sum_before(own) * row_bytes,
+                            .others = others,
+                            .dtype = part.dtype,
+                            .rank = own,
+                            .ranks = counts.ranks(),
+                            .num_rows = counts[own],
+                            .columns = part.columns,
+                            .stride = part.stride,
+                            .out = static_cast<float*>(sums.data),
+                            .out_stride = sums.stride},
+                           chunk.stream);
+  return sums;
+}
+
+}  // namespace conclave::inline v0

@@ -1,0 +1,197 @@
+// Plans of expert-parallel layers whose rows gather on devices: stages, ladders, buffers, and the
+// reasons where they cannot. Needs no GPU.
+#include "layer/cuda/book_workspace.h"
+#include "layer/cuda/gathered_row.h"
+#include "layer/cuda/h200_plan.h"
+#include "layer/cuda/on_devices.h"
+#include "support/layer_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace conclave {
+namespace {
+
+using testing::h200;
+using testing::make_spec;
+using testing::OnDevices;
+
+MoeSpec spec_of() { return make_spec(8, 2, 258, 256, DType::kBF16); }
+
+struct Ranks {
+  Communicator* experts = nullptr;
+  Communicator* slices = nullptr;
+};
+
+CudaPlan plan_with(const MoeSpec& spec, const ParallelSpec& parallel, const Ranks& ranks,
+                   int64_t max_tokens = 64) {
+  const cuda::DeviceInfo device = h200();
+  const LayerOptions options{.max_tokens = max_tokens};
+  return plan_cuda_layer({.spec = spec,
+                          .options = options,
+                          .parallel = parallel,
+                          .device = device,
+                          .tensor_communicator = ranks.slices,
+                          .communicator = ranks.experts});
+}
+
+std::string refusal(const ParallelSpec& parallel, const Ranks& ranks) {
+  try {
+    static_cast<void>(plan_with(spec_of(), parallel, ranks));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    return error.what();
+  }
+  return "planned";
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+bool has_stage(const CudaPlan& plan, const char* name) {
+  const std::vector<std::string>& stages = plan.summary.stages;
+  return std::find(stages.begin(), stages.end(), name) != stages.end();
+}
+
+TEST(CudaGatherPlan, RowsGoOut_AndSumsComeHome) {
+  OnDevices experts(1, 4);
+  MoeSpec spec = spec_of();
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 256};
+  const CudaPlan made = plan_with(spec, {.ep_size = 4, .ep_rank = 1}, {.experts = &experts});
+  EXPECT_EQ(made.summary.dispatcher, "cuda.gather");
+  EXPECT_TRUE(has_stage(made, "gather rows of 4 ranks"));
+  EXPECT_TRUE(has_stage(made, "bring home sums of 4 ranks"));
+  EXPECT_FALSE(has_stage(made, "sum over 4 ranks"));
+  EXPECT_TRUE(made.part.adds_rest) << "each rank finishes its own tokens";
+  EXPECT_EQ(made.fused.slots(), 0) << "shared experts have this rank's tokens only";
+  EXPECT_TRUE(made.shared.has_value());
+  EXPECT_EQ(made.decode_tokens, 0);
+}
+
+TEST(CudaGatherPlan, TensorParallelRanks_AddUpWhatHasComeHome) {
+  OnDevices experts(0, 2);
+  OnDevices slices(1, 3);
+  const CudaPlan made = plan_with(spec_of(), {.ep_size = 2, .tp_size = 3, .tp_rank = 1},
+                                  {.experts = &experts, .slices = &slices});
+  EXPECT_TRUE(has_stage(made, "bring home sums of 2 ranks"));
+  EXPECT_TRUE(has_stage(made, "sum over 3 ranks"));
+  EXPECT_FALSE(made.part.adds_rest) << "what is not split is the first slice's";
+}
+
+TEST(CudaGatherPlan, Ladders_ReachTheTokensOfAllRanks) {
+  OnDevices experts(0, 4);
+  const CudaPlan made = plan_with(spec_of(), {.ep_size = 4}, {.experts = &experts}, 1000);
+  EXPECT_EQ(made.routed.ladder.back().last_tokens, 4000);
+  // Even choices bring a rank's experts as many rows as its own tokens have choices.
+  const CudaPlan shard = plan_with(make_spec(2, 2, 258, 256, DType::kBF16), {}, {}, 1000);
+  ASSERT_EQ(made.routed.ladder.size(), shard.routed.ladder.size());
+  for (size_t rung = 0; rung < shard.routed.ladder.size(); ++rung) {
+    EXPECT_EQ(made.routed.ladder[rung].last_tokens, 4 * shard.routed.ladder[rung].last_tokens);
+  }
+  EXPECT_EQ(made.routed.grouping.back().last_tokens, 4000);
+  EXPECT_EQ(made.summary.ladder.back().last_tokens, 1000) << "calls are counted in own tokens";
+  EXPECT_EQ(made.summary.max_tokens, 1000);
+  const CudaPlan partial = plan_with(spec_of(), {.ep_size = 4, .reduce = Reduce::kPartial}, {});
+  EXPECT_EQ(partial.summary.dispatcher, "cuda.local");
+  EXPECT_EQ(partial.routed.ladder.back().last_tokens, 64);
+}
+
+TEST(CudaGatherPlan, Buffers_HoldTheRowsOfAllRanks) {
+  OnDevices experts(0, 4);
+  const CudaPlan made = plan_with(spec_of(), {.ep_size = 4}, {.experts = &experts});
+  const auto bytes = [](const WorkspaceBooking& booking, CudaBuffer buffer) {
+    return static_cast<int64_t>(booking.slices[static_cast<size_t>(buffer)].bytes);
+  };
+  const WorkspaceBooking all = book_workspace(made, {.first = 1, .last = 64});
+  constexpr int64_t kSumBytes = 260 * 4;
+  EXPECT_GE(bytes(all, CudaBuffer::kGatheredRows), 256 * (258 * 2 + 2 * 8));
+  EXPECT_GE(bytes(all, CudaBuffer::kExpertPart), 256 * kSumBytes);
+  EXPECT_GE(bytes(all, CudaBuffer::kOtherParts), 3 * 64 * kSumBytes);
+  EXPECT_GE(bytes(all, CudaBuffer::kExpertSums), 64 * kSumBytes);
+  const WorkspaceBooking few = book_gathered(made, 0, {.first = 9, .last = 9});
+  EXPECT_GE(bytes(few, CudaBuffer::kGatheredRows), 9 * (258 * 2 + 2 * 8));
+  EXPECT_LT(few.total_bytes, all.total_bytes);
+}
+
+// A rank must not take rows of one type for those of another.
+TEST(CudaGatherPlan, RowsOfOtherTypes_HaveOtherSizes) {
+  OnDevices experts(0, 2);
+  MoeSpec codes = make_spec(8, 2, 128, 128, DType::kF8E4M3);
+  codes.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  const CudaPlan made = plan_with(codes, {.ep_size = 2}, {.experts = &experts});
+  const CudaPlan plain = plan_with(spec_of(), {.ep_size = 2}, {.experts = &experts});
+  std::vector<int64_t> sizes;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    sizes.push_back(gathered_row(made, dtype).bytes);
+    EXPECT_EQ(sizes.back() % 16, 0);
+    EXPECT_LE(sizes.back(), most_gathered_row_bytes(made));
+    EXPECT_EQ(gathered_row(made, dtype).dtype, dtype) << "codes are made where they arrive";
+    EXPECT_EQ(gathered_row(plain, dtype).dtype, DType::kBF16) << "as the kernels read them";
+  }
+  std::sort(sizes.begin(), sizes.end());
+  EXPECT_EQ(std::unique(sizes.begin(), sizes.end()), sizes.end());
+}
+
+TEST(CudaGatherPlan, ThePlan_ReportsTheBytesOfTheExchange) {
+  OnDevices experts(0, 2);
+  const CudaPlan made = plan_with(spec_of(), {.ep_size = 2}, {.experts = &experts});
+  std::string reasons;
+  for (const PlanRow& row : made.summary.rows) {
+    if (row.table == "exchange") reasons += row.reason + "\n";
+  }
+  EXPECT_TRUE(has(reasons, "544 bytes of a token to each other rank: BF16, ids and weights"))
+      << reasons;
+  EXPECT_TRUE(has(reasons, "1040 bytes of a token from each other rank: F32")) << reasons;
+}
+
+TEST(CudaGatherPlan, Sums_TravelInSixteenBitsWhereAskedFor) {
+  OnDevices experts(0, 2);
+  const auto type_of = [&](DType weights, EpCombine combine) {
+    const cuda::DeviceInfo device = h200();
+    const LayerOptions options{.max_tokens = 64, .ep_combine = combine};
+    const ParallelSpec two{.ep_size = 2};
+    const MoeSpec spec = make_spec(8, 2, 256, 256, weights);
+    return plan_cuda_layer({.spec = spec,
+                            .options = options,
+                            .parallel = two,
+                            .device = device,
+                            .communicator = &experts})
+        .part_dtype();
+  };
+  EXPECT_EQ(type_of(DType::kBF16, EpCombine::kUnreduced), DType::kF32);
+  EXPECT_EQ(type_of(DType::kBF16, EpCombine::kReducedPerRank), DType::kF32);
+  EXPECT_EQ(type_of(DType::kBF16, EpCombine::kRoundedPerRank), DType::kBF16);
+  EXPECT_EQ(type_of(DType::kF16, EpCombine::kRoundedPerRank), DType::kF16);
+  EXPECT_EQ(type_of(DType::kF32, EpCombine::kRoundedPerRank), DType::kF32);
+}
+
+TEST(CudaGatherPlan, WhatCannotGather_IsRefusedWithTheReason) {
+  const ParallelSpec two{.ep_size = 2};
+  OnDevices ranks;
+  EXPECT_EQ(refusal(two, {.experts = &ranks}), "planned");
+  EXPECT_TRUE(has(refusal(two, {}), "the context has no communicator"));
+  OnDevices other(1);
+  EXPECT_TRUE(has(refusal(two, {.experts = &other}), "rank 1 of 2"));
+  OnDevices on_host(0, 2, CommFeature::kDeviceMemory);
+  EXPECT_TRUE(has(refusal(two, {.experts = &on_host}), "devices cannot carry memory of a device"));
+  OnDevices waits(0, 2, CommFeature::kStreamOrder);
+  EXPECT_TRUE(has(refusal(two, {.experts = &waits}), "order its operations by a stream"));
+  OnDevices many(0, 130);
+  EXPECT_TRUE(has(refusal({.ep_size = 130}, {.experts = &many}), "129 at most"));
+}
+
+TEST(CudaGatherPlan, MoreTokensThanKernelsTake_AreRefused) {
+  OnDevices experts(0, 2);
+  const int64_t most = h200().most_tokens;
+  EXPECT_EQ(testing::code_of([&] {
+              static_cast<void>(
+                  plan_with(spec_of(), {.ep_size = 2}, {.experts = &experts}, most / 2 + 1));
+            }),
+            ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace conclave
