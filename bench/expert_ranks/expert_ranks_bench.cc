@@ -1,0 +1,248 @@
+// Times forwards of a layer over expert-parallel ranks with a GPU each, threads of this process
+// that NCCL connects, in turn with two others: a rank's experts on the tokens of all ranks, without
+// the exchange, and one GPU with all experts on its own tokens. All in graphs, on all GPUs at once.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <conclave/conclave.h>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using conclave::DType;
+using conclave::MoeSpec;
+
+struct Settings {
+  std::string model = "deepseek-v3";
+  std::vector<int64_t> tokens = {128, 4096};
+  int32_t ranks = 2;
+  int32_t rounds = 7;
+  int32_t forwards = 8;  // a graph has so many
+  int32_t replays = 5;
+  bool rounded = false;
+};
+
+MoeSpec spec_of(const std::string& model) {
+  if (const conclave::ModelPreset* preset = conclave::find_preset(model)) return preset->spec;
+  MoeSpec spec;
+  spec.num_experts = 256;
+  spec.top_k = 8;
+  spec.hidden_size = 7168;
+  spec.intermediate_size = 2048;
+  spec.weight_dtype = DType::kF8E4M3;
+  spec.quant = {.weights = conclave::WeightScale::kBlock,
+                .activations = conclave::ActivationScale::kGroup};
+  return spec;
+}
+
+// Every expert is the first one, so that sources of real sizes are there at once.
+class OneExpertForAll final : public conclave::WeightSource {
+ public:
+  explicit OneExpertForAll(const MoeSpec& spec)
+      : source_(conclave::make_synthetic_source(spec, 1)) {}
+
+  conclave::WeightInfo describe(conclave::WeightId id) const override {
+    return source_->describe(id);
+  }
+  void read(conclave::WeightId id, int64_t /*expert*/, const conclave::WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    const conclave::WeightInfo info = describe(id);
+    const bool whole_rows = block.col_begin == 0 && block.col_end == info.cols;
+    if (!whole_rows) return source_->read(id, 0, block, destination);
+    const std::vector<std::byte>& matrix = first(id, info);
+    const size_t row = matrix.size() / static_cast<size_t>(info.rows);
+    std::memcpy(destination.data(), matrix.data() + row * static_cast<size_t>(block.row_begin),
+                destination.size());
+  }
+
+ private:
+  const std::vector<std::byte>& first(conclave::WeightId id,
+                                      const conclave::WeightInfo& info) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::byte>& matrix = matrices_[id];
+    if (matrix.empty()) {
+      matrix.resize(conclave::dense_bytes(info.dtype, {info.rows, info.cols}));
+      source_->read(id, 0, {0, info.rows, 0, info.cols}, matrix);
+    }
+    return matrix;
+  }
+
+  std::unique_ptr<conclave::WeightSource> source_;
+  mutable std::mutex mutex_;
+  mutable conclave::WeightTable<std::vector<std::byte>> matrices_;
+};
+
+// Distinct experts for every token, evenly over all.
+std::vector<int32_t> even_ids(const MoeSpec& spec, int64_t tokens, uint64_t seed) {
+  std::vector<int32_t> ids;
+  uint64_t state = seed * 0x9E3779B97F4A7C15U + 1;
+  while (static_cast<int64_t>(ids.size()) < tokens * spec.top_k) {
+    const auto begin = ids.end() - static_cast<int64_t>(ids.size()) % spec.top_k;
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    const auto id = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(spec.num_experts));
+    if (std::find(begin, ids.end(), id) == ids.end()) ids.push_back(id);
+  }
+  return ids;
+}
+
+// A layer on this rank's GPU and a call of it.
+class Subject {
+ public:
+  Subject(const conclave::Context& context, const MoeSpec& spec,
+          const conclave::WeightSource& source, const conclave::LayerOptions& options,
+          const conclave::ParallelSpec& parallel)
+      : queue_(context),
+        layer_(conclave::MoeLayer::create(context, spec, source, options, parallel)),
+        workspace_(context, layer_.workspace_bytes()) {}
+
+  // Forgets the call before. With `ranks`, all of them bring as many tokens.
+  void prepare(int64_t tokens, uint64_t seed, int32_t ranks) {
+    const MoeSpec& spec = layer_.spec();
+    conclave::Tensor rows(DType::kBF16, {tokens, spec.hidden_size});
+    conclave::fill_random(rows.view(), seed);
+    hidden_ = queue_.upload(rows.const_view());
+    const std::vector<int32_t> ids = even_ids(spec, tokens, seed);
+    const conclave::Shape slots{tokens, spec.top_k};
+    ids_ = queue_.upload({.data = ids.data(), .dtype = DType::kI32, .shape = slots});
+    const std::vector<float> equal(ids.size(), 1.0F / static_cast<float>(spec.top_k));
+    weights_ = queue_.upload({.data = equal.data(), .dtype = DType::kF32, .shape = slots});
+    out_ = queue_.allocate(DType::kBF16, {tokens, spec.hidden_size});
+    rank_tokens_.assign(static_cast<size_t>(ranks), tokens);
+  }
+  double microseconds(int32_t forwards, int32_t replays) {
+    const auto enqueue = [&] {
+      for (int32_t i = 0; i < forwards; ++i) forward();
+    };
+    return queue_.time_ms(enqueue, replays) * 1000 / forwards;
+  }
+  void forward() {
+    layer_.forward({.hidden = hidden_.const_view(),
+                    .topk_ids = ids_.const_view(),
+                    .topk_weights = weights_.const_view(),
+                    .out = out_.view(),
+                    .rank_tokens = rank_tokens_,
+                    .workspace = &workspace_,
+                    .stream = queue_.stream()});
+  }
+  void finish() { queue_.synchronize(); }
+
+ private:
+  conclave::DeviceQueue queue_;
+  conclave::MoeLayer layer_;
+  conclave::Workspace workspace_;
+  conclave::DeviceTensor hidden_, ids_, weights_, out_;
+  std::vector<int64_t> rank_tokens_;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// Times of one kind of forward on one rank.
+struct Times {
+  std::vector<double> with_exchange;
+  std::vector<double> without;
+  std::vector<double> alone;
+};
+
+void report(const Settings& settings, const MoeSpec& spec, int64_t tokens, const Times& times) {
+  const double with_exchange = median(times.with_exchange);
+  const double without = median(times.without);
+  fmt::print(
+      "{:16} H {:5} tokens a rank {:5} ranks {}: {:8.1f} us, its experts alone {:8.1f}, "
+      "exchange {:7.1f}; one GPU with all experts {:8.1f}\n",
+      settings.model, spec.hidden_size, tokens, settings.ranks, with_exchange, without,
+      with_exchange - without, median(times.alone));
+}
+
+void run_rank(const Settings& settings, const conclave::WeightSource& source, int32_t rank,
+              conclave::Communicator& local) {
+  const std::string device = "cuda:" + std::to_string(rank);
+  const auto comm = conclave::connect("nccl", {.rank = rank,
+                                               .size = settings.ranks,
+                                               .bootstrap = &local,
+                                               .device = device,
+                                               .timeout = std::chrono::seconds(60)});
+  const conclave::Context context({.device = device, .num_threads = 4, .communicator = comm.get()});
+  const MoeSpec spec = spec_of(settings.model);
+  const int64_t most = std::ranges::max(settings.tokens);
+  const conclave::ParallelSpec split{.ep_size = settings.ranks, .ep_rank = rank};
+  conclave::ParallelSpec partial = split;
+  partial.reduce = conclave::Reduce::kPartial;
+  const auto combine =
+      settings.rounded ? conclave::EpCombine::kRoundedPerRank : conclave::EpCombine::kUnreduced;
+  Subject over_ranks(context, spec, source, {.max_tokens = most, .ep_combine = combine}, split);
+  Subject experts(context, spec, source, {.max_tokens = most * settings.ranks}, partial);
+  Subject alone(context, spec, source, {.max_tokens = most}, {});
+  for (const int64_t tokens : settings.tokens) {
+    over_ranks.prepare(tokens, 10 + static_cast<uint64_t>(rank), settings.ranks);
+    experts.prepare(tokens * settings.ranks, 5, settings.ranks);
+    alone.prepare(tokens, 10 + static_cast<uint64_t>(rank), 1);
+    Times times;
+    // No rank allocates while another's kernels wait for it.
+    comm->barrier("prepared");
+    for (Subject* subject : {&over_ranks, &experts, &alone}) {
+      subject->forward();
+      subject->finish();
+      comm->barrier("loaded");
+    }
+    for (int32_t round = 0; round < settings.rounds; ++round) {
+      const auto time = [&](Subject& subject) {
+        comm->barrier("round");
+        return subject.microseconds(settings.forwards, settings.replays);
+      };
+      times.with_exchange.push_back(time(over_ranks));
+      times.without.push_back(time(experts));
+      times.alone.push_back(time(alone));
+    }
+    if (rank == 0) report(settings, spec, tokens, times);
+  }
+  comm->barrier("done");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Times expert-parallel forwards on GPUs.");
+  app.add_option("--model", settings.model, "deepseek-v3, or a preset of conclave synth");
+  app.add_option("--tokens", settings.tokens, "of each rank")->delimiter(',');
+  app.add_option("--ranks", settings.ranks, "GPUs");
+  app.add_option("--rounds", settings.rounds);
+  app.add_option("--forwards", settings.forwards, "in a graph");
+  app.add_option("--replays", settings.replays, "of a graph in a round");
+  app.add_flag("--rounded", settings.rounded, "sums travel in 16 bits");
+  CLI11_PARSE(app, argc, argv);
+  const OneExpertForAll source(spec_of(settings.model));
+  auto group = conclave::make_local_group({.num_ranks = settings.ranks});
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    threads.emplace_back([&, rank, local = std::move(group[rank])] {
+      try {
+        run_rank(settings, source, static_cast<int32_t>(rank), *local);
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  int worst = 0;
+  for (const std::string& error : errors) {
+    if (error.empty()) continue;
+    fmt::print(stderr, "{}\n", error);
+    worst = 1;
+  }
+  return worst;
+}
