@@ -165,7 +165,8 @@ void run_by_marks(const CudaChunk& chunk, const ForwardArgs& args, const CudaRou
   const RoutedRows rows = run_adapted_experts(
       chunk, split.marked, marks, {.tokens = tokens, .rows = tokens, .only_marked = true});
   combine_and_finish(chunk.at(kFinish), split.marked, rows,
-                     {.factors = routing.factors, .hidden = args.hidden}, {.out = adapted});
+                     {.factors = routing.factors, .hidden = args.hidden},
+                     {.out = adapted, .shared = {}});
   select_adapted_rows(own, marks, routing.live, adapted, args.out);
 }
 
