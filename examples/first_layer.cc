@@ -18,7 +18,7 @@ int run(const char* directory) {
   const auto layer = conclave::MoeLayer::create(context, spec, *source);
 
   const int64_t tokens = 3;
-  std::vector<float> hidden(tokens * spec.hidden_size, 0.5f);
+  std::vector<float> hidden(size_t(tokens * spec.hidden_size), 0.5f);
   std::vector<float> out(hidden.size());
   layer.forward({.hidden = {hidden.data(), conclave::DType::kF32, {tokens, spec.hidden_size}},
                  .out = {out.data(), conclave::DType::kF32, {tokens, spec.hidden_size}}});
