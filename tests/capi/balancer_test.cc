@@ -145,7 +145,8 @@ TEST(BalancerOfC, BadRequests_NameTheField) {
   auto group = local_group(1);
   const auto context = context_of(group[0].get());
   const auto spec = make<conclave_spec>(&conclave_spec_from_json, kSpec);
-  const auto source = Weights().source();
+  const Weights weights;
+  const auto source = weights.source();
   const auto layer = make<conclave_layer>(&conclave_layer_create, context.get(), spec.get(),
                                           source.get(), nullptr, nullptr);
   const auto expect = [&](conclave_status status, const char* names, size_t count, auto spoil) {
