@@ -18,7 +18,7 @@ namespace conclave::inline v0 {
 
 struct BroadcastOptions {
   int32_t root = 0;  // the rank that has the weights, the same on every rank
-  // What the root sends, as a refit names it; both lists empty: all that its source has. Experts
+  // Says what the root sends, as refits do; both lists empty: all that its source has. Experts
   // bring all of their tensors. Steps of rows (WeightPlane::kInputScale) come of all experts.
   RefitScope part = {};
   // The memory in which a rank keeps what it receives. None: that of the context's device, if the

@@ -48,7 +48,7 @@ class CONCLAVE_API DeviceRoutingRecorder {
   // reads the layer next, until clear().
   void record(int64_t layer, const DeviceRoutingRows& rows, Stream stream);
 
-  // As those of RoutingRecorder. These wait. Throw Error(kInvalidArgument) for a layer that is not
+  // These are RoutingRecorder's, and wait. Throw Error(kInvalidArgument) for a layer that is not
   // recorded; kExpertId, kState for what record() could not see; kDevice, also for a stream that is
   // being captured.
   int64_t recorded_tokens(int64_t layer) const;

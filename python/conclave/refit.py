@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from conclave import _conclave
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
+from conclave._transaction import Transaction
 from conclave._weights import given_weights
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError
@@ -154,7 +155,7 @@ class SharedWeightsWriter:
         return self._core.version
 
 
-class Refit:
+class Refit(Transaction):
     """New weights on their way into a layer; `Layer.refit` makes it.
 
     As a context manager it commits at the end, or withdraws where an exception leaves it, so that
@@ -164,8 +165,6 @@ class Refit:
     def __init__(self, layer: Layer, core: _conclave.Refit) -> None:
         self._layer = layer
         self._core = core
-        self._is_open = True
-        self._has_told = False  # that nothing is committed, by a commit that failed on all ranks
 
     def stage(
         self,
@@ -297,18 +296,6 @@ class Refit:
 
     def __enter__(self) -> Refit:
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if not self._is_open:
-            return
-        if kind is not None and not self._has_told:
-            self.withdraw()
-            return
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.rollback()
 
 
 def begin_refit(

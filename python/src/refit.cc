@@ -54,7 +54,7 @@ class PyRefit {
   PyRefit(const PyRefit&) = delete;
   PyRefit& operator=(const PyRefit&) = delete;
 
-  // What is staged from now on comes from rank `root`; null: from this rank's own source.
+  // From now on rank `root` has what is staged; null: this rank's own source.
   void send_over(std::shared_ptr<Communicator> communicator, int32_t root) {
     communicator_ = std::move(communicator);
     root_ = root;

@@ -12,7 +12,7 @@
 
 namespace conclave::inline v0 {
 
-// As many ranks as say what they mean in one launch: a group of NCCL has no more.
+// A group of NCCL has no more: so many ranks say what they mean in one launch.
 inline constexpr int32_t kMostGatheringRanks = 129;
 
 class RankCounts {

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conclave._transaction import Transaction
 from conclave.errors import (
     ConclaveCheckpointError,
     ConclaveCommError,
@@ -30,7 +31,7 @@ _WITHDRAWN, _NOT_READY, _READY = range(3)
 _FIELDS = ("whether the refit goes on", "the epoch", "the blocks")
 
 
-class ModelRefit:
+class ModelRefit(Transaction):
     """New weights on their way into a patched model; `refit` makes it.
 
     As a context manager it commits at the end, or withdraws where an exception leaves it.
@@ -59,8 +60,7 @@ class ModelRefit:
         self._blocks: dict[str, RefittedBlock] = {}
         self._packed_later: dict[str, Any] = {}
         self._needed = {path: self._places_of(path, one) for path, one in replaced.items()}
-        turns.is_refitting = self._is_open = True
-        self._has_told = False
+        turns.is_refitting = True
         try:
             for path, one in replaced.items():
                 self._begin(path, one, dict(options) | {"epoch": self.epoch})
@@ -258,18 +258,6 @@ class ModelRefit:
 
     def __enter__(self) -> ModelRefit:
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if not self._is_open:
-            return
-        if kind is not None and not self._has_told:
-            self.withdraw()
-            return
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.rollback()
 
 
 def _mismatch(rank: int, field: str) -> ConclaveCommError:

@@ -38,7 +38,7 @@ void pack_rank_rows(const PackRankRows& args, CUstream_st* stream);
 void unpack_choices(const RankRowForm& form, const std::byte* blocks, int64_t num_rows,
                     int32_t* topk_ids, float* topk_weights, CUstream_st* stream);
 
-// What each rank's experts add to the same rows, at multiples of 16 bytes.
+// Each rank's experts add this to the same rows, at multiples of 16 bytes.
 struct RankParts {
   const void* own = nullptr;
   const void* others = nullptr;  // num_rows * stride elements for each other rank, by rank

@@ -1,13 +1,12 @@
-#include "core/float_convert.h"
 #include "core/part_spec.h"
 #include "core/shared_facts.h"
+#include "experts/adapters/elements.h"
 #include "layer/arguments.h"
 
 #include "conclave/error.h"
 #include "conclave/lora.h"
 
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <string>
 #include <tuple>
@@ -59,24 +58,10 @@ class Refusal {
   const LoraFactors& factors_;
 };
 
-double value_at(const ConstTensorView& view, int64_t row, int64_t col) {
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
-  const auto* const at =
-      static_cast<const std::byte*>(view.data) + (row * stride + col) * byte_size(view.dtype);
-  if (view.dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, at, sizeof(value));
-    return value;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof(bits));
-  return view.dtype == DType::kF16 ? f16_to_float(bits) : bf16_to_float(bits);
-}
-
 void check_values(const char* name, const ConstTensorView& view, const Refusal& refuse) {
   for (int64_t row = 0; row < view.shape[0]; ++row) {
     for (int64_t col = 0; col < view.shape[1]; ++col) {
-      const double value = value_at(view, row, col);
+      const float value = experts::factor_at(view, row, col);
       if (std::isfinite(value)) continue;
       refuse(ErrorCode::kTensorValue,
              {.what = std::string("a value of lora_") + name + " is not finite",

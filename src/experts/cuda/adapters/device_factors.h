@@ -31,7 +31,7 @@ struct DeviceExpertFactors {
   DeviceFactors down;
 };
 
-// What an epilogue reads for one row: so it finds its factors in one step.
+// An epilogue reads this for one row, and so finds its factors in one step.
 struct alignas(16) RowFactors {
   const void* b[2] = {};
   int16_t rank[2] = {};  // 0: nothing is added
@@ -63,7 +63,7 @@ constexpr int64_t most_adapter_terms(int64_t max_rank) {
   return 2 * ((max_rank + kFactorLanes - 1) / kFactorLanes * kFactorLanes);
 }
 
-// What is multiplied by A: rows before they are quantised or ordered.
+// A multiplies these: rows before they are quantised or ordered.
 struct TermSource {
   const void* rows = nullptr;
   DType dtype = DType::kBF16;

@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::experts {
 
-// What factors become: bf16 stays so, all others are float32.
+// Factors in bf16 stay so, all others become float32.
 constexpr DType device_factor_dtype(DType given) {
   return given == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }

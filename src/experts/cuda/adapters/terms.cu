@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ int32_t experts[kRows];
   __shared__ float parts[kRows][kTerms][kWarps];
   ptx::grid_dependency_wait();
-  // What comes next may load its weights beside this.
+  // The next launch may load its weights beside this.
   ptx::grid_launch_dependents();
   const int64_t begin = blockIdx.x / blocks_of_row * int64_t{kRows};
   const auto part = static_cast<int32_t>(blockIdx.x % blocks_of_row);

@@ -52,7 +52,7 @@ AdaptedCodesPair find_adapted(const DeviceTile& tile) {
                .found = to_string(tile)});
 }
 
-// As those of codes_tiles.cuh.
+// These find what those of codes_tiles.cuh do.
 AdaptedCodesPair find_adapted_in_order(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_of_long_sums(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_in_order_with_offsets(const DeviceTile& tile);

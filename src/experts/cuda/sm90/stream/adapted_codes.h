@@ -8,7 +8,7 @@
 
 namespace conclave::inline v0::experts {
 
-// What stream_codes_supports, but for factors of columns: terms are of rows without them.
+// Takes what stream_codes_supports, but no factors of columns: terms are of rows without them.
 Support adapted_codes_supports(const ExpertsProblem& problem);
 std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem);
 std::unique_ptr<AdapterKernel> make_adapted_codes(const ExpertsProblem& problem,
