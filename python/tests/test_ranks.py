@@ -142,6 +142,7 @@ def going_on(rank, experts, victim, parallel, weights, rows, **source):
     """What the ranks compute that are left when one has gone; the victim, nothing."""
     layer = conclave.Layer.from_tensors(SPEC, communicator=experts, parallel=parallel, **weights)
     if rank == victim:
+        experts.barrier()  # The others have their layers.
         experts.abort("the operator took it away")
         return None
     with pytest.raises(ConclaveCommError) as caught:

@@ -188,6 +188,7 @@ def wrong_arguments(rank, folder):
         except conclave.Error as error:
             found[name] = f"{type(error).__name__}: {error}"
     ended = dist.new_group([0, 1])
+    dist.barrier()  # A group that its peer destroys while it connects has lost its peer.
     dist.destroy_process_group(ended)
     try:
         conclave.from_process_group(ended)
