@@ -13,7 +13,10 @@ void PinnedRing::Free::operator()(std::byte* data) const noexcept {
 // A row may be longer than a piece.
 PinnedRing::Piece PinnedRing::next(size_t bytes) {
   Slot& slot = slots_[turn_++ % slots_.size()];
-  if (slot.memory == nullptr) slot.passed = cuda::make_event();
+  if (slot.memory == nullptr) {
+    slot.passed = cuda::make_event();
+    slot.bytes = 0;  // a ring that was moved from still says how many it had
+  }
   cuda::check(cudaEventSynchronize(slot.passed.get()), "cudaEventSynchronize");
   if (slot.bytes < bytes) {
     slot.memory.reset();

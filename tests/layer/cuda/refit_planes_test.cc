@@ -30,9 +30,12 @@ using testing::RefitCase;
 class HostMemory final : public DeviceAllocator {
  public:
   void* allocate(size_t bytes, size_t alignment, Stream) override {
+    if (refuses) return nullptr;
     return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   }
   void deallocate(void* data, size_t, Stream) noexcept override { std::free(data); }
+
+  bool refuses = false;
 };
 
 // The weights of one rank as they lie on its device, and a refit of them.
@@ -43,6 +46,7 @@ class Held {
     fill_cuda_weights(context_, plan_, source, {}, weights_);
   }
 
+  void refuse_memory(bool refuses) { memory_.refuses = refuses; }
   uint64_t hash() const { return hash_cuda_weights(plan_, weights_, fence_); }
   bool has_only_short_scales() const {
     bool all = true;
@@ -262,6 +266,24 @@ TEST(CudaRefitPlanes, ExpertsWithAnOrder_ChangeWhole) {
     EXPECT_EQ(code_of([&] { held.stage(*refit, *first, units_of(spec, half)); }),
               ErrorCode::kUnsupported);
     EXPECT_EQ(held.hash(), expected);
+  }
+}
+
+// Such a refit has taken the memory that those before it kept.
+TEST(CudaRefitPlanes, AfterOneThatIsRefused_TheNextHasMemoryAgain) {
+  const MoeSpec spec = spec_named("int4 in groups");
+  const CudaPlan plan = testing::plan(spec, {.max_tokens = 64});
+  const auto source = make_synthetic_source(spec, 3);
+  Held held(plan, *source);
+  const uint64_t hash = held.hash();
+  held.refit(RefitMode::kStaged, {}, *source);
+  held.refuse_memory(true);
+  EXPECT_EQ(code_of([&] { held.refit(RefitMode::kStaged, {.experts = {1}}, *source); }),
+            ErrorCode::kOutOfMemory);
+  held.refuse_memory(false);
+  for (const RefitMode mode : kRefitModes) {
+    held.refit(mode, {.experts = {1, 2}}, *source);
+    EXPECT_EQ(held.hash(), hash);
   }
 }
 
