@@ -80,11 +80,17 @@ NcclResult reach_everyone(const NcclLibrary& nccl, ncclComm* comm, int32_t ranks
 // Runs on a thread of its own, where an exception would end the process.
 NcclResult connect_pairs(const NcclLibrary& nccl, NcclResult made, ncclComm* comm, int32_t ranks) {
   if (made != kNcclSuccess) return made;
+  NcclResult reached = 1;  // as NCCL reports an error of CUDA
   try {
-    return reach_everyone(nccl, comm, ranks);
+    reached = reach_everyone(nccl, comm, ranks);
   } catch (const std::exception&) {
-    return 1;  // as NCCL reports an error of CUDA
+    reached = 1;
   }
+  if (reached == kNcclSuccess) return reached;
+  // Nobody is given it, and threads of its own would run on.
+  NcclWork::go_on();
+  static_cast<void>(nccl.comm_abort(comm));
+  return reached;
 }
 
 // Host communicators of the same ranks: the first for memory of hosts, the second for the watch.

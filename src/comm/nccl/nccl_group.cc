@@ -6,9 +6,8 @@
 
 #include <fmt/format.h>
 
-#include <condition_variable>
 #include <cuda_runtime_api.h>
-#include <thread>
+#include <mutex>
 #include <utility>
 
 namespace conclave::inline v0::comm {
@@ -21,10 +20,12 @@ constexpr auto kPatience = 1s;
 // For NCCL to free what it has, where nothing holds it up.
 constexpr auto kEndTime = 5s;
 
+// What a call returns where CUDA has failed.
+constexpr NcclResult kCudaFailed = 1;
+
 struct Making {
   std::mutex mutex;
-  std::condition_variable over;
-  bool is_over = false;
+  bool is_made = false;  // or has failed
   bool is_abandoned = false;
   NcclResult result = kNcclInProgress;
   ncclComm* comm = nullptr;
@@ -32,35 +33,28 @@ struct Making {
 
 }  // namespace
 
-struct NcclGroup::Ending {
-  std::mutex mutex;
-  std::condition_variable over;
-  bool is_over = false;
-};
-
 NcclGroup::NcclGroup(int32_t ordinal) : ordinal_(ordinal) {}
 
 NcclGroup::NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
                      std::chrono::nanoseconds timeout)
     : library_(library), ordinal_(ordinal) {
   const auto making = std::make_shared<Making>();
-  std::thread([making, make, ordinal, library] {
+  NcclWork work([making, make, ordinal, library] {
     ncclComm* made = nullptr;
-    NcclResult result = kNcclSuccess;
-    const cudaError_t status = cudaSetDevice(ordinal);
-    if (status == cudaSuccess) result = make(&made);
-    const bool has_comm = status == cudaSuccess && result == kNcclSuccess;
-    std::unique_lock lock(making->mutex);
-    making->result = status == cudaSuccess ? result : 1;
-    making->comm = has_comm ? made : nullptr;
-    making->is_over = true;
-    const bool abandoned = making->is_abandoned;
-    making->over.notify_all();
-    lock.unlock();
-    if (abandoned && has_comm) static_cast<void>(library.comm_abort(made));
-  }).detach();
-  std::unique_lock lock(making->mutex);
-  if (!making->over.wait_for(lock, timeout, [&] { return making->is_over; })) {
+    const NcclResult result = cudaSetDevice(ordinal) == cudaSuccess ? make(&made) : kCudaFailed;
+    NcclWork::go_on();
+    if (result != kNcclSuccess) made = nullptr;
+    {
+      const std::lock_guard lock(making->mutex);
+      making->is_made = true;
+      making->result = result;
+      if (!making->is_abandoned) making->comm = std::exchange(made, nullptr);
+    }
+    if (made != nullptr) static_cast<void>(library.comm_abort(made));
+  });
+  work.wait_for(timeout);
+  const std::lock_guard lock(making->mutex);
+  if (!making->is_made) {
     making->is_abandoned = true;
     throw CommError(
         ErrorCode::kCommTimeout, -1, "connect",
@@ -73,9 +67,7 @@ NcclGroup::NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& ma
 
 NcclGroup::~NcclGroup() {
   end_work();
-  if (ending_ == nullptr) return;
-  std::unique_lock lock(ending_->mutex);
-  ending_->over.wait_for(lock, kEndTime, [&] { return ending_->is_over; });
+  if (ending_ != nullptr) ending_->wait_for(kEndTime);
 }
 
 NcclResult NcclGroup::async_error() {
@@ -88,18 +80,14 @@ NcclResult NcclGroup::async_error() {
 
 void NcclGroup::end_work() noexcept {
   std::unique_lock lock(mutex_, kPatience);
-  ncclComm* const comm = std::exchange(comm_, nullptr);
+  ncclComm* const comm = comm_.exchange(nullptr);
   if (comm == nullptr) return;
-  ending_ = std::make_shared<Ending>();
-  std::thread([comm, library = library_, ordinal = ordinal_, ending = ending_] {
+  ending_ = std::make_unique<NcclWork>([comm, library = library_, ordinal = ordinal_] {
     static_cast<void>(cudaSetDevice(ordinal));
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     static_cast<void>(library.comm_abort(comm));
-    const std::lock_guard done(ending->mutex);
-    ending->is_over = true;
-    ending->over.notify_all();
-  }).detach();
+  });
 }
 
 NcclGroup::Calls::Calls(NcclGroup& group, CUstream_st* stream)

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "comm/nccl/nccl_library.h"
+#include "comm/nccl/nccl_work.h"
 
 #include "conclave/version.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -15,8 +17,8 @@ namespace conclave::inline v0::comm {
 
 class NcclGroup {
  public:
-  // Calls `make` on a thread of its own, since it waits for every rank: where it is not over in
-  // time, that thread is left and ends what it has made. Throws CommError(kCommTimeout);
+  // Calls `make` as NcclWork, since it waits for every rank: where it is not over in time, its
+  // thread is left and ends what it has made. Throws CommError(kCommTimeout);
   // Error(kDevice) for an error of NCCL.
   using Make = std::function<NcclResult(ncclComm** made)>;
   NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
@@ -56,13 +58,11 @@ class NcclGroup {
   void end_work() noexcept;
 
  private:
-  struct Ending;
-
   NcclLibrary library_;
   int32_t ordinal_;
-  std::timed_mutex mutex_;  // guards comm_
-  ncclComm* comm_ = nullptr;
-  std::shared_ptr<Ending> ending_;
+  std::timed_mutex mutex_;  // held during calls; whoever ends the work waits only so long for it
+  std::atomic<ncclComm*> comm_ = nullptr;
+  std::unique_ptr<NcclWork> ending_;
 };
 
 }  // namespace conclave::inline v0::comm
