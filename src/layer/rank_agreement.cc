@@ -96,6 +96,12 @@ void check_epochs(const EpochBounds& bounds) {
                       std::to_string(bounds.most_current));
 }
 
+// A rank tells this to the others before its rows gather with theirs.
+struct RankWord {
+  int64_t tokens = 0;
+  int64_t refit_epoch = 0;
+};
+
 // What the caller says, or all ranks tell each other.
 RankCounts tokens_of_ranks(const CallOffer& call, Communicator& communicator) {
   RankCounts counts(communicator.size());
@@ -103,8 +109,14 @@ RankCounts tokens_of_ranks(const CallOffer& call, Communicator& communicator) {
     std::ranges::copy(call.rank_tokens, counts.all().begin());
     return counts;
   }
-  communicator.all_gather(std::as_bytes(std::span(&call.tokens, 1)),
-                          std::as_writable_bytes(counts.all()), kTokensPhase);
+  const RankWord mine{.tokens = call.tokens, .refit_epoch = static_cast<int64_t>(call.refit_epoch)};
+  std::array<RankWord, kMostGatheringRanks> memory;
+  const std::span<RankWord> words = std::span(memory).first(counts.all().size());
+  communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words),
+                          kTokensPhase);
+  const auto [least, most] = std::ranges::minmax(words, {}, &RankWord::refit_epoch);
+  check_refits(least.refit_epoch, most.refit_epoch, kTokensPhase);
+  std::ranges::transform(words, counts.all().begin(), &RankWord::tokens);
   return counts;
 }
 

@@ -8,7 +8,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -212,6 +216,36 @@ TEST(RankAgreement, RanksThatExchangeTokens_AreComparedToo) {
     EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
     EXPECT_NE(outcome.message.find("the rank in the other group"), std::string::npos);
   }
+}
+
+// What ranks say whose rows gather on devices; with the numbers of a call they say nothing.
+TEST(RankAgreement, RanksWhoseRowsGather_TellTokensAndCompareRefits) {
+  constexpr std::array<int64_t, 2> kTokens = {5, 0};
+  const auto run = [&](std::array<uint64_t, 2> refits, std::span<const int64_t> given) {
+    return testing::run_ranks(two_ranks(), [&, refits, given](int32_t rank, Communicator& comm) {
+      LayerPlan plan = plan_of(comm);
+      plan.parallel = {.ep_size = 2, .ep_rank = rank};
+      plan.options.max_tokens = 2;
+      plan.part.tensor_communicator = nullptr;
+      plan.part.expert_communicator = &comm;
+      const auto own = static_cast<size_t>(rank);
+      const EpochOffer offer{.current = std::make_shared<const PlacementEpoch>(), .next = nullptr};
+      const CallAgreement agreed =
+          agree_on_call({.tokens = kTokens[own], .refit_epoch = refits[own], .rank_tokens = given},
+                        offer, plan, &comm);
+      EXPECT_EQ(agreed.chunks, 3);
+      ASSERT_EQ(agreed.tokens.ranks(), 2);
+      for (int32_t other = 0; other < 2; ++other) {
+        EXPECT_EQ(agreed.tokens[other], kTokens[static_cast<size_t>(other)]);
+      }
+    });
+  };
+  EXPECT_EQ(testing::first_failure(run({7, 7}, {})), "");
+  for (const RankOutcome& outcome : run({7, 9}, {})) {
+    EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
+    EXPECT_NE(outcome.message.find("refit epochs 7 to 9"), std::string::npos) << outcome.message;
+  }
+  EXPECT_EQ(testing::first_failure(run({7, 9}, kTokens)), "");
 }
 
 // Any engine may list its values: a rank that lists others is told apart before any is compared.
