@@ -308,8 +308,9 @@ WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls) {
   return book(plan, calls, {.first = calls.first, .last = plan.gathered(calls.last)});
 }
 
-WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, const CallRange& gathered) {
-  return book(plan, {.first = 1, .last = std::max<int64_t>(own, 1)}, gathered);
+WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, int64_t all) {
+  return book(plan, {.first = 1, .last = std::max<int64_t>(own, 1)},
+              {.first = 1, .last = std::max<int64_t>(all, 1)});
 }
 
 std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens) {
@@ -324,7 +325,7 @@ std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_
 size_t workspace_bytes(const CudaPlan& plan, int64_t max_tokens) {
   if (plan.gathers_rows()) {
     const int64_t others = plan.options.max_tokens * (plan.parallel.ep_size - 1);
-    return book_gathered(plan, max_tokens, {.first = 1, .last = max_tokens + others}).total_bytes;
+    return book_gathered(plan, max_tokens, max_tokens + others).total_bytes;
   }
   size_t most = 0;
   for (const WorkspaceBooking& booking : book_every_rung(plan, max_tokens)) {

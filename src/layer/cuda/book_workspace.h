@@ -24,8 +24,9 @@ struct WorkspaceBooking {
 // Books for `calls`; if several rungs serve them, the slices hold what each rung needs, all at
 // once. Throws Error(kSizeOverflow).
 WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls);
-// Where rows gather: for chunks of so many tokens of this rank, and so many of all.
-WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, const CallRange& gathered);
+// Where rows gather: for chunks of up to so many tokens of this rank, and so many of all. Kernels
+// of fewer tokens run beside those of all, as this rank's own are counted, and in later chunks.
+WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, int64_t all);
 // One booking per rung, up to calls of `max_tokens` tokens. Where rows gather there is one for all,
 // since the number of a rank's own tokens does not tell the rung.
 std::vector<WorkspaceBooking> book_every_rung(const CudaPlan& plan, int64_t max_tokens);

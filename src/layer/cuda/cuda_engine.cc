@@ -206,9 +206,7 @@ CudaCallAdapters adapters_of(const LayerCall& call) {
 WorkspaceBooking CudaRunner::booking_of(std::span<const std::byte> workspace,
                                         const RankCounts& counts) const {
   if (bookings_.back().total_bytes <= workspace.size()) return bookings_.back();
-  const int64_t all = counts.sum();
-  WorkspaceBooking smaller =
-      book_gathered(plan_, counts[plan_.parallel.ep_rank], {.first = all, .last = all});
+  WorkspaceBooking smaller = book_gathered(plan_, counts[plan_.parallel.ep_rank], counts.sum());
   check_workspace_size(workspace, smaller.total_bytes);
   return smaller;
 }

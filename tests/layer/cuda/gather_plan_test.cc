@@ -1,5 +1,6 @@
 // Plans of expert-parallel layers whose rows gather on devices: stages, ladders, buffers, and the
 // reasons where they cannot. Needs no GPU.
+#include "dispatch/cuda/group.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/gathered_row.h"
 #include "layer/cuda/h200_plan.h"
@@ -111,9 +112,36 @@ TEST(CudaGatherPlan, Buffers_HoldTheRowsOfAllRanks) {
   EXPECT_GE(bytes(all, CudaBuffer::kExpertPart), 256 * kSumBytes);
   EXPECT_GE(bytes(all, CudaBuffer::kOtherParts), 3 * 64 * kSumBytes);
   EXPECT_GE(bytes(all, CudaBuffer::kExpertSums), 64 * kSumBytes);
-  const WorkspaceBooking few = book_gathered(made, 0, {.first = 9, .last = 9});
+  const WorkspaceBooking few = book_gathered(made, 0, 9);
   EXPECT_GE(bytes(few, CudaBuffer::kGatheredRows), 9 * (258 * 2 + 2 * 8));
   EXPECT_LT(few.total_bytes, all.total_bytes);
+}
+
+// A rank that counts its own tokens groups these by the tile of their number, which may be narrower
+// than that of all; and chunks that follow have fewer tokens, perhaps of another kernel.
+TEST(CudaGatherPlan, ABookingForManyTokens_ServesFewer) {
+  OnDevices experts(0, 4);
+  MoeSpec codes = make_spec(64, 4, 256, 256, DType::kF8E4M3);
+  codes.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  for (const MoeSpec& spec : {make_spec(64, 4, 258, 256, DType::kBF16), codes}) {
+    const CudaPlan made = plan_with(spec, {.ep_size = 4}, {.experts = &experts}, 2048);
+    const experts::ExpertsProblem& problem = made.routed.problem;
+    ASSERT_GT(made.routed.ladder.size(), 1U);
+    for (const experts::LadderRung& rung : made.routed.ladder) {
+      const int64_t own = std::min<int64_t>(rung.last_tokens, 2048);
+      const WorkspaceBooking booking = book_gathered(made, own, own + 1);
+      EXPECT_LE(booking.total_bytes, workspace_bytes(made, own));
+      const WorkspaceSlice& group = booking.slices[static_cast<size_t>(CudaBuffer::kGroup)];
+      const int32_t tile = rung_for(made.routed.ladder, own).tile.tokens;
+      EXPECT_GE(group.bytes, dispatch::device_group_workspace_bytes(
+                                 own, problem.top_k, problem.num_local_experts, tile))
+          << own;
+      const WorkspaceBooking fewer = book_gathered(made, own, own);
+      for (size_t buffer = 0; buffer < kCudaBuffers; ++buffer) {
+        EXPECT_LE(fewer.slices[buffer].bytes, booking.slices[buffer].bytes) << buffer;
+      }
+    }
+  }
 }
 
 // A rank must not take rows of one type for those of another.

@@ -15,6 +15,8 @@ namespace {
 
 using enum CudaBuffer;
 
+static_assert(kCudaBuffers <= 64, "a BufferSet has a bit for each of 64 buffers");
+
 constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
                                                                "bans of a call",
                                                                "live tokens",
