@@ -324,6 +324,25 @@ TEST_F(CudaExpertRanks, SharedExpertsApart_AreThisRanksAlone) {
   EXPECT_EQ(first_failure(outcomes), "");
 }
 
+// It may have what would be refused with tokens, such as numbers in host memory.
+TEST_F(CudaExpertRanks, OfACallWithoutTokens_NothingIsRead) {
+  const MoeSpec spec = spec_of();
+  const int64_t on_host = 0;
+  const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+    const auto owned = experts_of_rank(spec, rank, comm);
+    const RankCall call = call_of(spec, rank, rank == 0 ? 0 : 300, DType::kBF16);
+    const Tensor expected = run_call(*owned, call, DType::kF32);
+    DeviceForward forward(*owned, call.hidden.view(), DType::kF32);
+    forward.route_by(call.routing.ids, call.routing.weights);
+    if (rank == 0) forward.args.num_tokens = &on_host;
+    forward.enqueue();
+    owned->queue.synchronize();
+    EXPECT_TRUE(same_bits(forward.out(), expected)) << rank;
+    comm.barrier("done");
+  });
+  EXPECT_EQ(first_failure(outcomes), "");
+}
+
 // Whatever the other rank brings, up to several chunks.
 TEST_F(CudaExpertRanks, AWorkspaceForFewTokens_ServesThem) {
   const MoeSpec spec = spec_of();

@@ -178,10 +178,6 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
                               .ids = args.captured_ids,
                               .weights = args.captured_weights,
                               .expert_load = args.expert_load};
-  if (chunk.count == 0) {
-    static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting()));
-    return;
-  }
   const CudaFactors factors =
       chunk.runs(kFactors) ? enqueue_factors(chunk.at(kFactors), args.hidden, given, captures)
                            : CudaFactors();
@@ -326,9 +322,15 @@ CudaKernels make_cuda_kernels(const CudaPlan& plan, const CudaWeights& weights) 
 
 void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   using enum CudaStage;
-  if (chunk.count == 0 && !chunk.runs(kGather)) return;
+  if (chunk.count == 0) {
+    // Nothing of the call is read: where a rank has no tokens, nothing was checked.
+    if (chunk.runs(kGather)) {
+      static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting()));
+    }
+    return;
+  }
   const LiveRows live = live_rows(chunk, args);
-  if (!chunk.runs(kSumRanks) || chunk.count == 0) return run_own_part(chunk, args, live);
+  if (!chunk.runs(kSumRanks)) return run_own_part(chunk, args, live);
   ForwardArgs part = args;
   const CudaOutputs parts = rank_parts(chunk.at(kSumRanks), args);
   part.out = parts.out;
