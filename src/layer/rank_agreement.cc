@@ -62,6 +62,25 @@ void check_refits(int64_t least, int64_t most, const char* phase) {
                       "; refit all of them to one epoch, larger than each of these");
 }
 
+// Equal for equal lists: -1 for none, else not negative.
+int64_t key_of(std::span<const int64_t> rank_tokens) {
+  if (rank_tokens.empty()) return -1;
+  uint64_t key = 0xcbf29ce484222325U;
+  for (const int64_t tokens : rank_tokens) {
+    key = (key ^ static_cast<uint64_t>(tokens)) * 0x100000001b3U;
+    key ^= key >> 29U;
+  }
+  return static_cast<int64_t>(key >> 1U);
+}
+
+void check_lists(int64_t least, int64_t most, const char* phase) {
+  if (least == most) return;
+  const char* const what = least < 0 ? "some ranks were given rank_tokens and others none; "
+                                     : "ranks were given different rank_tokens; ";
+  throw CommError(ErrorCode::kCommMismatch, -1, phase,
+                  std::string(what) + "all must have the same list, or none");
+}
+
 // One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
 // Slices whose experts are on their way to different places stay where they are.
 EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
@@ -70,10 +89,11 @@ EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
   const EpochBounds mine = bounds_of(offer);
   const int64_t key = offer.next != nullptr ? offer.next->key : -1;
   const auto refit = static_cast<int64_t>(call.refit_epoch);
+  const int64_t list = key_of(call.rank_tokens);
   const auto largest =
       largest_of(std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready,
                             key, -key, call.expert_budget, -call.expert_budget, call.adapters,
-                            -call.adapters, refit, -refit},
+                            -call.adapters, refit, -refit, list, -list},
                  *part.tensor_communicator, kTokensPhase);
   if (largest[0] != -largest[1]) {
     throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
@@ -83,6 +103,7 @@ EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
   check_budgets(-largest[8], largest[7], kTokensPhase);
   check_adapters(largest[9], -largest[10], kTokensPhase);
   check_refits(-largest[12], largest[11], kTokensPhase);
+  check_lists(-largest[14], largest[13], kTokensPhase);
   const bool same_target = largest[5] == -largest[6];
   return {.least_current = -largest[3],
           .most_current = largest[2],
@@ -202,15 +223,17 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
   int64_t chunks = num_chunks(call.tokens, rule);
   if (exchanges_tokens(plan)) {
     const auto refit = static_cast<int64_t>(call.refit_epoch);
+    const int64_t list = key_of(call.rank_tokens);
     const auto largest =
         largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
                               call.expert_budget, -call.expert_budget, call.adapters,
-                              -call.adapters, refit, -refit},
+                              -call.adapters, refit, -refit, list, -list},
                    *communicator, kChunksPhase);
     check_budgets(-largest[5], largest[4], kChunksPhase);
     chunks = largest[0];
     check_adapters(largest[6], -largest[7], kChunksPhase);
     check_refits(-largest[9], largest[8], kChunksPhase);
+    check_lists(-largest[11], largest[10], kChunksPhase);
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
   }
   check_epochs(bounds);

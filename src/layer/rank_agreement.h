@@ -38,9 +38,10 @@ struct CallAgreement {
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank
-// where numbers of tokens differ, or budgets, adapters, refits or epochs: here, or, where a forward
-// only enqueues, from the sum over ranks. Ranks whose rows gather on devices tell each other their
-// numbers of tokens and compare refits, unless the call has the numbers.
+// where numbers of tokens differ, or the lists of these that calls have, budgets, adapters, refits
+// or epochs: here, or, where a forward only enqueues, from the sum over ranks. Ranks whose rows
+// gather on devices tell each other their numbers of tokens and compare refits, unless the call has
+// the numbers.
 CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator);
 // Collective as above, where no rank has a source. `expert`: what this rank lacks, the number of

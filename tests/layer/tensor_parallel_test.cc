@@ -225,6 +225,30 @@ TEST(TensorParallelErrors, RanksWithOtherTokens_AllGetAMismatch) {
   }
 }
 
+// Slices of one rank's tokens are given one list.
+TEST(TensorParallelErrors, RanksWithOtherTokensOfRanks_AllGetAMismatch) {
+  const MoeSpec spec = make_spec(4, 2, 16, 9, DType::kF32);
+  const auto source = make_synthetic_source(spec, 1);
+  for (const auto& [ep, tp] : {std::pair{1, 3}, {2, 2}}) {
+    for (const bool differ : {false, true}) {
+      const auto errors = run_grid(ep, tp, [&](const GridRank& rank) {
+        const Context context(rank.context_options());
+        const MoeLayer layer =
+            MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = ep, .tp_size = tp}));
+        std::vector<int64_t> tokens(static_cast<size_t>(ep), 4);
+        if (differ && rank.tp_rank == 1) tokens.clear();
+        const Tensor hidden = random_tensor(DType::kF32, 4, 16, 1);
+        run_layer(layer, hidden.view(), DType::kF32, {.rank_tokens = tokens});
+      });
+      if (differ) {
+        expect_mismatch(errors);
+      } else {
+        for (const std::exception_ptr& error : errors) EXPECT_EQ(error, nullptr);
+      }
+    }
+  }
+}
+
 class ThrowingRouter final : public Router {
  public:
   explicit ThrowingRouter(bool throws) : throws_(throws) {}
