@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from conclave import _frameworks
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 
 Array = Any
@@ -54,6 +55,31 @@ def plain(value: Any) -> Any:
         return value
     number = _index_of(value)
     return value if number is None else number
+
+
+def counts(name: str, value: Any, length: int) -> list[int]:
+    """A list of numbers, or an array of them in memory of the CPU, as integers of Python.
+
+    Args:
+        length: how many there must be.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument, what was expected and found.
+    """
+    where = _frameworks.device_of(value)
+    if where != "cpu":
+        raise ConclaveValueError(
+            f"{name}: expected a list, or an array of the CPU, found one of {where}, for which a "
+            "call would have to wait"
+        )
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(listed, (list, tuple)):
+        raise ConclaveTypeError(
+            f"{name}: expected a list or a vector of integers, found {type(value).__name__}"
+        )
+    if len(listed) != length:
+        raise ConclaveValueError(f"{name}: expected {length} numbers, found {len(listed)}")
+    return [integer(f"{name}[{rank}]", item, 0, 2**31 - 1) for rank, item in enumerate(listed)]
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:

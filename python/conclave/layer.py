@@ -240,6 +240,7 @@ class Layer:
         top_k: int | None = None,
         banned_experts: Array | Sequence[int] | None = None,
         expert_budget: int | None = None,
+        rank_tokens: Sequence[int] | Array | None = None,
         out: Array | None = None,
         shared_out: Array | None = None,
         captured_logits: Array | None = None,
@@ -266,6 +267,9 @@ class Layer:
                 each token; ids that nobody shall choose, or bools [E] or [T, E] (E and zero
                 experts), which on a GPU may lie there, and [T, E] must; at most so many experts
                 for all tokens together. docs/routing.md has the rules.
+            rank_tokens: the rows of hidden of every expert-parallel rank in this call, [ep_size]
+                integers in a list or an array of the CPU, the same ones on all ranks or None on
+                all. On a GPU ranks then need not ask each other; on the CPU they are compared.
             out: [T, H] to write to, maybe hidden itself. By default new memory of the library that
                 made hidden, with its type.
             shared_out: [T, H] that gets the shared experts' part, which out then lacks.
@@ -280,7 +284,8 @@ class Layer:
 
         Raises:
             Error: naming the argument, with what was expected and found; also where torch records
-                gradients and an argument requires them.
+                gradients and an argument requires them. ConclaveCommError where ranks were given
+                other rank_tokens, on a GPU at a later call.
         """
         if out is None:
             out = _frameworks.empty_like(
@@ -303,6 +308,7 @@ class Layer:
             _limits.plain(top_k),
             _limits.flags_of(banned_experts, self._num_columns),
             _limits.plain(expert_budget),
+            rank_tokens,
             shared_out,
             captured_logits,
             captured_ids,

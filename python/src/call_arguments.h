@@ -20,6 +20,7 @@ enum class ArgumentUse : uint8_t {
   kAdapter,  // an array that is viewed by `read`, or an integer for all tokens
   kNumber,   // an integer
   kCount,    // a number, or an array of one element on the layer's device
+  kCounts,   // a number for each rank, in a list or in an array of host memory
   kScratch,  // an array of bytes that the call may overwrite
 };
 
@@ -107,6 +108,7 @@ inline constexpr std::array kCallArguments = {
                  .shape = "an integer",
                  .use = ArgumentUse::kNumber,
                  .number = &ForwardArgs::expert_budget},
+    CallArgument{.name = "rank_tokens", .shape = "[ranks]", .use = ArgumentUse::kCounts},
     CallArgument{.name = "shared_out",
                  .shape = "[T, hidden_size]",
                  .types = kRowTypes,

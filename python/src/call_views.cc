@@ -3,9 +3,43 @@
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
 
+#include <limits>
 #include <string>
+#include <vector>
 
 namespace conclave::python {
+namespace {
+
+[[noreturn]] void refuse_count(const CallArgument& argument, const std::string& found) {
+  throw Error(ErrorCode::kDType, {.what = "an argument has the wrong type",
+                                  .tensor = argument.name,
+                                  .expected = "integers, in a list or an array of the CPU",
+                                  .found = found});
+}
+
+// Integers of numpy and torch are taken as those of Python are; what 64 bits do not hold is out of
+// range for every rank.
+int64_t count_from(nb::handle item, const CallArgument& argument) {
+  const bool is_flag = nb::isinstance<nb::bool_>(item);
+  const nb::object number =
+      is_flag ? nb::object() : nb::steal<nb::object>(PyNumber_Index(item.ptr()));
+  if (!number.is_valid()) {
+    PyErr_Clear();
+    refuse_count(argument, nb::cast<std::string>(nb::str(item.type())));
+  }
+  int overflow = 0;
+  const int64_t value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  if (overflow == 0) return value;
+  return overflow < 0 ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+}
+
+template <class Number>
+std::vector<int64_t> counts_in(const ConstTensorView& view) {
+  const auto* const first = static_cast<const Number*>(view.data);
+  return {first, first + view.shape[0]};
+}
+
+}  // namespace
 
 const Array& CallViews::keep(nb::handle object, const CallArgument& argument) {
   const Array& array = kept_.emplace_back(object, argument.name, stream_);
@@ -54,6 +88,32 @@ void CallViews::take_count(nb::handle object, const CallArgument& argument) {
   args.num_tokens = static_cast<const int64_t*>(view.data);
 }
 
+// On a GPU too they lie in host memory: a call that read them there would wait for the device.
+void CallViews::take_rank_counts(nb::handle object, const CallArgument& argument) {
+  if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
+    for (const nb::handle item : object) rank_tokens_.push_back(count_from(item, argument));
+  } else {
+    const Array& array = kept_.emplace_back(object, argument.name, stream_);
+    array.require_device({});
+    const ConstTensorView view = array.vector(argument.shape);
+    if (view.dtype == DType::kI64) {
+      rank_tokens_ = counts_in<int64_t>(view);
+    } else if (view.dtype == DType::kI32) {
+      rank_tokens_ = counts_in<int32_t>(view);
+    } else {
+      refuse_count(argument, std::string(dtype_to_python(view.dtype)));
+    }
+  }
+  // To the library an empty list is none.
+  if (rank_tokens_.empty()) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = argument.name,
+                                    .expected = argument.shape,
+                                    .found = "[0]"});
+  }
+  args.rank_tokens = rank_tokens_;
+}
+
 // The Python side passes integers of 31 bits only.
 void CallViews::take_adapter(nb::handle object, const CallArgument& argument) {
   if (nb::isinstance<nb::int_>(object)) {
@@ -89,6 +149,8 @@ void CallViews::take(nb::handle object, const CallArgument& argument) {
       return;
     case ArgumentUse::kCount:
       return take_count(object, argument);
+    case ArgumentUse::kCounts:
+      return take_rank_counts(object, argument);
     case ArgumentUse::kScratch: {
       const TensorView view = keep(object, argument).writable_vector(argument.shape);
       const auto bytes = static_cast<size_t>(view.shape[0] * byte_size(view.dtype));

@@ -33,12 +33,14 @@ class CallViews {
   static int64_t limit_of(nb::handle object, const CallArgument& argument);
   void take_adapter(nb::handle object, const CallArgument& argument);
   void take_count(nb::handle object, const CallArgument& argument);
+  void take_rank_counts(nb::handle object, const CallArgument& argument);
   const Array& keep(nb::handle object, const CallArgument& argument);
 
   const ArrayDevice& device_;
   uintptr_t stream_;
   std::vector<Array> kept_;
   int64_t num_tokens_ = 0;
+  std::vector<int64_t> rank_tokens_;
 };
 
 }  // namespace conclave::python

@@ -108,6 +108,36 @@ def test_ranks_that_disagree_are_told(tmp_path, what):
         assert found.seconds < 5
 
 
+def test_tokens_that_are_told_keep_the_bits(tmp_path):
+    for found in run_ranks(work.told_tokens, 4, tmp_path):
+        assert isinstance(found, dict), found.trace
+        assert found and all(found.values()), found
+
+
+def test_numbers_of_tokens_that_cannot_be_are_named(tmp_path):
+    wanted = {
+        "short": ("ConclaveValueError", "expected 2 numbers"),
+        "negative": ("ConclaveValueError", "rank_tokens[1]"),
+        "other": ("ConclaveValueError", "this one"),
+        "number": ("ConclaveTypeError", "rank_tokens"),
+        "real": ("ConclaveTypeError", "rank_tokens[0]"),
+        "no groups": ("ConclaveValueError", "expected None"),
+        "one rank": ("ConclaveValueError", "this one"),
+    }
+    for found in run_ranks(work.refused_tokens, 2, tmp_path):
+        assert isinstance(found, dict), found.trace
+        for name, text in found.items():
+            kind, part = wanted[name]
+            assert text.startswith(kind) and part in text, (name, text)
+
+
+@pytest.mark.parametrize("what", ["lists", "one asks", "types"])
+def test_ranks_that_disagree_on_told_tokens_are_told(tmp_path, what):
+    for found in run_ranks(work.disagree_on_tokens, 2, tmp_path, what):
+        assert isinstance(found, Failed) and found.name == "kCommMismatch", found
+        assert found.seconds < 5
+
+
 def test_a_rank_that_is_lost_is_named(tmp_path):
     first, second = run_ranks(work.lost, 2, tmp_path)
     assert first.name == "kCommPeerLost" and "rank 1" in first.text and "dispatch" in first.text

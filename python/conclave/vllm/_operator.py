@@ -3,7 +3,7 @@ layer than its number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ def _routed(
     token_count: int | None,
     token_count_tensor: torch.Tensor | None,
     padding_mask: torch.Tensor | None,
+    rank_tokens: torch.Tensor | None,
     handle: torch.Tensor | None,
     number: int,
     is_wide: bool,
@@ -33,7 +34,14 @@ def _routed(
     layer = _layer(handle, number)
     with torch.no_grad():
         out, share = layer._routed_sum(
-            hidden_states, routed, router_logits, input_ids, count, padding_mask, is_wide
+            hidden_states,
+            routed,
+            router_logits,
+            input_ids,
+            count,
+            padding_mask,
+            rank_tokens,
+            is_wide,
         )
     if out.untyped_storage().data_ptr() in {
         tensor.untyped_storage().data_ptr() for tensor in (hidden_states, routed)
@@ -52,6 +60,7 @@ def _routed_fake(
     token_count: int | None,
     token_count_tensor: torch.Tensor | None,
     padding_mask: torch.Tensor | None,
+    rank_tokens: torch.Tensor | None,
     handle: torch.Tensor | None,
     number: int,
     is_wide: bool,
@@ -81,7 +90,7 @@ def _refuse_backward(*_: Any) -> Any:
 def _counted(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The same where EPLB counts. A graph may give a copy of the counts, which it writes back: what
     is new goes there, and the layer's own stay as they were."""
-    load, (handle, number) = given[-1], given[7:9]
+    load, (handle, number) = given[-1], given[8:10]
     own = _layer(handle, number).eplb_state.expert_load_view
     if own.data_ptr() == load.data_ptr():
         return _routed(*given[:-1])
@@ -98,8 +107,8 @@ def _counted_fake(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 _ROUTED = (
     "Tensor hidden_states, Tensor routed, Tensor router_logits, Tensor? input_ids, "
-    "SymInt? token_count, Tensor? token_count_tensor, Tensor? padding_mask, Tensor? handle, "
-    "int number, bool is_wide, bool has_share"
+    "SymInt? token_count, Tensor? token_count_tensor, Tensor? padding_mask, "
+    "Tensor? rank_tokens, Tensor? handle, int number, bool is_wide, bool has_share"
 )
 
 
@@ -141,6 +150,7 @@ def routed_sum(
     input_ids: torch.Tensor | None,
     num_tokens: int | torch.Tensor | None,
     mask: torch.Tensor | None,
+    rank_tokens: Sequence[int] | torch.Tensor | None,
     wide: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`_routed_sum` of a layer as one node of a graph."""
@@ -154,6 +164,7 @@ def routed_sum(
         None if is_tensor else num_tokens,
         num_tokens if is_tensor else None,
         mask,
+        _as_vector(rank_tokens),
         *_of(layer, routed),
         wide,
         has_share,
@@ -165,6 +176,12 @@ def routed_sum(
     else:
         out, share = torch.ops.conclave.fused_moe(*given)
     return out, share if has_share else None
+
+
+def _as_vector(counts: Sequence[int] | torch.Tensor | None) -> torch.Tensor | None:
+    if counts is None or isinstance(counts, torch.Tensor):
+        return counts
+    return torch.tensor(counts, dtype=torch.int64)
 
 
 def sum_over_ranks(layer: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from conclave._process_groups import communicator_of
 from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, from_code
 from conclave.vllm._checks import check_tokens
 from conclave.vllm._rank_split import AXES, place_of
+from conclave.vllm._rank_tokens import counts_of_groups
 from conclave.vllm.parallel import FusedMoEParallelConfig
 
 _GATHERING = ("naive", "allgather_reducescatter")
@@ -121,19 +122,34 @@ class RankGroups:
         """Whether other ranks have other tokens, which experts here compute too."""
         return bool(self._movers)
 
+    def tokens_across_dp(self, told: Any) -> Any:
+        """What an engine says of its dp ranks, where these are all that bring tokens of their own;
+        None where ranks have to ask."""
+        size = self._places["dp"][0]
+        return told if size > 1 and [group.size for group in self._movers] == [size] else None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> RankGroups:
         """The same: a copy of a layer runs on the ranks of the layer."""
         return self
 
     def run(
-        self, rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: Experts
+        self,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        experts: Experts,
+        rank_tokens: Sequence[int] | torch.Tensor | None = None,
     ) -> torch.Tensor:
         """What experts(rows, weights, ids), float32, make of this rank's rows on all ranks that
-        have other tokens: [T, H] float32."""
+        have other tokens: [T, H] float32. With rank_tokens, the numbers of tokens of all of these
+        in the order of their ranks, they do not ask each other."""
         check_tokens(rows, weights, ids)
+        told = [None] * len(self._movers)
+        if rank_tokens is not None:
+            told = counts_of_groups(self._movers, rank_tokens, len(rows))
         all_counts = []
-        for group in self._movers:
-            rows, weights, ids, counts = _gather(group, rows, weights, ids)
+        for group, known in zip(self._movers, told, strict=True):
+            rows, weights, ids, counts = _gather(group, rows, weights, ids, known)
             all_counts.append(counts)
         out = experts(rows, weights, ids)
         for group, counts in zip(reversed(self._movers), reversed(all_counts), strict=True):
@@ -161,17 +177,24 @@ def _check_memory(rows: torch.Tensor) -> None:
 
 
 def _gather(
-    group: _conclave.Communicator, rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    group: _conclave.Communicator,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    known: list[int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
     """All ranks' tokens in rank order, and the number of each rank's."""
     _check_memory(rows)
-    counts = _agreed_counts(group, rows, ids)
+    counts = _agreed_counts(group, rows, ids) if known is None else known
     parts = [rows.detach(), weights.detach().float(), ids.to(torch.int64)]
     mine = torch.cat([_bytes_of_rows(part) for part in parts], dim=1)
     width = mine.shape[1]
-    gathered = torch.empty((sum(counts), width), dtype=torch.uint8)
-    sizes = [count * width for count in counts]
-    group.all_gather(mine.flatten(), gathered.flatten(), sizes, "dispatch")
+    if known is None:
+        gathered = torch.empty((sum(counts), width), dtype=torch.uint8)
+        sizes = [count * width for count in counts]
+        group.all_gather(mine.flatten(), gathered.flatten(), sizes, "dispatch")
+    else:
+        gathered = _gather_announced(group, mine, counts, _rule_of(rows, ids))
     found, begin = [], 0
     for part in parts:
         end = begin + part.shape[1] * part.element_size()
@@ -186,27 +209,51 @@ def _bytes_of_rows(rows: torch.Tensor) -> torch.Tensor:
     return rows.contiguous().view(torch.uint8).reshape(len(rows), width)
 
 
+def _gather_announced(
+    group: _conclave.Communicator, mine: torch.Tensor, counts: list[int], rule: list[int]
+) -> torch.Tensor:
+    """The same rows where nobody has asked for numbers: each rank's rule goes before its rows, as
+    rows of another type may have as many bytes. Lists that differ are other sizes of messages."""
+    width, head = mine.shape[1], 8 * len(rule)
+    sizes = [head + count * width for count in counts]
+    sent = torch.cat([torch.tensor(rule).view(torch.uint8), mine.flatten()])
+    received = torch.empty(sum(sizes), dtype=torch.uint8)
+    group.all_gather(sent, received, sizes, "dispatch")
+    messages = received.split(sizes)
+    _check_rules(group, [m[:head].clone().view(torch.int64).tolist() for m in messages], rule)
+    return torch.cat([message[head:] for message in messages]).reshape(-1, width)
+
+
 def _agreed_counts(
     group: _conclave.Communicator, rows: torch.Tensor, ids: torch.Tensor
 ) -> list[int]:
     """Each rank's number of tokens. Every rank raises where their rows differ in size or type."""
-    mine = [len(rows), rows.shape[1], ids.shape[1], _TYPES.get(rows.dtype, 0)]
-    told = torch.empty(4 * group.size, dtype=torch.int64)
+    mine = [len(rows), *_rule_of(rows, ids)]
+    told = torch.empty(len(mine) * group.size, dtype=torch.int64)
     group.all_gather(torch.tensor(mine), told, None, "dispatch")
-    all_told = told.reshape(group.size, 4).tolist()
-    for rank, other in enumerate(all_told):
-        if other[1:] != mine[1:]:
+    all_told = told.reshape(group.size, len(mine)).tolist()
+    _check_rules(group, [other[1:] for other in all_told], mine[1:])
+    return [int(other[0]) for other in all_told]
+
+
+def _rule_of(rows: torch.Tensor, ids: torch.Tensor) -> list[int]:
+    """What ranks must have in common to exchange these rows."""
+    return [rows.shape[1], ids.shape[1], _TYPES.get(rows.dtype, 0)]
+
+
+def _check_rules(group: _conclave.Communicator, told: list[list[int]], mine: list[int]) -> None:
+    for rank, other in enumerate(told):
+        if other != mine:
             text = (
                 f"rank {rank}, phase dispatch: rank {rank} brings rows of {_rule(other)} where "
                 f"rank {group.rank} brings rows of {_rule(mine)}"
             )
             raise from_code(*_MISMATCH, text, "", "hidden_states", "", "", "", "")
-    return [int(other[0]) for other in all_told]
 
 
 def _rule(told: list[int]) -> str:
     names = {code: str(dtype).removeprefix("torch.") for dtype, code in _TYPES.items()}
-    return f"{told[1]} {names.get(told[3], 'other')} columns and {told[2]} experts a token"
+    return f"{told[0]} {names.get(told[2], 'other')} columns and {told[1]} experts a token"
 
 
 def _scatter_sums(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError
+from conclave.vllm._rank_tokens import check_own_tokens
+from conclave.vllm.engine.context import tokens_across_dp_of_forward
 from conclave.vllm.parallel import FusedMoEConfig
 from conclave.vllm.quant import FusedMoEQuantConfig
 from conclave.vllm.quant_method.base import FusedMoEMethodBase
@@ -126,13 +129,14 @@ class ComputingLayer(RoutedLayer):
         input_ids: torch.Tensor | None,
         num_tokens: int | torch.Tensor | None,
         mask: torch.Tensor | None,
+        rank_tokens: Sequence[int] | torch.Tensor | None,
         wide: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The scaled sum [T, H] of the rows `routed`, chosen by rows `hidden`: of routed's type,
         or float32 where something is to join it. Beside it, with zero experts, the weight [T, 1]
         of each token's own row."""
         if self._call.routes:
-            given = {"num_tokens": num_tokens, "padding_mask": mask}
+            given = {"num_tokens": num_tokens, "padding_mask": mask, "rank_tokens": rank_tokens}
             for name in (name for name, value in given.items() if value is not None):
                 raise ConclaveUnsupportedError(
                     f"{name}: {type(self.quant_method).__name__} chooses experts itself"
@@ -141,10 +145,14 @@ class ComputingLayer(RoutedLayer):
                 self.quant_method, self, routed, None, router_logits=logits, input_ids=input_ids
             )
             return self._scaled(out, routed.dtype, wide), None
+        if self._groups is None and rank_tokens is not None:
+            check_own_tokens(self.moe_parallel_config, rank_tokens, len(routed))
         indices = self.quant_method.topk_indices_dtype
         weights, ids, share = self._select(hidden, logits, input_ids, indices, num_tokens, mask)
         if self._groups is not None:
-            out = self._groups.run(routed, weights, ids, self._wide_sum)
+            if rank_tokens is None:
+                rank_tokens = self._groups.tokens_across_dp(tokens_across_dp_of_forward())
+            out = self._groups.run(routed, weights, ids, self._wide_sum, rank_tokens)
         elif wide or self._output_scale != 1.0:
             out = self._wide_sum(routed, weights, ids)
         else:

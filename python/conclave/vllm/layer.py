@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -267,6 +267,7 @@ class FusedMoE(NamedLayer):
         *,
         num_tokens: int | torch.Tensor | None = None,
         padding_mask: torch.Tensor | None = None,
+        rank_tokens: Sequence[int] | torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Routes [T, H] by router_logits [T, num_experts], or by the gate, and runs the experts.
 
@@ -276,6 +277,11 @@ class FusedMoE(NamedLayer):
                 count; an int, or a tensor of one number on the device.
             padding_mask: [T] bool. Where it is False the token is padding: no expert computes it
                 and its routed part is 0; EPLB does not count it.
+            rank_tokens: how many tokens each rank that has tokens of its own brings, by dp_rank and
+                within that by pcp_rank, or by ep_rank with sequence parallelism: the same list on
+                all of them, or an int tensor of the CPU. Ranks then need not ask each other. By
+                default what `set_forward_context` was given as num_tokens_across_dp, where dp ranks
+                alone have tokens of their own.
 
         Returns:
             [T, H], or (shared, routed) with return_shared_apart and shared experts: without
@@ -283,6 +289,7 @@ class FusedMoE(NamedLayer):
 
         Raises:
             Error: naming the argument, also for one that requires gradients while torch records.
+                ConclaveCommError where ranks bring rows of another kind, or other rank_tokens.
         """
         if not torch.compiler.is_compiling():
             _gradients.refuse(self._parameters)
@@ -299,6 +306,7 @@ class FusedMoE(NamedLayer):
             input_ids,
             num_tokens,
             padding_mask,
+            rank_tokens,
             self._is_joined(shared),
         )
         own_rows = None if share is None else hidden_states * share

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 import conclave
 from conclave import vllm
+from conclave.vllm.engine.context import set_forward_context
 from support.devices import seeded
 
 SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 48, "intermediate_size": 48}
@@ -268,3 +270,74 @@ def lost(rank, folder):
     if rank == 1:
         raise RuntimeError("this rank has another problem")
     layer(*given(rank))
+
+
+def told_tokens(rank, folder):
+    """Results by split with the numbers of tokens given, in each form, beside those of ranks that
+    ask. Splits of dp and pcp ranks, and of ranks that have shares of a sequence."""
+    found = {}
+    for number, split in enumerate(SPLITS[4]):
+        layer = layer_of(split, rank, reduce_results=True, **groups_of(split, rank))
+        owners = split.ranks if split.sequence else split.dp * split.pcp
+        tokens = list(TOKENS[:owners])
+        hidden, logits = given(split.tokens_of(rank))
+        asked = layer(hidden, logits)
+        found[number, "list"] = torch.equal(layer(hidden, logits, rank_tokens=tokens), asked)
+        told = layer(hidden, logits, rank_tokens=torch.tensor(tokens, dtype=torch.int32))
+        found[number, "tensor"] = torch.equal(told, asked)
+        across = torch.tensor(tokens, dtype=torch.int32) if split.pcp == 1 else None
+        context = set_forward_context(None, _Engine(), num_tokens_across_dp=across)
+        with context if not split.sequence else contextlib.nullcontext():
+            found[number, "context"] = torch.equal(layer(hidden, logits), asked)
+    return found
+
+
+class _Engine:
+    """As much of an engine's configuration as `set_forward_context` reads."""
+
+    class compilation_config:
+        static_forward_context: ClassVar[dict[str, Any]] = {}
+        static_all_moe_layers: ClassVar[list[str]] = []
+
+
+def refused_tokens(rank, folder):
+    """What each wrong list ends with, before anything is sent."""
+    layer = layer_of(None, dp_group=dist.group.WORLD, reduce_results=True)
+    alone = layer_of(None, moe_parallel_config=Split(dp=2).config(rank))
+    one = layer_of(None)
+    hidden, logits = given(rank)
+    own = len(hidden)
+    calls = {
+        "short": lambda: layer(hidden, logits, rank_tokens=[5]),
+        "negative": lambda: layer(hidden, logits, rank_tokens=[5, -1]),
+        "other": lambda: layer(hidden, logits, rank_tokens=[6, 1]),
+        "number": lambda: layer(hidden, logits, rank_tokens=5),
+        "real": lambda: layer(hidden, logits, rank_tokens=torch.tensor([5.0, 0.0])),
+        "no groups": lambda: alone(hidden, logits, rank_tokens=[5, 0]),
+        "one rank": lambda: one(hidden, logits, rank_tokens=[own + 1]),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+            found[name] = "accepted"
+        except conclave.Error as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    layer(hidden, logits, rank_tokens=[5, 0])
+    one(hidden, logits, rank_tokens=[own])
+    return found
+
+
+def disagree_on_tokens(rank, folder, what):
+    """Ranks that were given other lists, one that asks, and rows of other types of one size."""
+    group = conclave.from_process_group(timeout=10)
+    layer = layer_of(None, dp_group=group, reduce_results=True)
+    hidden, logits = given(rank)
+    tokens = [5, 0]
+    if what == "lists" and rank == 1:
+        tokens = [4, 0]
+    if what == "one asks" and rank == 1:
+        tokens = None
+    if what == "types":
+        hidden = hidden.half() if rank == 0 else hidden.bfloat16()
+    layer(hidden, logits, rank_tokens=tokens)

@@ -235,7 +235,8 @@ _BESIDE: dict[str, Rows] = {
     "vllm.forward_context": (
         (
             f"{_E}.context",
-            "ForwardContext set_forward_context get_forward_context is_forward_context_available",
+            "DPMetadata ForwardContext set_forward_context get_forward_context "
+            "is_forward_context_available",
         ),
     ),
     "vllm.platforms": (
