@@ -144,7 +144,7 @@ class RankGroups:
         have other tokens: [T, H] float32. With rank_tokens, the numbers of tokens of all of these
         in the order of their ranks, they do not ask each other."""
         check_tokens(rows, weights, ids)
-        told = [None] * len(self._movers)
+        told: Sequence[list[int] | None] = [None] * len(self._movers)
         if rank_tokens is not None:
             told = counts_of_groups(self._movers, rank_tokens, len(rows))
         all_counts = []
