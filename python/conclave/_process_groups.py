@@ -27,8 +27,10 @@ _KEYS = "conclave"
 _LONGEST_PAUSE = 0.02
 _Result = TypeVar("_Result")
 
-# One communicator for all layers of a group, as they run one after another.
-_shared: weakref.WeakKeyDictionary[Any, _conclave.Communicator] = weakref.WeakKeyDictionary()
+# By group and by device: one communicator for all layers, as they run one after another.
+_shared: weakref.WeakKeyDictionary[Any, dict[str, _conclave.Communicator]] = (
+    weakref.WeakKeyDictionary()
+)
 # The groups of a parent process: their connections to the store are the parent's.
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -71,8 +73,11 @@ def _is_of_others(given: Any) -> bool:
     )
 
 
-def communicator_of(given: Any, argument: str) -> _conclave.Communicator | None:
-    """A communicator as it is, that of a group which all layers share, None for None."""
+def communicator_of(
+    given: Any, argument: str, device: str = "cpu"
+) -> _conclave.Communicator | None:
+    """A communicator as it is, that of a group which all layers of a device share, None for None.
+    For a device of CUDA it is one of NCCL."""
     if given is None or isinstance(given, _conclave.Communicator):
         return given
     if _is_of_others(given):
@@ -83,10 +88,10 @@ def communicator_of(given: Any, argument: str) -> _conclave.Communicator | None:
             f"{type(given).__name__}"
         )
     group = getattr(given, "cpu_group", given)
-    found = _shared.get(group)
+    found = _shared.get(group, {}).get(device)
     if found is None or not found.is_usable:
-        found = from_process_group(group)
-        _shared[group] = found
+        found = from_process_group(group, device=device)
+        _shared.setdefault(group, {})[device] = found
     return found
 
 
@@ -97,14 +102,18 @@ def shared_communicator(given: Any) -> _conclave.Communicator:
             "failed: expected a Communicator or a group of torch.distributed, found "
             f"{type(given).__name__}"
         )
-    found = _shared.get(getattr(given, "cpu_group", given))
-    if found is None:
+    found = list(_shared.get(getattr(given, "cpu_group", given), {}).values())
+    if not found:
         raise ConclaveValueError("failed: no layer was given this group")
-    return found
+    failed = (communicator for communicator in found if not communicator.is_usable)
+    return next(failed, found[0])
 
 
-def from_process_group(group: Any = None, *, timeout: float = 30.0) -> _conclave.Communicator:
-    """A communicator of the ranks of a torch.distributed group, with connections of its own.
+def from_process_group(
+    group: Any = None, *, device: str | None = None, timeout: float = 30.0
+) -> _conclave.Communicator:
+    """A communicator of the ranks of a torch.distributed group, with connections of its own: over
+    tcp for memory of the CPU, over NCCL for that of a GPU.
 
     All ranks of the group call it, as they would a collective of the group: in the same order, one
     at a time. The group's own collectives are never used or disturbed, and it may be destroyed
@@ -113,30 +122,54 @@ def from_process_group(group: Any = None, *, timeout: float = 30.0) -> _conclave
     Args:
         group: a ProcessGroup, such as ``torch.distributed.new_group(...)``, ``group.WORLD`` or
             ``mesh.get_group("ep")``; vLLM's GroupCoordinator stands for its cpu_group. None is the
-            default group. It has a backend for the CPU: "gloo", or "cpu:gloo,cuda:nccl".
+            default group.
+        device: whose memory it carries: "cpu", for which the group has a backend, as "gloo" and
+            "cpu:gloo,cuda:nccl" are; or "cuda:0", whatever the backends are, a GPU for each rank.
+            By default "cpu" where that is possible, else torch's current GPU.
         timeout: seconds, for meeting and for each wait. After it a wait raises.
 
     Raises:
         ConclaveCommError: naming the rank that did not come, or that the group's store is lost.
         Error: ConclaveValueError where this process is no rank of the group, or there is none;
-            ConclaveUnsupportedError where the group carries no memory of the CPU.
+            ConclaveUnsupportedError where the group carries no memory of the CPU and is asked to,
+            or where this build or machine has no NCCL, or no such GPU, with the reason.
     """
     dist = _module()
     if dist is None:
         raise ConclaveUnsupportedError(f"group: {reason_against()}")
     group = _checked(dist, getattr(group, "cpu_group", group))
+    device = _device_for(dist, group, device)
     exchange = Exchange(_store_of(dist, group), group.rank(), group.size(), timeout)
     made = _conclave.connect(
-        "tcp",
+        "tcp" if device == "cpu" else "nccl",
         group.rank(),
         group.size(),
         "",
         -1,
         timeout,
+        device=device,
         exchange=exchange if group.size() > 1 else None,
     )
     exchange.clear()
     return made
+
+
+def _device_for(dist: Any, group: Any, device: str | None) -> str:
+    """Whose memory a communicator of the group carries."""
+    if device not in (None, "cpu"):
+        return "cuda:0" if device == "cuda" else str(device)
+    backends = str(dist.get_backend_config(group))
+    devices = [part.partition(":") for part in backends.split(",")]
+    if any(kind == "cpu" or not colon for kind, colon, _ in devices):
+        return "cpu"
+    if device is None:
+        cuda = sys.modules["torch"].cuda
+        return f"cuda:{cuda.current_device() if cuda.is_available() else 0}"
+    raise ConclaveUnsupportedError(
+        f"group: its backends ({backends}) carry no memory of the CPU, where layers on the CPU "
+        'exchange their rows; expected one for it, as in "cpu:gloo,cuda:nccl", or layers with '
+        'device="cuda:0"'
+    )
 
 
 def group_exchange(group: Any, timeout: float) -> Exchange:
@@ -167,15 +200,9 @@ def _checked(dist: Any, group: Any) -> Any:
         text = "a group is that of the parent process; initialise torch.distributed after the fork"
         raise from_code(*_FORKED, f"group: {text}", "", "group", "", "", "", "")
     try:
-        backends = str(dist.get_backend_config(group))
+        dist.get_backend_config(group)
     except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ConclaveValueError("group: it has been destroyed") from error
-    devices = [part.partition(":") for part in backends.split(",")]
-    if not any(device == "cpu" or not colon for device, colon, _ in devices):
-        raise ConclaveUnsupportedError(
-            f"group: its backends ({backends}) carry no memory of the CPU, where layers on the CPU "
-            'exchange their rows; expected one for it, as in "cpu:gloo,cuda:nccl"'
-        )
     return group
 
 

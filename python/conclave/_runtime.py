@@ -76,6 +76,12 @@ def follow_threads() -> None:
     _conclave.set_num_threads(threads)
 
 
+def device_name(device: str | None = None) -> str:
+    """The device that a layer runs on, by default CONCLAVE_DEVICE, else "cpu"."""
+    device = device or os.environ.get("CONCLAVE_DEVICE") or "cpu"
+    return "cuda:0" if device == "cuda" else device
+
+
 def context(
     device: str | None = None,
     isa: str | None = None,
@@ -87,8 +93,7 @@ def context(
 
     Defaults are CONCLAVE_DEVICE, else "cpu", and CONCLAVE_ISA, else the best one.
     """
-    device = device or os.environ.get("CONCLAVE_DEVICE") or "cpu"
-    device = "cuda:0" if device == "cuda" else device
+    device = device_name(device)
     isa = isa or os.environ.get("CONCLAVE_ISA") or ""
     follow_threads()
     if communicator is not None or tensor_communicator is not None:

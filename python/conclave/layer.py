@@ -71,11 +71,13 @@ def _split(
 
 
 def _ranks(
-    communicator: Ranks | None, tensor_communicator: Ranks | None
+    communicator: Ranks | None, tensor_communicator: Ranks | None, device: str | None
 ) -> tuple[Communicator | None, Communicator | None]:
-    """Both groups as communicators: all ranks connect the expert group first."""
-    experts = communicator_of(communicator, "communicator")
-    slices = communicator_of(tensor_communicator, "tensor_communicator")
+    """Both groups as communicators that carry the layer's memory: all ranks connect the expert
+    group first."""
+    place = _runtime.device_name(device)
+    experts = communicator_of(communicator, "communicator", place)
+    slices = communicator_of(tensor_communicator, "tensor_communicator", place)
     if experts is not None and experts is slices and experts.size > 1:
         raise ConclaveValueError(
             "tensor_communicator: expected other ranks than those of communicator, found the same "
@@ -135,13 +137,13 @@ class Layer:
             communicator, tensor_communicator: the ranks that hold the other experts, and the other
                 slices of these; all of them make the layer at the same time, and call it. With
                 one of them `parallel` is by default a split over its ranks. Each is a Communicator,
-                or a group of torch.distributed: all layers that are given that group share one
-                communicator, which `from_process_group` makes.
+                or a group of torch.distributed: all layers of a device that are given that group
+                share one communicator, which `from_process_group` makes; on a GPU one of NCCL.
 
         Raises:
             Error: naming the file, tensor or field; KeyboardInterrupt stops a load.
         """
-        experts, slices = _ranks(communicator, tensor_communicator)
+        experts, slices = _ranks(communicator, tensor_communicator, device)
         context = _runtime.context(device, isa, experts, slices)
         arguments = (
             layer,
@@ -208,8 +210,9 @@ class Layer:
         fields = complete_spec(to_dict(spec), given, transposed, expert_map)
         orders = (gate_up_order, shared_gate_up_order)
         given, orders = as_loaded(given, orders, transposed, fields)
-        experts, slices = _ranks(communicator, tensor_communicator)
-        context = _runtime.context(device or device_of_experts(given), isa, experts, slices)
+        device = device or device_of_experts(given)
+        experts, slices = _ranks(communicator, tensor_communicator, device)
+        context = _runtime.context(device, isa, experts, slices)
         return cls(
             _conclave.Layer.from_arrays(
                 context,
@@ -582,7 +585,7 @@ class Layer:
         """
         if old_ranks is not None and parallel is not None:
             raise ConclaveTypeError("old_ranks: expected None beside parallel")
-        experts, slices = _ranks(communicator, tensor_communicator)
+        experts, slices = _ranks(communicator, tensor_communicator, self._core.device)
         context = _runtime.context(self._core.device, self._core.isa, experts, slices)
         split = _split(parallel, experts, slices)
         if old_ranks is not None:
@@ -648,7 +651,7 @@ class Layer:
                 ranks disagree on.
             Error: what this rank cannot do; naming an expert that nobody has.
         """
-        experts, slices = _ranks(communicator, tensor_communicator)
+        experts, slices = _ranks(communicator, tensor_communicator, self._core.device)
         context = _runtime.context(self._core.device, self._core.isa, experts, slices)
         return type(self)(
             self._core.regroup(
@@ -696,7 +699,7 @@ class Layer:
         Raises:
             ConclaveCommError: naming what ranks disagree on, as `regroup` does.
         """
-        experts, slices = _ranks(communicator, tensor_communicator)
+        experts, slices = _ranks(communicator, tensor_communicator, device)
         context = _runtime.context(device, isa, experts, slices)
         return cls(
             _conclave.Layer.join(

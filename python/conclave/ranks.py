@@ -26,7 +26,7 @@ class Transport:
 def transports() -> list[Transport]:
     """The transports of this build, and whether groups of torch.distributed can be taken."""
     against = _process_groups.reason_against()
-    of_torch = "processes of a group, over tcp (from_process_group)"
+    of_torch = "processes of a group, over tcp, or nccl for GPUs (from_process_group)"
     rows = [Transport(*row) for row in _conclave.transports()]
     return [*rows, Transport(_process_groups.TRANSPORT, not against, against or of_torch)]
 
@@ -56,7 +56,7 @@ def connect(
             returns those of all ranks in rank order, each time it is called. With the last four,
             rank and size are to be given.
         device: whose memory it carries: "cpu", by default, or "cuda:0" for "nccl", whose default
-            is the current device.
+            is the current device, and for "torch.distributed", as in `from_process_group`.
         group: splits the launcher's ranks: those that give the same number are a group of their
             own. All ranks call, also those of other groups.
         timeout: seconds, for meeting and for each wait. After it a wait raises.
@@ -155,12 +155,7 @@ def _of_torch(
             "group: torch.distributed splits its ranks by new_group; give that to "
             "from_process_group"
         )
-    if device not in ("", "cpu"):
-        raise ConclaveUnsupportedError(
-            f"device: ranks of torch.distributed carry host memory, not that of {device}; expected "
-            'connect("nccl", bootstrap=group)'
-        )
-    made = from_process_group(bootstrap, timeout=timeout)
+    made = from_process_group(bootstrap, device=device or None, timeout=timeout)
     if (rank, size) not in ((-1, 0), (made.rank, made.size)):
         raise ConclaveValueError(
             f"rank: expected {made.rank} of {made.size}, as in the group, found {rank} of {size}"

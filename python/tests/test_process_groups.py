@@ -124,6 +124,34 @@ def test_backends(tmp_path, whole):
         assert "cuda:gloo" in found.text and "CPU" in found.text
 
 
+def test_groups_of_gpus_meet_over_their_store(tmp_path):
+    for rank, (asked, gathered) in enumerate(run_ranks(work.groups_of_gpus, 3, tmp_path)):
+        devices = ["cuda:0", f"cuda:{rank}", "cuda:5"]
+        assert asked[:3] == [("nccl", rank, 3, device) for device in devices]
+        assert asked[3:] == [("tcp", rank, 3, "cpu"), ("nccl", rank, 3, "cuda:0")]
+        assert gathered == [[10, 11, 12]] * 3
+
+
+def test_without_nccl_gpus_are_refused_with_the_reason(tmp_path, whole):
+    row = next(row for row in conclave.transports() if row.name == "nccl")
+    if row.usable:
+        pytest.skip("this machine has GPUs and NCCL")
+    for rank, (found, rows) in enumerate(run_ranks(work.without_nccl, 2, tmp_path)):
+        for name, text in found.items():
+            assert text.startswith("ConclaveUnsupportedError"), (name, text)
+            assert "nccl" in text and row.reason in text, (name, text)
+        assert equal(rows, whole[rank])
+
+
+@pytest.mark.cuda
+def test_layers_on_gpus_over_groups(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    backend = "cpu:gloo,cuda:nccl"
+    for found in run_ranks(work.layers_on_gpus, 2, tmp_path, backend=backend):
+        assert isinstance(found, list) and len(found) == 5 and all(found), found
+
+
 def test_wrong_arguments_are_named(tmp_path):
     wanted = {
         "number": ("ConclaveTypeError", "group"),

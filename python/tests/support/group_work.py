@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import conclave
+from conclave import _process_groups
 from support.process_ranks import wait_for
 
 SPEC = {"num_experts": 7, "top_k": 2}
@@ -33,9 +34,10 @@ def made_rows(tokens: int, seed: int = 4) -> torch.Tensor:
     return torch.from_numpy(rows)
 
 
-def layer_over(communicator=None, slices=None, **more) -> conclave.Layer:
+def layer_over(communicator=None, slices=None, device=None, **more) -> conclave.Layer:
     return conclave.Layer.from_tensors(
         {**SPEC, **more},
+        device=device,
         communicator=communicator,
         tensor_communicator=slices,
         **made_weights(),
@@ -160,6 +162,94 @@ def alone(rank, folder):
 def without_cpu(rank, folder):
     group = dist.new_group([0, 1], backend="cuda:gloo")
     layer_over(group)
+
+
+class TcpForNccl:
+    """The compiled module where a machine has no GPUs: ranks meet as for NCCL, and have sockets."""
+
+    def __init__(self, module) -> None:
+        self._module, self.asked = module, []
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+    def connect(self, transport, rank, size, *rest, device="", **more):
+        self.asked.append((transport, rank, size, device))
+        return self._module.connect("tcp", rank, size, *rest, **more)
+
+
+def groups_of_gpus(rank, folder):
+    """Communicators for devices over groups of any backend, each made once for all layers."""
+    module = _process_groups._conclave = TcpForNccl(_process_groups._conclave)
+    of_gpus = dist.new_group([0, 1, 2], backend="cuda:gloo")
+    made = [
+        conclave.from_process_group(of_gpus, timeout=20),
+        conclave.from_process_group(of_gpus, device=f"cuda:{rank}", timeout=20),
+        conclave.connect("torch.distributed", device="cuda:5", timeout=20),
+    ]
+    gathered = []
+    for communicator in made:
+        told = numpy.empty(3, "int64")
+        communicator.all_gather(numpy.array([10 + rank]), told)
+        gathered.append(told.tolist())
+    shared = {
+        device: _process_groups.communicator_of(dist.group.WORLD, "communicator", device)
+        for device in ("cpu", "cuda:0")
+    }
+    assert shared["cpu"] is not shared["cuda:0"]
+    for device, communicator in shared.items():
+        again = _process_groups.communicator_of(dist.group.WORLD, "communicator", device)
+        assert again is communicator
+    shared["cuda:0"].barrier()
+    shared["cuda:0"].abort("a planted failure")
+    assert _process_groups.shared_communicator(dist.group.WORLD) is shared["cuda:0"]
+    shared["cpu"].barrier()
+    return module.asked, gathered
+
+
+def without_nccl(rank, folder):
+    """What GPUs' communicators and layers say where there is no NCCL; the groups go on."""
+    of_gpus = dist.new_group([0, 1], backend="cuda:gloo")
+    calls = {
+        "default": lambda: conclave.from_process_group(of_gpus),
+        "device": lambda: conclave.from_process_group(device="cuda:0"),
+        "connect": lambda: conclave.connect("torch.distributed", device="cuda:0"),
+        "bootstrap": lambda: conclave.connect("nccl", bootstrap=of_gpus, device="cuda:0"),
+        "layer": lambda: layer_over(of_gpus, device="cuda:0"),
+        "slices": lambda: layer_over(None, of_gpus, device="cuda:0"),
+    }
+    found = {}
+    for name, call in calls.items():
+        start = time.monotonic()
+        try:
+            call()
+            found[name] = "accepted"
+        except conclave.Error as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        assert time.monotonic() - start < 10
+    rows = made_rows(TOKENS[rank], seed=rank)
+    return found, layer_over(dist.group.WORLD)(rows).numpy()
+
+
+def layers_on_gpus(rank, folder):
+    """Experts and slices on a GPU for each rank, over a group with and one without a backend for
+    the CPU, beside the whole layer on one."""
+    torch.cuda.set_device(rank)
+    device = f"cuda:{rank}"
+    rows = made_rows(TOKENS[0], seed=rank).to(device)
+    whole = layer_over(device=device)(rows)
+    of_gpus = dist.new_group([0, 1], backend="nccl")
+    found = []
+    for group in (dist.group.WORLD, of_gpus):
+        layer = layer_over(group, device=device)
+        found += [layer(rows), layer(rows, rank_tokens=[TOKENS[0]] * 2)]
+    same = made_rows(9).to(device)
+    found.append(layer_over(None, of_gpus, device=device)(same))
+    wanted = [whole] * 4 + [layer_over(device=device)(same)]
+    torch.cuda.synchronize()
+    dist.barrier()
+    pairs = zip(found, wanted, strict=True)
+    return [bool(torch.allclose(one, other, rtol=1e-5, atol=1e-4)) for one, other in pairs]
 
 
 def several_backends(rank, folder):
