@@ -8,6 +8,7 @@
 #include "conclave/c/communicator.h"
 #include "conclave/c/context.h"
 #include "conclave/c/layer.h"
+#include "conclave/c/own_communicator.h"
 #include "conclave/c/placement.h"
 #include "conclave/c/record.h"
 #include "conclave/c/refit.h"

@@ -16,54 +16,16 @@ namespace {
 
 using testing::context_of;
 using testing::expect_error;
+using testing::forward;
 using testing::Handle;
 using testing::local_group;
 using testing::make;
+using testing::of_one_rank;
 using testing::on_threads;
 using testing::same_bits;
 using testing::sized;
-using testing::tensor_of;
 
-void forward(const conclave_layer* layer, const Tensor& hidden, Tensor& out) {
-  const conclave_tensor in = tensor_of(hidden.const_view());
-  const conclave_tensor written = tensor_of(out.const_view());
-  auto args = sized<conclave_forward_args>();
-  args.hidden = &in;
-  args.out = &written;
-  EXPECT_EQ(conclave_layer_forward(layer, &args), CONCLAVE_OK) << conclave_last_error_message();
-}
-
-Tensor of_one_rank(const Tensor& hidden) {
-  const auto context = testing::make_context();
-  const auto checkpoint = testing::open_model();
-  const auto layer = make<conclave_layer>(&conclave_layer_create_from_checkpoint, context.get(),
-                                          checkpoint.get(), int64_t{0}, nullptr, nullptr);
-  Tensor out(DType::kF32, hidden.shape());
-  forward(layer.get(), hidden, out);
-  return out;
-}
-
-TEST(Ranks, ExpertParallelLayers_HaveTheBitsOfOne) {
-  constexpr int32_t kRanks = 3;
-  auto group = local_group(kRanks);
-  on_threads(kRanks, [&](size_t rank) {
-    const auto context = context_of(group[rank].get());
-    group[rank].reset();  // the context holds it
-    const auto checkpoint = testing::open_model();
-    auto parallel = sized<conclave_parallel>();
-    parallel.ep_size = kRanks;
-    parallel.ep_rank = static_cast<int32_t>(rank);
-    const auto layer = make<conclave_layer>(&conclave_layer_create_from_checkpoint, context.get(),
-                                            checkpoint.get(), int64_t{0}, nullptr, &parallel);
-    const Tensor hidden = testing::random_tensor(DType::kBF16, 4 + int64_t(rank), 88, rank);
-    Tensor out(DType::kF32, hidden.shape());
-    forward(layer.get(), hidden, out);
-    EXPECT_TRUE(same_bits(out, of_one_rank(hidden)));
-    auto stats = sized<conclave_layer_stats>();
-    EXPECT_EQ(conclave_layer_get_stats(layer.get(), &stats), CONCLAVE_OK);
-    EXPECT_EQ(stats.num_local_experts, 20);
-  });
-}
+TEST(Ranks, ExpertParallelLayers_HaveTheBitsOfOne) { testing::expect_bits_of_one(local_group(3)); }
 
 TEST(Ranks, Collectives) {
   auto group = local_group(2);
@@ -145,9 +107,7 @@ TEST(Ranks, ALostRank_IsNamed_AndTheOthersGoOn) {
     const auto source =
         make<conclave_source>(&conclave_checkpoint_source, checkpoint.get(), int64_t{0});
     const auto context = context_of(left.get());
-    auto parallel = sized<conclave_parallel>();
-    parallel.ep_size = 2;
-    parallel.ep_rank = rank == 0 ? 0 : 1;
+    const conclave_parallel parallel = testing::split_over(2, rank == 0 ? 0 : 1);
     const auto layer = make<conclave_layer>(&conclave_layer_on_ranks, whole.get(), context.get(),
                                             &parallel, source.get());
     const Tensor hidden = testing::random_tensor(DType::kBF16, 4, 88, rank);

@@ -67,7 +67,7 @@ typedef struct conclave_communicator_info {
   int32_t rank;
   int32_t size;
   int64_t timeout_ms;
-  const char* transport;  // "local"; lives as long as the process
+  const char* transport;  // "local"; lives as long as the process, an own one as the communicator
 } conclave_communicator_info;
 CONCLAVE_C_API conclave_status conclave_communicator_get_info(
     const conclave_communicator* communicator, conclave_communicator_info* info) CONCLAVE_C_NOTHROW;
