@@ -12,6 +12,7 @@
 #include "conclave/c/placement.h"
 #include "conclave/c/record.h"
 #include "conclave/c/refit.h"
+#include "conclave/c/regroup.h"
 #include "conclave/c/router.h"
 #include "conclave/c/source.h"
 #include "conclave/c/spec.h"

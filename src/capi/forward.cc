@@ -3,6 +3,7 @@
 #include "capi/structs.h"
 #include "capi/tensors.h"
 #include "capi/values.h"
+#include "core/max_ranks.h"
 
 #include "conclave/error.h"
 #include "conclave/lora.h"
@@ -23,6 +24,17 @@ std::span<int64_t> load_of(const conclave_forward_args& given) {
   }
   check_aligned("expert_load", given.expert_load, alignof(int64_t));
   return {given.expert_load, given.expert_load_count};
+}
+
+std::span<const int64_t> rank_tokens_of(const conclave_forward_args& given) {
+  if (given.rank_tokens != nullptr && given.rank_tokens_count == 0) {
+    throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
+                                    .tensor = "rank_tokens",
+                                    .expected = "rank_tokens_count of the layer's ranks",
+                                    .found = "0"});
+  }
+  return array_of(given.rank_tokens, given.rank_tokens_count, "rank_tokens", "rank_tokens_count",
+                  kMaxRanks);
 }
 
 ForwardArgs args_of(const conclave_forward_args& given) {
@@ -48,6 +60,7 @@ ForwardArgs args_of(const conclave_forward_args& given) {
           .captured_ids = view_of(given.captured_ids, "captured_ids"),
           .captured_weights = view_of(given.captured_weights, "captured_weights"),
           .expert_load = load_of(given),
+          .rank_tokens = rank_tokens_of(given),
           .workspace = given.workspace == nullptr ? nullptr : &given.workspace->workspace,
           .stream = {given.stream}};
 }

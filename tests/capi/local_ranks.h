@@ -42,12 +42,15 @@ inline conclave_parallel split_over(int32_t ranks, size_t rank) {
   return parallel;
 }
 
-inline void forward(const conclave_layer* layer, const Tensor& hidden, Tensor& out) {
+inline void forward(const conclave_layer* layer, const Tensor& hidden, Tensor& out,
+                    const int64_t* rank_tokens = nullptr, size_t ranks = 0) {
   const conclave_tensor in = tensor_of(hidden.const_view());
   const conclave_tensor written = tensor_of(out.const_view());
   auto args = sized<conclave_forward_args>();
   args.hidden = &in;
   args.out = &written;
+  args.rank_tokens = rank_tokens;
+  args.rank_tokens_count = ranks;
   EXPECT_EQ(conclave_layer_forward(layer, &args), CONCLAVE_OK) << conclave_last_error_message();
 }
 

@@ -27,6 +27,59 @@ using testing::sized;
 
 TEST(Ranks, ExpertParallelLayers_HaveTheBitsOfOne) { testing::expect_bits_of_one(local_group(3)); }
 
+// All ranks are told how many rows each of them brings; one that is told otherwise says so.
+TEST(Ranks, TokensOfAllRanks_AreTaken) {
+  auto group = local_group(2);
+  on_threads(2, [&](size_t rank) {
+    const auto context = context_of(group[rank].get());
+    const auto checkpoint = testing::open_model();
+    const conclave_parallel parallel = testing::split_over(2, rank);
+    const auto layer = make<conclave_layer>(&conclave_layer_create_from_checkpoint, context.get(),
+                                            checkpoint.get(), int64_t{0}, nullptr, &parallel);
+    const Tensor hidden = testing::random_tensor(DType::kBF16, rank == 0 ? 3 : 0, 88, rank);
+    Tensor out(DType::kF32, hidden.shape());
+    const int64_t tokens[] = {3, 0};
+    testing::forward(layer.get(), hidden, out, tokens, 2);
+    EXPECT_TRUE(same_bits(out, of_one_rank(hidden)));
+  });
+}
+
+TEST(Ranks, WrongTokensOfAllRanks_AreTypedErrors) {
+  const auto context = testing::make_context();
+  const auto checkpoint = testing::open_model();
+  const auto layer = make<conclave_layer>(&conclave_layer_create_from_checkpoint, context.get(),
+                                          checkpoint.get(), int64_t{0}, nullptr, nullptr);
+  const Tensor hidden = testing::random_tensor(DType::kBF16, 3, 88, 1);
+  Tensor out(DType::kF32, hidden.shape());
+  const conclave_tensor in = testing::tensor_of(hidden.const_view());
+  const conclave_tensor written = testing::tensor_of(out.const_view());
+  auto args = sized<conclave_forward_args>();
+  args.hidden = &in;
+  args.out = &written;
+  const auto expect_refused = [&](const int64_t* tokens, size_t count, conclave_status status,
+                                  const char* names) {
+    args.rank_tokens = tokens;
+    args.rank_tokens_count = count;
+    expect_error(conclave_layer_forward(layer.get(), &args), status, names);
+  };
+  const int64_t right[] = {3, 3};
+  const int64_t other[] = {4};
+  const int64_t negative[] = {-1};
+  const int64_t absurd[] = {int64_t{1} << 40};
+  expect_refused(right, 2, CONCLAVE_ERROR_SHAPE, "rank_tokens");
+  expect_refused(right, 0, CONCLAVE_ERROR_SHAPE, "rank_tokens");
+  expect_refused(other, 1, CONCLAVE_ERROR_INVALID_ARGUMENT, "rank_tokens");
+  expect_refused(negative, 1, CONCLAVE_ERROR_INVALID_ARGUMENT, "rank_tokens");
+  expect_refused(absurd, 1, CONCLAVE_ERROR_INVALID_ARGUMENT, "rank_tokens");
+  expect_refused(nullptr, 1, CONCLAVE_ERROR_NULL_POINTER, "rank_tokens");
+  expect_refused(right, size_t{1} << 60, CONCLAVE_ERROR_INVALID_ARGUMENT, "rank_tokens_count");
+  expect_refused(reinterpret_cast<const int64_t*>(reinterpret_cast<const char*>(right) + 4), 1,
+                 CONCLAVE_ERROR_MISALIGNED, "rank_tokens");
+  args.rank_tokens = right;
+  args.rank_tokens_count = 1;
+  EXPECT_EQ(conclave_layer_forward(layer.get(), &args), CONCLAVE_OK);
+}
+
 TEST(Ranks, Collectives) {
   auto group = local_group(2);
   on_threads(2, [&](size_t rank) {

@@ -2,6 +2,7 @@
 // tensors, over ranks, and what is refused.
 #include "conclave/refit.h"
 
+#include "capi/arrays.h"
 #include "capi/layers.h"
 #include "capi/local_ranks.h"
 
@@ -15,69 +16,19 @@
 namespace conclave {
 namespace {
 
+using testing::Arrays;
 using testing::expect_error;
 using testing::Handle;
+using testing::kArraysSpec;
+using testing::kExperts;
+using testing::kHidden;
+using testing::kWidth;
 using testing::make;
 using testing::random_tensor;
 using testing::same_bits;
+using testing::scope_of;
 using testing::sized;
 using testing::tensor_of;
-
-constexpr int64_t kExperts = 6;
-constexpr int64_t kHidden = 40;
-constexpr int64_t kWidth = 24;
-constexpr const char* kSpec =
-    R"({"num_experts": 6, "top_k": 2, "hidden_size": 40, "intermediate_size": 24,
-        "weight_dtype": "BF16"})";
-
-// Weights of some experts in memory, with the handle of a source over them.
-struct Arrays {
-  Tensor gate_up;
-  Tensor down;
-  Tensor router;
-  Handle<conclave_source> source;
-
-  explicit Arrays(uint64_t seed)
-      : gate_up(random_tensor(DType::kBF16, kExperts * 2 * kWidth, kHidden, seed)),
-        down(random_tensor(DType::kBF16, kExperts * kHidden, kWidth, seed + 1)),
-        router(random_tensor(DType::kF32, kExperts, kHidden, seed + 2)),
-        source(source_of(nullptr, kExperts, {"gate_up", "down", "router"})) {}
-
-  // The tensors of that name, of `count` experts from the first on.
-  Handle<conclave_source> source_of(const conclave_source_options* options, int64_t count,
-                                    const std::vector<std::string>& names,
-                                    int64_t first = 0) const {
-    std::vector<conclave_tensor> views(3);
-    std::vector<conclave_named_tensor> named;
-    for (const std::string& name : names) {
-      conclave_tensor& view = views[named.size()];
-      const Tensor& of = name == "gate_up" ? gate_up : name == "down" ? down : router;
-      view = tensor_of(of.const_view());
-      if (name != "router") {
-        const int64_t rows = of.shape()[0] / kExperts;
-        const int64_t cols = of.shape()[1];
-        view.data = static_cast<char*>(view.data) + first * rows * cols * 2;
-        view.rank = 3;
-        view.shape[0] = count;
-        view.shape[1] = rows;
-        view.shape[2] = cols;
-      }
-      named.push_back({name.c_str(), &view});
-    }
-    return make<conclave_source>(&conclave_source_from_tensors, named.data(), named.size(),
-                                 options);
-  }
-};
-
-conclave_refit_scope scope_of(const std::vector<int32_t>& experts,
-                              const std::vector<const char*>& tensors = {}) {
-  auto scope = sized<conclave_refit_scope>();
-  scope.experts = experts.data();
-  scope.experts_count = experts.size();
-  scope.tensors = tensors.data();
-  scope.tensors_count = tensors.size();
-  return scope;
-}
 
 class Refits : public ::testing::Test {
  protected:
@@ -99,12 +50,7 @@ class Refits : public ::testing::Test {
   }
   Tensor forward(const conclave_layer* layer) const {
     Tensor out(DType::kF32, hidden_.shape());
-    const conclave_tensor in = tensor_of(hidden_.const_view());
-    const conclave_tensor written = tensor_of(out.const_view());
-    auto args = sized<conclave_forward_args>();
-    args.hidden = &in;
-    args.out = &written;
-    EXPECT_EQ(conclave_layer_forward(layer, &args), CONCLAVE_OK) << conclave_last_error_message();
+    testing::forward(layer, hidden_, out);
     return out;
   }
   static void expect_ok(conclave_status status) {
@@ -112,7 +58,7 @@ class Refits : public ::testing::Test {
   }
 
   Handle<conclave_context> context_ = testing::make_context();
-  Handle<conclave_spec> spec_ = make<conclave_spec>(&conclave_spec_from_json, kSpec);
+  Handle<conclave_spec> spec_ = make<conclave_spec>(&conclave_spec_from_json, kArraysSpec);
   Arrays old_{1};
   Arrays new_{11};
   Tensor hidden_ = random_tensor(DType::kF32, 7, kHidden, 5);

@@ -169,6 +169,11 @@ typedef struct conclave_forward_args {
   int64_t expert_budget;                  // k to E; 0: any number
   const conclave_tensor* adapter_ids;     // [T] i32 or i64 (conclave/c/adapter.h); -1: none
   const int32_t* adapter;                 // the same for all tokens, in place of adapter_ids
+  // The rows of `hidden` of every expert-parallel rank in this call, by ep_rank, the same list on
+  // all of them, in host memory; all ranks give one or none does. With it a layer on CUDA asks
+  // nobody; NULL: ranks ask each other.
+  const int64_t* rank_tokens;  // [rank_tokens_count]
+  size_t rank_tokens_count;    // ep_size, or 0 without rank_tokens
 } conclave_forward_args;
 // Any T from 0 works. Collective over the layer's ranks. Errors of arguments come before anything
 // is written, and name the argument; after CONCLAVE_ERROR_COMM_* out is incomplete.
