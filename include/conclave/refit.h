@@ -86,7 +86,8 @@ class CONCLAVE_API Refit {
   // what is staged again replaces what was. The source is read within the call, unless experts are
   // read in place, and needs no more than what is named, except that steps of rows
   // (WeightPlane::kInputScale) are read of all experts. Shapes, types and values are checked as by
-  // create, of all that is named before any of it is packed. Throws as create does for a source,
+  // create, of all that is named before any of it is packed, but for what MoeSpec.quant says is
+  // known of codes and scales, which packing finds. Throws as create does for a source,
   // what the source throws, and Error(kInvalidArgument) for a part outside the scope. Then the
   // transaction goes on, and what failed may be staged again. Afterwards kInPlace has overwritten
   // some weights, unless a check threw.

@@ -205,4 +205,31 @@ void pack_experts(const Context& context, Executor& executor, const MlpWeights& 
   });
 }
 
+void check_meanings(Executor& executor, const MlpWeights& mlp, const WeightSource& source,
+                    std::span<const int32_t> source_experts) {
+  if (mlp.quant == nullptr) return;
+  const auto check = [&](WeightMatrix matrix, int64_t expert) {
+    const WeightId id(mlp.mlp, matrix);
+    const WeightInfo info = source.describe(id);
+    const bool is_down = matrix == WeightMatrix::kDown;
+    const WeightBlock block = is_down ? WeightBlock{0, info.rows, mlp.inner.begin, mlp.inner.end}
+                                      : WeightBlock{mlp.inner.begin, mlp.inner.end, 0, info.cols};
+    if (block.row_begin == block.row_end) return;
+    CodeMeaning meaning = load_meaning(*mlp.quant, source, id, expert, block);
+    KnownCodes(info.dtype, *mlp.quant, matrix).narrow({source, id, expert, block}, meaning);
+  };
+  const auto count = static_cast<int64_t>(source_experts.size());
+  cpu::parallel_for_throwing(executor, count, 1, [&](int64_t begin, int64_t end, int32_t) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int32_t expert = source_experts[static_cast<size_t>(item)];
+      if (expert < 0) continue;
+      for (const WeightMatrix matrix : kMatrices) {
+        const bool is_down = matrix == WeightMatrix::kDown;
+        if (matrix == WeightMatrix::kGate && !mlp.gated) continue;
+        if (is_down ? mlp.packs_down : mlp.packs_gate_up) check(matrix, expert);
+      }
+    }
+  });
+}
+
 }  // namespace conclave::inline v0

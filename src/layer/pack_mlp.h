@@ -38,4 +38,9 @@ void pack_experts(const Context& context, Executor& executor, const MlpWeights& 
                   const WeightSource& source, std::span<const int32_t> source_experts,
                   size_t scratch_bytes);
 
+// Throws what packing them would throw for scales, zeros, orders and factors that mean nothing.
+// Codes are not read.
+void check_meanings(Executor& executor, const MlpWeights& mlp, const WeightSource& source,
+                    std::span<const int32_t> source_experts);
+
 }  // namespace conclave::inline v0

@@ -237,6 +237,25 @@ TEST(Refit, ValuesThatMeanNothing_AreRefusedInEveryModeBeforeAnyIsOverwritten) {
   }
 }
 
+// Of the last expert that is packed, when others would have been overwritten.
+TEST(Refit, ScalesThatMeanNothing_LeaveTheOldWeightsInPlaceToo) {
+  MoeSpec spec = testing::e4m3_spec(6, 2, 96, 64, {.weights = WeightScale::kChannel});
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};
+  const Layers layers(spec);
+  MoeLayer layer = layers.make(*layers.first);
+  const Tensor before = layers.run(layer);
+  for (const WeightId id : {weights::kDown, weights::kSharedUp}) {
+    const testing::FilledSource filled(*layers.second, id.with(WeightPlane::kScale),
+                                       id.mlp() == WeightMlp::kRouted ? 5 : 0, -1.0F);
+    for (const RefitMode mode : kModes) {
+      Refit refit(layer, {.mode = mode});
+      EXPECT_EQ(code_of([&] { refit.stage(filled); }), ErrorCode::kTensorValue);
+      refit.rollback();
+      EXPECT_TRUE(same_bits(layers.run(layer), before));
+    }
+  }
+}
+
 // Experts that are read in place change as a whole.
 TEST(Refit, WeightsReadInPlace_AreRefittedTogether) {
   const Layers layers(testing::make_spec(6, 2, 40, 24, DType::kF32));

@@ -183,38 +183,50 @@ void HostRefit::stage_small(const StageCall& call) {
   load_dense(context_, plan_, call.source, wants, next_);
 }
 
-void HostRefit::pack(const Kind& gate_up, const Kind& down, const StageCall& call) const {
-  const std::vector<int32_t> of_gate_up = gate_up.experts_of(call.units);
-  const std::vector<int32_t> of_down = down.experts_of(call.units);
-  MlpWeights mlp = mlp_of(*gate_up.id.mlp());
-  mlp.gate_up = gate_up.at;
-  mlp.down = down.at;
-  const auto run = [&](const std::vector<int32_t>& experts, bool packs_gate_up, bool packs_down) {
-    if (std::ranges::all_of(experts, [](int32_t expert) { return expert < 0; })) return;
-    mlp.packs_gate_up = packs_gate_up;
-    mlp.packs_down = packs_down;
-    CallingThread alone;
-    pack_experts(context_, call.executor != nullptr ? *call.executor : alone, mlp, call.source,
-                 experts, scratch_bytes_of(plan_));
-  };
-  if (of_gate_up == of_down) return run(of_gate_up, true, true);
-  run(of_gate_up, true, false);
-  run(of_down, false, true);
+bool HostRefit::touches_any(const RefitUnits& units) const {
+  return std::ranges::any_of(kinds_, [&](const Kind& kind) { return units.has_any(kind.id); });
 }
 
-void HostRefit::stage(const StageCall& call) {
-  // Small weights come first, as their values are checked: nothing has been overwritten then.
-  lend(call);
-  stage_small(call);
-  bool has_told = mode_ != RefitMode::kInPlace;
+void HostRefit::for_each_mlp(const StageCall& call, const Step& step) const {
   for (size_t i = 0; i < kinds_.size(); i += 2) {
     const Kind& gate_up = kinds_[i];
     const Kind& down = kinds_[i + 1];
     if (!touches(call.units, *gate_up.id.mlp())) continue;
-    if (!has_told) call.before_overwriting();
-    has_told = true;
-    pack(gate_up, down, call);
+    MlpWeights mlp = mlp_of(*gate_up.id.mlp());
+    mlp.gate_up = gate_up.at;
+    mlp.down = down.at;
+    const auto run = [&](const std::vector<int32_t>& experts, bool packs_gate_up, bool packs_down) {
+      if (std::ranges::all_of(experts, [](int32_t expert) { return expert < 0; })) return;
+      mlp.packs_gate_up = packs_gate_up;
+      mlp.packs_down = packs_down;
+      step(mlp, experts);
+    };
+    const std::vector<int32_t> of_gate_up = gate_up.experts_of(call.units);
+    const std::vector<int32_t> of_down = down.experts_of(call.units);
+    if (of_gate_up == of_down) {
+      run(of_gate_up, true, true);
+      continue;
+    }
+    run(of_gate_up, true, false);
+    run(of_down, false, true);
   }
+}
+
+void HostRefit::stage(const StageCall& call) {
+  CallingThread alone;
+  Executor& executor = call.executor != nullptr ? *call.executor : alone;
+  // Small weights come first, as their values are checked: nothing has been overwritten then.
+  lend(call);
+  stage_small(call);
+  if (mode_ == RefitMode::kInPlace && touches_any(call.units)) {
+    for_each_mlp(call, [&](const MlpWeights& mlp, const std::vector<int32_t>& experts) {
+      check_meanings(executor, mlp, call.source, experts);
+    });
+    call.before_overwriting();
+  }
+  for_each_mlp(call, [&](const MlpWeights& mlp, const std::vector<int32_t>& experts) {
+    pack_experts(context_, executor, mlp, call.source, experts, scratch_bytes_of(plan_));
+  });
 }
 
 void HostRefit::publish() noexcept {

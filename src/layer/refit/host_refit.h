@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -58,7 +59,10 @@ class HostRefit final : public EngineRefit {
   MlpWeights mlp_of(WeightMlp mlp) const;
   void lend(const StageCall& call);
   void stage_small(const StageCall& call);
-  void pack(const Kind& gate_up, const Kind& down, const StageCall& call) const;
+  bool touches_any(const RefitUnits& units) const;
+  // Experts by place, of matrices that are packed alike.
+  using Step = std::function<void(const MlpWeights&, const std::vector<int32_t>&)>;
+  void for_each_mlp(const StageCall& call, const Step& step) const;
 
   const Context& context_;
   const LayerPlan& plan_;
