@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cuda_runtime_api.h>
 #include <thread>
@@ -250,6 +251,32 @@ TEST_F(CudaAdapters, TokensWithoutOne_KeepEveryBit) {
     for (const int32_t id : adapted.ids()) adapted.layer().remove_adapter(id);
     EXPECT_TRUE(adapted.layer().adapters().empty());
     EXPECT_EQ(adapted.layer().status().skipped_ids, 0);
+  }
+}
+
+// Finite factors that bf16 does not hold may make their own tokens infinite, and no others.
+TEST_F(CudaAdapters, FactorsBeyondBf16_TouchNoOtherToken) {
+  for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+    MoeSpec spec = make_spec(3, 2, 128, 64, dtype);
+    if (dtype == DType::kF8E4M3) {
+      spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
+    }
+    AdaptedLayer adapted(spec, {.rank = 16}, {.rank = 8}, {.max_tokens = 512});
+    const LoraAdapter huge = random_adapter(spec, {.rank = 8}, 77);
+    for (const LoraFactors& factors : huge.factors) {
+      auto* const b = static_cast<float*>(const_cast<void*>(factors.b.data));
+      std::fill_n(b, factors.b.shape.num_elements(), 3.4e38F);
+    }
+    const int32_t id = adapted.layer().add_adapter(huge);
+    const std::vector<int32_t>& ids = adapted.ids();
+    for (const int64_t tokens : kTokens) {
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 3);
+      const LayerOutput beside = adapted.run(hidden, id_tensor(tokens, {id, ids[0], -1, ids[1]}));
+      const LayerOutput without = adapted.run(hidden, id_tensor(tokens, {-1, ids[0], -1, ids[1]}));
+      for (int64_t t = 0; t < tokens; ++t) {
+        ASSERT_EQ(row_bytes(beside.out, t) == row_bytes(without.out, t), t % 4 != 0) << t;
+      }
+    }
   }
 }
 

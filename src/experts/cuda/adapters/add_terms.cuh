@@ -140,15 +140,14 @@ struct WarpRows {
 };
 
 // Adds to a warp's sums of eight tokens, which lie as mma leaves them. `own` are the factors of
-// token lane / 4. Tokens of one adapter are multiplied together, with zeros in the place of others;
-// those without one keep every bit.
+// token lane / 4. Tokens of one adapter are multiplied together, with zeros in the place of others,
+// which keep every bit: a zero would not stop an infinity or NaN of the factors.
 __device__ __forceinline__ void add_to_eight(float (&c)[4], const RowFactors& own,
                                              const float* terms, const WarpRows& rows,
                                              int32_t lane) {
-  const uint32_t with = __ballot_sync(0xffffffffU, own.rank[0] != 0 || own.rank[1] != 0);
-  const float before[4] = {c[0], c[1], c[2], c[3]};
-  uint32_t left = with;
+  uint32_t left = __ballot_sync(0xffffffffU, own.rank[0] != 0 || own.rank[1] != 0);
   while (left != 0) {
+    const float before[4] = {c[0], c[1], c[2], c[3]};
     const int leader = __ffs(static_cast<int>(left)) - 1;
     const void* const first = shuffle_pointer(own.b[0], leader);
     const void* const second = shuffle_pointer(own.b[1], leader);
@@ -173,12 +172,13 @@ __device__ __forceinline__ void add_to_eight(float (&c)[4], const RowFactors& ow
                          .is_bf16 = is_bf16,
                          .terms = is_same ? terms + begin : nullptr},
                         lane);
-    left &= ~__ballot_sync(0xffffffffU, is_same);
-  }
-  // Four lanes share a token; c has those of two of them.
+    const uint32_t same = __ballot_sync(0xffffffffU, is_same);
+    left &= ~same;
+    // Four lanes share a token; c has those of two of them.
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if ((with >> (lane % 4 * 8 + i % 2 * 4) & 1) == 0) c[i] = before[i];
+    for (int i = 0; i < 4; ++i) {
+      if ((same >> (lane % 4 * 8 + i % 2 * 4) & 1) == 0) c[i] = before[i];
+    }
   }
 }
 
