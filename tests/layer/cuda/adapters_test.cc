@@ -112,9 +112,12 @@ TEST_F(CudaAdapters, EveryTypeAndActivation_IsWithinTheBar) {
 
 TEST_F(CudaAdapters, EveryPartOfALayer_IsWithinTheBar) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const auto& [name, spec] : split_specs(23, dtype)) {
-      // Over so few columns a norm lets roundings of bf16 rows grow beyond the bar.
-      if (dtype == DType::kBF16 && spec.latent.has_norm) continue;
+    for (auto [name, spec] : split_specs(23, dtype)) {
+      // Over 24 columns roundings to bf16 alone may take a token beyond the bar (docs/numerics.md).
+      if (dtype == DType::kBF16 && spec.latent.has_norm) {
+        spec = make_spec(5, 3, 296, 168, dtype);
+        spec.latent = {.size = 264, .has_norm = true};
+      }
       SCOPED_TRACE(name + " " + std::string(to_string(dtype)));
       AdaptedLayer layer(spec, {.rank = 16, .fused = true}, {.rank = 5, .dtype = DType::kBF16});
       for (const int64_t tokens : {3, 50}) {
