@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is not installed")
 backend = pytest.importorskip("conclave.transformers", reason="no backend for transformers")
+import conclave  # noqa: E402
 
 pytestmark = pytest.mark.cuda
 
@@ -127,6 +128,27 @@ def test_blocks_that_are_patched() -> None:
         assert worst_distance(model(input_ids=ids).logits, expected) <= 4e-2
         backend.unpatch(model)
         assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize("way", ["eager", "backend", "patch"])
+def test_routing_recorded_on_the_gpu_is_that_recorded_on_the_host(way: str) -> None:
+    model = tiny_model(torch.bfloat16)
+    if way == "patch":
+        backend.patch(model)
+    elif way == "backend":
+        backend.set_implementation(model)
+    prompts = [torch.randint(1, 127, (2, length), device="cuda") for length in (11, 3)]
+    records = []
+    for on_gpu in (False, True):
+        with torch.no_grad(), backend.record_routing(model, on_gpu=on_gpu) as recorded:
+            for ids in prompts:
+                model(input_ids=ids, use_cache=False)
+        records.append(recorded.snapshot())
+    here, there = records
+    assert there.layers == (0, 1, 2) and len(there.rows(2).tokens) == 28
+    assert conclave.compare_routing(there, here).equal
+    recorded.clear()
+    assert len(recorded.snapshot().rows(0).tokens) == 0
 
 
 @pytest.mark.parametrize("way", ["backend", "patch"])
