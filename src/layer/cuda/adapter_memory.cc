@@ -1,6 +1,7 @@
 #include "layer/cuda/adapter_memory.h"
 
 #include "cuda/check.h"
+#include "cuda/device_wait.h"
 #include "cuda/stream.h"
 #include "experts/cuda/adapters/pack.h"
 #include "layer/adapters/adapter_parts.h"
@@ -96,16 +97,14 @@ void copy_to_device(const std::vector<std::byte>& from, const AdapterMemory& to,
 
 }  // namespace
 
-AdapterMemory::AdapterMemory(const Context& context, int32_t ordinal, size_t bytes, Stream stream)
-    : ordinal_(ordinal), memory_(*context.device_allocator(), bytes, stream, "adapters") {}
+AdapterMemory::AdapterMemory(DeviceAllocator& allocator, int32_t ordinal, size_t bytes,
+                             Stream stream)
+    : ordinal_(ordinal), memory_(allocator, bytes, stream, "adapters") {}
 
 AdapterMemory::~AdapterMemory() {
-  if (memory_.empty()) return;
-  int previous = 0;
-  static_cast<void>(cudaGetDevice(&previous));
-  static_cast<void>(cudaSetDevice(ordinal_));
-  static_cast<void>(cudaDeviceSynchronize());
-  static_cast<void>(cudaSetDevice(previous));
+  if (memory_.empty() || cuda::has_ended(ordinal_)) return;
+  // Forwards may still read it, and nobody will say when they have: it belongs to the process then.
+  memory_.keep();
 }
 
 std::unique_ptr<CudaAdapter> upload_adapter(const Context& context, const CudaPlan& plan,
@@ -117,8 +116,8 @@ std::unique_ptr<CudaAdapter> upload_adapter(const Context& context, const CudaPl
                                factor_bytes(shared));
   const cuda::DeviceGuard guard(plan.device.ordinal);
   const cuda::OwnedStream stream = cuda::make_stream();
-  auto packed = std::make_unique<CudaAdapter>(
-      AdapterMemory(context, plan.device.ordinal, bytes.size(), to_stream(stream.get())));
+  auto packed = std::make_unique<CudaAdapter>(AdapterMemory(
+      *context.device_allocator(), plan.device.ordinal, bytes.size(), to_stream(stream.get())));
   if (bytes.empty()) return packed;
   Layout layout(bytes.data(), packed->memory.data());
   packed->routed = layout.add(routed);
@@ -135,8 +134,8 @@ std::shared_ptr<const CudaAdapterTable> upload_adapter_table(
   std::vector<std::byte> bytes(2 * pointers + adapters.size() * sizeof(int32_t));
   const cuda::DeviceGuard guard(plan.device.ordinal);
   const cuda::OwnedStream stream = cuda::make_stream();
-  auto table = std::make_shared<CudaAdapterTable>(
-      AdapterMemory(context, plan.device.ordinal, bytes.size(), to_stream(stream.get())));
+  auto table = std::make_shared<CudaAdapterTable>(AdapterMemory(
+      *context.device_allocator(), plan.device.ordinal, bytes.size(), to_stream(stream.get())));
   if (adapters.empty()) return table;
   std::byte* to = bytes.data();
   for (const HeldAdapter& held : adapters) {

@@ -16,11 +16,11 @@
 namespace conclave::inline v0 {
 
 // Memory of a device that forwards may still read when it is no longer needed: its end waits for
-// the device.
+// the device, and gives nothing back where a capture lets nobody wait.
 class AdapterMemory {
  public:
   AdapterMemory() = default;
-  AdapterMemory(const Context& context, int32_t ordinal, size_t bytes, Stream stream);
+  AdapterMemory(DeviceAllocator& allocator, int32_t ordinal, size_t bytes, Stream stream);
   AdapterMemory(AdapterMemory&&) = default;
   AdapterMemory& operator=(AdapterMemory&&) = delete;
   ~AdapterMemory();

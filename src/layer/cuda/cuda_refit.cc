@@ -2,6 +2,7 @@
 
 #include "cuda/check.h"
 #include "cuda/device_info.h"
+#include "cuda/device_wait.h"
 #include "experts/cuda/factor_planes.h"
 #include "layer/cuda/code_factors.h"
 #include "layer/cuda/mlp_weights.h"
@@ -81,11 +82,7 @@ class Drained {
 
 // Everything that the device has been given counts, also graphs, which no layer sees.
 void await_device() {
-  const cudaError_t status = cudaDeviceSynchronize();
-  if (status != cudaErrorStreamCaptureUnsupported && status != cudaErrorStreamCaptureImplicit) {
-    return cuda::check(status, "cudaDeviceSynchronize");
-  }
-  static_cast<void>(cudaGetLastError());
+  if (cuda::wait_for_device()) return;
   throw Error(ErrorCode::kState,
               {.what = "a refit waits for the work of its device, of which a stream is being "
                        "captured",

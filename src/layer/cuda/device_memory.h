@@ -23,6 +23,9 @@ class DeviceMemory {
   }
   ~DeviceMemory();
 
+  // Leaves the memory where it is for as long as the process lives.
+  void keep() noexcept { data_ = nullptr; }
+
   size_t bytes() const noexcept { return bytes_; }
   bool empty() const noexcept { return data_ == nullptr; }
   template <class T = std::byte>

@@ -4,6 +4,7 @@
 #include "core/device.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
+#include "cuda/device_wait.h"
 #include "cuda/memory_place.h"
 #include "cuda/stream.h"
 #include "record/cuda/ring_kernel.h"
@@ -58,7 +59,13 @@ void* allocate(DeviceAllocator& allocator, size_t bytes, Stream stream) {
 }
 
 // All work of the device has ended when this returns, whichever stream holds it.
-void wait_for_device() { cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+void wait_for_device() {
+  if (cuda::wait_for_device()) return;
+  throw Error(ErrorCode::kDevice,
+              {.what = "a recorder waits for the work of its device, of which a stream is being "
+                       "captured",
+               .hint = "let captures end before it is read or cleared"});
+}
 
 // Copies to the host, on a stream of its own that no other waits for.
 class Reader {
@@ -114,13 +121,8 @@ DeviceRing::DeviceRing(const Context& context, const RecordedLayer& layer, int64
 }
 
 DeviceRing::~DeviceRing() {
-  try {
-    const cuda::DeviceGuard guard(ordinal_);
-    wait_for_device();
-  } catch (const Error&) {
-    // A device that has failed runs nothing that could still write here.
-  }
-  allocator_->deallocate(memory_, bytes_, {});
+  // Where a capture lets nobody wait, forwards may write here until the process ends.
+  if (cuda::has_ended(ordinal_)) allocator_->deallocate(memory_, bytes_, {});
 }
 
 void DeviceRing::record(const DeviceRoutingRows& rows, Stream stream) {

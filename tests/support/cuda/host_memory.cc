@@ -2,6 +2,8 @@
 // have always passed, and codes are arranged here. The linker gives a wrapped function's calls to
 // __wrap_.
 
+#include "support/cuda/host_memory.h"
+
 #include "experts/cuda/lane_codes.h"
 
 #include <array>
@@ -10,6 +12,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <cuda_runtime_api.h>
+
+namespace {
+bool is_captured = false;
+}
+
+void conclave::testing::set_captured(bool captured) { is_captured = captured; }
 
 extern "C" {
 
@@ -59,7 +67,9 @@ cudaError_t __wrap_cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { re
 cudaError_t __wrap_cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
   return cudaSuccess;
 }
-cudaError_t __wrap_cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t __wrap_cudaDeviceSynchronize() {
+  return is_captured ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
 cudaError_t __wrap_cudaGetDevice(int* ordinal) {
   *ordinal = 0;
   return cudaSuccess;
