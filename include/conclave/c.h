@@ -14,6 +14,7 @@
 #include "conclave/c/refit.h"
 #include "conclave/c/regroup.h"
 #include "conclave/c/router.h"
+#include "conclave/c/shared_weights.h"
 #include "conclave/c/source.h"
 #include "conclave/c/spec.h"
 #include "conclave/c/status.h"
