@@ -15,7 +15,10 @@ namespace conclave::inline v0::capi {
 // More tokens than one call can have rows for in memory.
 inline constexpr size_t kMostKeys = size_t{1} << 40;
 
-// Throws Error(kNullPointer, kMisaligned, kInvalidArgument).
+// Throw Error(kNullPointer, kMisaligned, kInvalidArgument) naming the field.
+std::vector<RecordedLayer> recorded_layers_of(const int64_t* layers,
+                                              const conclave_spec* const* specs, size_t count);
+RecorderOptions recorder_options_of(const conclave_recorder_options* options);
 std::vector<TokenKey> keys_of(const conclave_token_key* tokens, size_t count);
 
 }  // namespace conclave::inline v0::capi

@@ -18,6 +18,8 @@ static_assert(CONCLAVE_WHEN_FULL_DROP_OLDEST == static_cast<int32_t>(WhenFull::k
 // Layers are numbered below it, and each comes once.
 constexpr size_t kMostLayers = 65536;
 
+}  // namespace
+
 std::vector<RecordedLayer> recorded_layers_of(const int64_t* layers,
                                               const conclave_spec* const* specs, size_t count) {
   const auto numbers = array_of(layers, count, "layers", "num_layers", kMostLayers);
@@ -40,8 +42,6 @@ RecorderOptions recorder_options_of(const conclave_recorder_options* options) {
   if (given.capacity != 0) result.capacity = given.capacity;
   return result;
 }
-
-}  // namespace
 
 std::vector<TokenKey> keys_of(const conclave_token_key* tokens, size_t count) {
   std::vector<TokenKey> keys;

@@ -253,5 +253,40 @@ TEST_F(Records, SeveralThreads_RecordAtOnce_WhileAnotherReads) {
   EXPECT_EQ(recorded, 96);
 }
 
+// Rings of a device need one; what comes before is checked on any machine.
+TEST_F(Records, RingsOfADevice_AreRefusedOnTheCpu) {
+  const int64_t layers[] = {0};
+  const conclave_spec* const specs[] = {c_spec_.get()};
+  conclave_device_recorder* out = nullptr;
+  const auto create = [&](const conclave_context* context, const int64_t* numbers, size_t count,
+                          const conclave_recorder_options* options) {
+    return conclave_device_recorder_create(context, numbers, specs, count, options, &out);
+  };
+  expect_error(create(context_.get(), layers, 1, nullptr), CONCLAVE_ERROR_UNSUPPORTED, "cpu");
+  expect_error(create(nullptr, layers, 1, nullptr), CONCLAVE_ERROR_NULL_POINTER, "context");
+  expect_error(create(context_.get(), nullptr, 1, nullptr), CONCLAVE_ERROR_NULL_POINTER, "layers");
+  expect_error(create(context_.get(), layers, size_t{1} << 40, nullptr),
+               CONCLAVE_ERROR_INVALID_ARGUMENT, "num_layers");
+  auto options = sized<conclave_recorder_options>();
+  options.when_full = 9;
+  expect_error(create(context_.get(), layers, 1, &options), CONCLAVE_ERROR_INVALID_ARGUMENT,
+               "options.when_full");
+  expect_error(conclave_device_recorder_create(context_.get(), layers, specs, 1, nullptr, nullptr),
+               CONCLAVE_ERROR_NULL_POINTER, "out");
+  EXPECT_EQ(out, nullptr);
+  const auto rows = sized<conclave_device_routing_rows>();
+  conclave_replay* replay = nullptr;
+  expect_error(conclave_device_recorder_record(nullptr, &rows), CONCLAVE_ERROR_NULL_POINTER,
+               "recorder");
+  expect_error(conclave_device_recorder_counts(nullptr, 0, nullptr, nullptr),
+               CONCLAVE_ERROR_NULL_POINTER, "recorder");
+  expect_error(conclave_device_recorder_write(nullptr, "path"), CONCLAVE_ERROR_NULL_POINTER,
+               "recorder");
+  expect_error(conclave_device_recorder_clear(nullptr), CONCLAVE_ERROR_NULL_POINTER, "recorder");
+  expect_error(conclave_replay_from_device_recorder(nullptr, &replay), CONCLAVE_ERROR_NULL_POINTER,
+               "recorder");
+  conclave_device_recorder_destroy(nullptr);
+}
+
 }  // namespace
 }  // namespace conclave
