@@ -228,6 +228,7 @@ TEST_F(NcclOperations, HostMemory_GoesTheHostsWay) {
       EXPECT_TRUE(comm.supports(feature));
     }
     EXPECT_FALSE(comm.supports(CommFeature::kPeerMemory));
+    EXPECT_FALSE(comm.supports(CommFeature::kShrink));
     EXPECT_THROW(comm.open_window(64, MemoryKind::kDevice, 1s, "step"), Error);
   });
   EXPECT_EQ(first_failure(outcomes), "");
