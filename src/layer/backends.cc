@@ -27,8 +27,8 @@ std::string left_out_text(std::span<const experts::KernelRow> rows) {
 
 void ask_transport(BackendInfo& info) {
   for (const TransportInfo& transport : transports()) {
-    if (transport.name != info.name || !transport.usable) continue;
-    info.usable = true;
+    if (transport.name != info.name) continue;
+    info.usable = transport.usable;
     info.reason = transport.reason;
   }
 }
@@ -36,7 +36,8 @@ void ask_transport(BackendInfo& info) {
 }  // namespace
 
 // System files describe every backend; if this build has an engine for one, its driver decides, and
-// if it has a transport, that does.
+// if there is a transport of its name, that does: a library may be found where no folder of the
+// system has it, and one that is there may not do.
 std::vector<BackendInfo> backends() {
   std::vector<BackendInfo> infos = cpu::describe_backends("/");
   for (BackendInfo& info : infos) {
