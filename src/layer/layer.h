@@ -50,6 +50,8 @@ class Layer {
   // The slots of another split. Throws Error(kInvalidArgument) where it differs in more than these.
   ExpertSlots slots_of_split(const ParallelSpec& next) const;
   EpochPointer epoch() const { return shared_->epochs.current(); }
+  // Whether experts may go to other places now, or why not: adapters do not move with them.
+  Support moves_experts() const;
   // The parts of this layer that a migration in the background keeps alive.
   MigratingLayer lend() const;
   // What those need that take this layer to other ranks; valid as long as this layer.
@@ -93,8 +95,6 @@ class Layer {
   void bind(const Layer* like);
   Support moves_in_background() const;
   void check_complete() const;
-  // Adapters do not move with their experts.
-  Support moves_experts() const;
   // The expert in each place of this rank now, -1 for a free one.
   std::vector<int32_t> places() const;
   // Tells the weights which expert lies in which place now.

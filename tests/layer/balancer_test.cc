@@ -5,6 +5,8 @@
 #include "layer/balancer/load_window.h"
 #include "layer/moving_layers.h"
 
+#include "conclave/checkpoint.h"
+
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -203,6 +205,22 @@ TEST(BalancerErrors, WhatHasNoMeaning_IsNamed) {
 }
 
 // A rank that is gone ends the balancing, not the layer.
+// Not when the first rebalance is due, which may be thousands of steps later.
+TEST(BalancerErrors, LayersWhoseExpertsStay_AreRefusedAtOnce) {
+  const Checkpoint checkpoint =
+      Checkpoint::open("testdata/mixtral-tiny", {.access = FileAccess::kMap});
+  const CheckpointLayer& file = checkpoint.layers().front();
+  const auto source = checkpoint.layer_source(file.index);
+  const auto group = make_local_group({.num_ranks = 1});
+  const Context context;
+  for (const WeightUse use : {WeightUse::kPacked, WeightUse::kInPlace}) {
+    MoeLayer layer = MoeLayer::create(context, file.spec, *source, {.weights = use});
+    const ErrorCode code =
+        code_of([&] { Balancer(context, {&layer}, {.communicator = group.front().get()}); });
+    EXPECT_EQ(code, use == WeightUse::kInPlace ? ErrorCode::kUnsupported : ErrorCode{0});
+  }
+}
+
 TEST(BalancerErrors, RankThatIsGone_IsThrownOnce_AndForwardsGoOn) {
   const MoeSpec spec = hot_spec();
   const auto source = make_synthetic_source(spec, 11);

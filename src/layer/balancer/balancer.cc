@@ -31,6 +31,15 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
                .limit = fmt::format("{} to {}", least, most)});
 }
 
+// Said at once, and not when the first rebalance is due.
+void check_moves(const MoeLayer& layer) {
+  const Support support = LayerAccess::of(layer).moves_experts();
+  if (support) return;
+  throw Error(ErrorCode::kUnsupported, {.what = "the experts of a layer do not move",
+                                        .tensor = "layers",
+                                        .found = support.reason()});
+}
+
 void check_options(const std::vector<MoeLayer*>& layers, const BalancerOptions& options) {
   const auto missing = [](const char* field, const char* what) {
     throw Error(ErrorCode::kInvalidArgument, {.what = what, .tensor = field});
@@ -41,6 +50,7 @@ void check_options(const std::vector<MoeLayer*>& layers, const BalancerOptions& 
   if (layers.empty()) missing("layers", "a balancer needs layers");
   if (std::ranges::count(layers, nullptr) > 0) missing("layers", "a layer is null");
   for (const MoeLayer* layer : layers) {
+    check_moves(*layer);
     if (layer->parallel().reduce == Reduce::kFull) continue;
     throw Error(ErrorCode::kUnsupported,
                 {.what = "a balancer moves experts of layers that add up over their ranks",
