@@ -2,11 +2,18 @@
 // rank, in bounded time, and a device that goes on.
 #include "expert_ranks.h"
 
+#include "conclave/balance.h"
+#include "conclave/balancer.h"
+#include "conclave/migration.h"
+#include "conclave/placement.h"
+
 #include <gtest/gtest.h>
 
 #include <cuda_runtime_api.h>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace conclave {
 namespace {
@@ -21,6 +28,7 @@ using testing::on_nccl_ranks;
 using testing::RankCall;
 using testing::run_call;
 using testing::run_nccl_ranks;
+using testing::run_ranks;
 using testing::TokensOfRanks;
 using Clock = std::chrono::steady_clock;
 
@@ -116,6 +124,64 @@ TEST_F(CudaExpertRankFaults, ARankThatDies_IsNamed) {
       expect_later(forward, ErrorCode::kCommPeerLost, 1);
     });
   }
+}
+
+// NCCL does not find out who is left; the ranks over which it met do, and it is connected anew.
+TEST_F(CudaExpertRankFaults, AfterALoss_TheOtherGoesOnOverTheRanksThatNcclMetOver) {
+  if (testing::own_process().rank >= 0) GTEST_SKIP() << "ranks are threads here";
+  auto group = make_local_group({.num_ranks = testing::kNcclRanks, .timeout = 10s});
+  const auto outcomes = run_ranks(std::move(group), [&](int32_t rank, Communicator& met) {
+    const cuda::DeviceGuard guard(testing::device_of(rank));
+    const std::string device = "cuda:" + std::to_string(testing::device_of(rank));
+    const auto comm = connect(
+        "nccl",
+        {.rank = rank, .size = met.size(), .bootstrap = &met, .device = device, .timeout = 5s});
+    const auto owned = experts_of_rank(spec_of(), rank, *comm);
+    const RankCall call = call_of(spec_of(), rank, 9, DType::kBF16);
+    const auto forward = [&] {
+      static_cast<void>(run_call(*owned, call, DType::kF32, TokensOfRanks{9, 9}));
+    };
+    forward();
+    EXPECT_EQ(testing::code_of([&] { survivors(*comm); }), ErrorCode::kUnsupported);
+    if (rank == 1) return;
+    expect_later(forward, ErrorCode::kCommPeerLost, 1);
+
+    const Survivors left = survivors(met);
+    ASSERT_EQ(left.old_ranks, std::vector<int32_t>{0});
+    const auto again = connect(
+        "nccl", {.rank = 0, .size = 1, .bootstrap = left.communicator.get(), .device = device});
+    const Context fewer({.device = device, .num_threads = 2, .communicator = again.get()});
+    const ParallelSpec split =
+        without_ranks(spec_of().num_experts, owned->layer.parallel(), left.old_ranks, 0);
+    EXPECT_EQ(testing::code_of([&] { owned->layer.on_ranks(fewer, split, nullptr); }),
+              ErrorCode::kUnsupported)
+        << "without a source";
+    const MoeLayer next = owned->layer.on_ranks(fewer, split, owned->source.get());
+    Workspace workspace(fewer, next.workspace_bytes());
+    testing::DeviceForward last(*owned, call.hidden.view(), DType::kF32);
+    last.route_by(call.routing.ids, call.routing.weights);
+    last.args.workspace = &workspace;
+    next.forward(last.args);
+    EXPECT_LE(testing::worst_error(*owned, call.hidden, call.routing, last.out()),
+              accuracy_bar(DType::kBF16, DType::kF32));
+  });
+  EXPECT_EQ(testing::first_failure(outcomes), "");
+}
+
+// What would move experts of layers on GPUs is refused at once.
+TEST_F(CudaExpertRankFaults, ExpertsThatWouldMove_AreRefused) {
+  on_nccl_ranks(10s, [&](int32_t rank, Communicator& comm) {
+    const auto owned = experts_of_rank(spec_of(), rank, comm);
+    ParallelSpec next = owned->layer.parallel();
+    next.placement = PlacementStrategy::kRoundRobin;
+    const auto refused = [&](const auto& call) {
+      EXPECT_EQ(to_string(testing::code_of(call)), to_string(ErrorCode::kUnsupported));
+    };
+    refused([&] { owned->layer.update_placement(next); });
+    refused([&] { Migration(owned->layer, owned->layer.slots(), {.communicator = &comm}); });
+    refused([&] { Balancer(owned->context, {&owned->layer}, {.communicator = &comm}); });
+    comm.barrier("done");
+  });
 }
 
 // A list must be one of this layer's ranks, and right about this one: nothing is sent then.
