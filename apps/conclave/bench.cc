@@ -134,10 +134,11 @@ class BenchCommand {
   }
 
   ExitCode run_on_device(const Context& context) {
-    if (!team_.alone()) {
-      throw Error(ErrorCode::kUnsupported, {.what = "layers on a GPU are measured on one rank",
+    if (options_.tune && !team_.alone()) {
+      throw Error(ErrorCode::kUnsupported, {.what = "kernels are tuned on one GPU",
                                             .tensor = "--ranks",
-                                            .found = std::to_string(team_.size())});
+                                            .found = std::to_string(team_.size()),
+                                            .hint = "leave out --tune, or --ranks"});
     }
     const DeviceBenchOptions device{.shapes = shapes_,
                                     .tokens = tokens_,
@@ -146,7 +147,7 @@ class BenchCommand {
                                     .machine = options_.machine,
                                     .format = options_.printing.format};
     if (options_.tune) return run_device_tuning(context, device, options_.tuning, console_);
-    return run_device_bench(context, device, console_);
+    return run_device_bench(team_, context, device, console_);
   }
 
   static std::vector<NamedShape> resolve(ShapeOptions shape) {
@@ -371,6 +372,7 @@ void add_bench_command(CommandLine& line) {
       "  conclave bench --model qwen3-30b-a3b --tokens 1-64*4 --adapter-rank 16\n"
       "  conclave bench --model olmoe --ranks 4 --transport mpi --tokens 1024\n"
       "  conclave bench --device cuda:0 --model olmoe --tokens 1,16,1024\n"
+      "  conclave bench --model olmoe --ranks 4 --transport nccl --tokens 1024\n"
       "  conclave bench --device cuda:0 --tune --budget 60 --out tuning.txt");
   command.on_run([options] {
     return run_on_ranks(options->ranks,

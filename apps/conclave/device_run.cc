@@ -2,6 +2,7 @@
 
 #include "conclave/device_queue.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace conclave::tool {
@@ -36,7 +37,9 @@ ConstTensorView load_view(std::vector<int64_t>& load) {
 
 void run_on_device(const Context& context, const MoeLayer& layer, const LayerInput& input,
                    int32_t repetitions, LayerRun& run) {
-  if (input.num_tokens() == 0) return;
+  // A rank without tokens takes part in the others' exchanges.
+  const auto has_none = [](int64_t tokens) { return tokens == 0; };
+  if (input.num_tokens() == 0 && std::ranges::all_of(input.rank_tokens, has_none)) return;
   const DeviceQueue queue(context);
   Workspace workspace(context, layer.workspace_bytes());
   DeviceTensors tensors(queue);
@@ -51,6 +54,7 @@ void run_on_device(const Context& context, const MoeLayer& layer, const LayerInp
                    .banned_experts = input.banned_experts,
                    .expert_budget = input.expert_budget,
                    .out = tensors.allocate_like(run.output),
+                   .rank_tokens = input.rank_tokens,
                    .workspace = &workspace,
                    .stream = queue.stream()};
   ForwardArgs capture = args;

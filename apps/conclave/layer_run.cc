@@ -62,7 +62,8 @@ void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetit
                    .top_k = input.top_k,
                    .banned_experts = input.banned_experts,
                    .expert_budget = input.expert_budget,
-                   .out = run.output.view()};
+                   .out = run.output.view(),
+                   .rank_tokens = input.rank_tokens};
   ForwardArgs capture = args;
   if (run.has_logits()) capture.captured_logits = run.logits.view();
   capture.captured_ids = run.topk_ids.view();

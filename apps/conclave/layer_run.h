@@ -29,6 +29,8 @@ struct LayerInput {
   ConstTensorView banned_experts = {};  // [E + Z]
   int64_t expert_budget = 0;
   const LoraAdapter* adapter = nullptr;  // every token has it
+  // The tokens of every expert-parallel rank; empty where there is one.
+  std::vector<int64_t> rank_tokens = {};
 
   int64_t num_tokens() const { return hidden.shape[0]; }
 };

@@ -118,7 +118,7 @@ TEST_P(RankCommands, ResultOutsideTolerance_IsTheExitCodeOfAll) {
   EXPECT_EQ(result.exit_code, 1) << result.err << result.out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, RankCommands, ::testing::Values("local", "mpi"),
+INSTANTIATE_TEST_SUITE_P(Transports, RankCommands, ::testing::Values("local", "mpi", "tcp"),
                          [](const auto& instance) { return std::string(instance.param); });
 
 class MpiProcesses : public ::testing::Test {
@@ -128,6 +128,9 @@ class MpiProcesses : public ::testing::Test {
   }
 };
 
+// Ranks that the tool itself has started.
+using OwnProcesses = ::testing::Test;
+
 // The process of a rank of the run that writes to `output`.
 std::optional<pid_t> find_rank(const std::string& output, int32_t rank) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -135,7 +138,7 @@ std::optional<pid_t> find_rank(const std::string& output, int32_t rank) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     if (read_text(entry.path() / "cmdline").find(output) == std::string::npos) continue;
     const std::string environment = read_text(entry.path() / "environ");
-    for (const std::string variable : {"PMIX_RANK=", "PMI_RANK="}) {
+    for (const std::string variable : {"PMIX_RANK=", "PMI_RANK=", "CONCLAVE_RANK="}) {
       if (environment.find(variable + std::to_string(rank) + '\0') != std::string::npos) {
         return static_cast<pid_t>(std::stol(name));
       }
@@ -150,7 +153,7 @@ struct SignalledRun {
 };
 
 // Sends the signal to a rank in the middle of a run that would last for minutes.
-SignalledRun run_with_signal(int32_t victim, int signal) {
+SignalledRun run_with_signal(const std::string& transport, int32_t victim, int signal) {
   const ScratchDirectory scratch;
   const std::string output = scratch / "results";
   std::atomic<bool> over{false};
@@ -168,7 +171,7 @@ SignalledRun run_with_signal(int32_t victim, int signal) {
   });
   SignalledRun run;
   run.result = run_ranks_of_tool({"run", bundled("qwen3-moe-tiny"), "--ranks", "3", "--transport",
-                                  "mpi", "--random", "256", "--repetitions", "100000",
+                                  transport, "--random", "256", "--repetitions", "100000",
                                   "--rank-timeout", "2", "--output", output});
   run.took = std::chrono::steady_clock::now() - sent;
   over = true;
@@ -178,21 +181,35 @@ SignalledRun run_with_signal(int32_t victim, int signal) {
 }
 
 TEST_F(MpiProcesses, KilledRank_IsNamedByATypedError) {
-  const SignalledRun run = run_with_signal(2, SIGKILL);
+  const SignalledRun run = run_with_signal("mpi", 2, SIGKILL);
   EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
   EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 2"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 10s);
 }
 
 TEST_F(MpiProcesses, KilledLeader_IsNamedByTheStarter) {
-  const SignalledRun run = run_with_signal(0, SIGKILL);
+  const SignalledRun run = run_with_signal("mpi", 0, SIGKILL);
   EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
   EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 0"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 15s);
 }
 
 TEST_F(MpiProcesses, StoppedRank_IsATimeoutAndIsEnded) {
-  const SignalledRun run = run_with_signal(1, SIGSTOP);
+  const SignalledRun run = run_with_signal("mpi", 1, SIGSTOP);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 1"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 25s);
+}
+
+TEST_F(OwnProcesses, KilledLeader_IsNamedByTheStarter) {
+  const SignalledRun run = run_with_signal("tcp", 0, SIGKILL);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 0"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 10s);
+}
+
+TEST_F(OwnProcesses, StoppedRank_IsATimeoutAndIsEnded) {
+  const SignalledRun run = run_with_signal("tcp", 1, SIGSTOP);
   EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
   EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 1"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 25s);
@@ -216,6 +233,19 @@ TEST_F(MpiProcesses, Doctor_ConnectsAndShowsTheThreadLevel) {
   EXPECT_NE(reason_in("transports").find("MPI_THREAD_"), std::string::npos)
       << reason_in("transports");
   EXPECT_NE(reason_in("backends").find("MPI 3."), std::string::npos) << reason_in("backends");
+}
+
+// Ranks of tcp meet over the ranks of MPI, wherever these are.
+TEST_F(MpiProcesses, UnderALauncher_OtherTransportsMeetOverIt) {
+  const ScratchDirectory scratch;
+  std::string line;
+  for (const std::string& word : launch_command("mpi", 4)) line += word + " ";
+  const std::string log = scratch / "log";
+  line += std::string(CONCLAVE_TOOL_PATH) + " verify " + bundled("olmoe-tiny") +
+          " --transport tcp --tp 2 > " + log + " 2>&1";
+  EXPECT_EQ(std::system(line.c_str()), 0) << read_text(log);
+  EXPECT_NE(read_text(log).find("4 ranks by tcp: EP 2 x TP 2"), std::string::npos)
+      << read_text(log);
 }
 
 TEST_F(MpiProcesses, UnderALauncher_RanksAreThoseItStarted) {

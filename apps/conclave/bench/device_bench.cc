@@ -2,6 +2,7 @@
 
 #include "bench/bench_adapters.h"
 #include "layer_run.h"
+#include "layer_table.h"
 #include "output/numbers.h"
 #include "output/table.h"
 
@@ -15,20 +16,24 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
 
-// Published peaks of a device, from which a floor is computed.
+// Published peaks of devices of a kind, from which a floor is computed.
 struct DevicePeaks {
   double bytes_per_second = 0;
   double operations_per_second = 0;  // 16-bit products; e4m3 has twice as many
 };
-DevicePeaks peaks_of(const Plan& plan) {
+DevicePeaks peaks_of(const Plan& plan, int32_t devices) {
   constexpr double kHopperOperations = 989e12;
   const bool is_h200 = plan.device.find("H200") != std::string::npos;
-  return {.bytes_per_second = is_h200 ? 4.8e12 : 3.35e12,
-          .operations_per_second = kHopperOperations};
+  return {.bytes_per_second = (is_h200 ? 4.8e12 : 3.35e12) * devices,
+          .operations_per_second = kHopperOperations * devices};
 }
 
 // Forwards per graph: many if one is short, since each replay has a cost of its own.
@@ -40,9 +45,9 @@ int64_t forwards_of_graph(int64_t tokens, int64_t layers) {
 // One forward's inputs on the device.
 struct DeviceCall {
   int64_t layer = 0;
-  int64_t experts_hit = 0;
   DeviceTensor hidden, ids, weights;
-  DeviceTensor adapter_ids;  // where tokens take several adapters in turn
+  DeviceTensor adapter_ids;       // where tokens take several adapters in turn
+  std::vector<int32_t> host_ids;  // empty under the layers' own gates
 };
 
 // The adapters of a forward's tokens.
@@ -60,9 +65,9 @@ struct Samples {
 
 class DeviceLayers {
  public:
-  DeviceLayers(const Context& context, const NamedShape& shape, const LayerOptions& options,
-               const MeasureOptions& measure, Console& console)
-      : spec_(shape.spec), measure_(measure), queue_(context) {
+  DeviceLayers(const RankTeam& team, const Context& context, const NamedShape& shape,
+               const LayerOptions& options, const MeasureOptions& measure, Console& console)
+      : team_(team), spec_(shape.spec), measure_(measure), queue_(context) {
     const double layer_bytes = static_cast<double>(spec_.num_experts) * expert_bytes(spec_);
     const auto count = static_cast<int64_t>(
         std::clamp(std::ceil(static_cast<double>(kReuseDistanceBytes) / layer_bytes), 1.0, 64.0));
@@ -70,8 +75,9 @@ class DeviceLayers {
     for (int64_t i = 0; i < count; ++i) {
       console.subject(fmt::format("{} {}/{}", shape.name, i + 1, count));
       const auto source = make_synthetic_source(spec_, measure.seed + static_cast<uint64_t>(i));
-      layers_.push_back(MoeLayer::create(context, spec_, *source, options));
+      layers_.push_back(MoeLayer::create(context, spec_, *source, options, team.parallel()));
       add_random_adapters(layers_.back(), measure.adapters, measure.seed);
+      team.meet("load the layer");
       workspace_bytes = std::max(workspace_bytes, layers_.back().workspace_bytes());
     }
     workspace_.emplace_back(context, workspace_bytes);
@@ -82,21 +88,28 @@ class DeviceLayers {
   const Plan& plan() const { return layers_.front().plan(); }
   int64_t size() const { return static_cast<int64_t>(layers_.size()); }
 
+  // Collective. Each expert-parallel rank brings so many tokens of its own; the result is that of
+  // all ranks, and the times those of the slowest.
   Measurement measure(int64_t tokens) {
     const int64_t forwards = forwards_of_graph(tokens, size());
-    std::vector<DeviceCall> calls = make_calls(tokens, forwards);
+    const std::vector<DeviceCall> calls = make_calls(tokens, forwards);
+    rank_tokens_.assign(static_cast<size_t>(team_.ep_size()), tokens);
     DeviceTensor out = queue_.allocate(row_dtype(), {tokens, spec_.hidden_size});
     constexpr int32_t kReplays = 5;
     const auto time = [&](bool with_adapters) {
       const auto enqueue = [&] {
-        for (DeviceCall& call : calls) {
+        for (const DeviceCall& call : calls) {
           forward(call, out.view(), {}, with_adapters ? choice_of(call) : AdapterChoice());
         }
       };
-      return queue_.time_ms(enqueue, kReplays) / static_cast<double>(forwards);
+      team_.meet("begin a repetition");
+      const double ms = queue_.time_ms(enqueue, kReplays);
+      team_.check("time a repetition");
+      return team_.largest(ms, "time a repetition") / static_cast<double>(forwards);
     };
-    count_hits(calls, out.view());
     Measurement result;
+    result.experts_hit =
+        static_cast<double>(count_hits(calls, out.view())) / static_cast<double>(forwards);
     Samples samples;
     for (int32_t i = -measure_.warmup; i < measure_.repetitions; ++i) {
       time_once(time, i, samples);
@@ -107,11 +120,9 @@ class DeviceLayers {
       result.with_adapters = summarise(samples.adapted_ms);
       result.adapter_ratio = summarise(samples.ratios).median_ms;
     }
-    for (const DeviceCall& call : calls)
-      result.experts_hit += static_cast<double>(call.experts_hit);
-    result.experts_hit /= static_cast<double>(forwards);
-    const std::vector<int64_t> one_row_per_slot(1, tokens * spec_.top_k);
-    const LayerWork work = layer_work(spec_, tokens, one_row_per_slot);
+    const int64_t all_tokens = tokens * team_.ep_size();
+    const std::vector<int64_t> one_row_per_slot(1, all_tokens * spec_.top_k);
+    const LayerWork work = layer_work(spec_, all_tokens, one_row_per_slot);
     result.flops = work.flops;
     // layer_work counted one expert; the shared expert's bytes are already included.
     result.weight_bytes = work.weight_bytes + (result.experts_hit - 1) * expert_bytes(spec_);
@@ -122,7 +133,9 @@ class DeviceLayers {
   DType row_dtype() const { return spec_.weight_dtype == DType::kF16 ? DType::kF16 : DType::kBF16; }
 
   std::vector<DeviceCall> make_calls(int64_t tokens, int64_t count) {
-    RoutingRing ring(spec_, size(), measure_.routing, measure_.seed);
+    // Ranks of a tensor group bring the same tokens, others their own.
+    const uint64_t seed = measure_.seed + static_cast<uint64_t>(team_.ep_rank()) * 1'000'003;
+    RoutingRing ring(spec_, size(), measure_.routing, seed);
     std::vector<DeviceCall> calls;
     const Shape slots{tokens, spec_.top_k};
     Tensor hidden(row_dtype(), {tokens, spec_.hidden_size});
@@ -130,14 +143,14 @@ class DeviceLayers {
       BenchCall made = ring.next(tokens);
       DeviceCall call;
       call.layer = made.layer;
-      call.experts_hit = made.experts_hit;
-      fill_random(hidden.view(), measure_.seed + static_cast<uint64_t>(i));
+      fill_random(hidden.view(), seed + static_cast<uint64_t>(i));
       call.hidden = queue_.upload(hidden.const_view());
       if (!made.topk_ids.empty()) {
         call.ids =
             queue_.upload({.data = made.topk_ids.data(), .dtype = DType::kI32, .shape = slots});
         call.weights =
             queue_.upload({.data = made.topk_weights.data(), .dtype = DType::kF32, .shape = slots});
+        call.host_ids = std::move(made.topk_ids);
       }
       if (measure_.adapters.rank > 0) {
         const std::vector<int32_t> in_turn = adapters_in_turn(measure_.adapters, tokens);
@@ -180,29 +193,38 @@ class DeviceLayers {
                                                       .adapter = adapters.adapter,
                                                       .out = out,
                                                       .expert_load = load,
+                                                      .rank_tokens = rank_tokens_,
                                                       .workspace = workspace_.data(),
                                                       .stream = queue_.stream()});
   }
 
-  // Under the layers' own gates, only a forward shows which experts are hit.
-  void count_hits(std::vector<DeviceCall>& calls, const TensorView& out) {
-    for (DeviceCall& call : calls) {
-      if (!call.ids.view().empty()) continue;
+  // Experts that the calls hit on any rank. Under the layers' own gates, only a forward shows
+  // which.
+  int64_t count_hits(const std::vector<DeviceCall>& calls, const TensorView& out) {
+    const auto experts = static_cast<size_t>(spec_.num_experts);
+    std::vector<int32_t> hit(calls.size() * experts, 0);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const std::span<int32_t> of_call = std::span(hit).subspan(i * experts, experts);
+      for (const int32_t id : calls[i].host_ids) of_call[static_cast<size_t>(id)] = 1;
+      if (!calls[i].host_ids.empty()) continue;
       Tensor load(DType::kI64, {spec_.num_experts});
       DeviceTensor counts = queue_.upload(load.const_view());
-      forward(call, out, {counts.as<int64_t>(), static_cast<size_t>(spec_.num_experts)}, {});
+      forward(calls[i], out, {counts.as<int64_t>(), experts}, {});
       queue_.download(counts.const_view(), load.view());
       const int64_t* const rows = load.as<int64_t>();
-      call.experts_hit =
-          std::count_if(rows, rows + spec_.num_experts, [](int64_t n) { return n > 0; });
+      for (size_t e = 0; e < experts; ++e) of_call[e] = rows[e] > 0 ? 1 : 0;
     }
+    team_.take_largest(hit, "count the experts hit");
+    return std::count(hit.begin(), hit.end(), 1);
   }
 
+  const RankTeam& team_;
   const MoeSpec spec_;
   const MeasureOptions measure_;
   const DeviceQueue queue_;
   std::vector<MoeLayer> layers_;
   std::vector<Workspace> workspace_;  // one element
+  std::vector<int64_t> rank_tokens_;
 };
 
 std::vector<Column> columns(size_t model_width, bool has_adapters) {
@@ -242,8 +264,9 @@ const PlanRung& rung_of(const Plan& plan, int64_t tokens) {
 }
 
 std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& shape,
-                        const Plan& plan, int64_t tokens, const Measurement& result) {
-  const DevicePeaks peaks = peaks_of(plan);
+                        const RankTeam& team, const Plan& plan, int64_t tokens,
+                        const Measurement& result) {
+  const DevicePeaks peaks = peaks_of(plan, team.size());
   // Tensor cores take two products of bytes in the time of one of 16 bits.
   const bool in_bytes = shape.spec.quant.activations != ActivationScale::kNone;
   const double rate = peaks.operations_per_second * (in_bytes ? 2 : 1);
@@ -261,7 +284,7 @@ std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& sha
                            fixed_cell(std_us, 2),
                            fixed_cell(result.timing.min_ms * 1e3, 1),
                            fixed_cell(result.experts_hit, 1),
-                           fixed_cell(static_cast<double>(tokens) / us * 1e6, 0),
+                           fixed_cell(static_cast<double>(tokens * team.ep_size()) / us * 1e6, 0),
                            fixed_cell(result.flops / us * 1e-6, 1),
                            fixed_cell(result.weight_bytes / us * 1e-6, 2),
                            fixed_cell(floor_us, 1),
@@ -287,28 +310,33 @@ std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& sha
 
 }  // namespace
 
-ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& options,
-                          Console& console) {
+ExitCode run_device_bench(const RankTeam& team, const Context& context,
+                          const DeviceBenchOptions& options, Console& console) {
   size_t width = 0;
   for (const NamedShape& shape : options.shapes) width = std::max(width, shape.name.size());
-  TableWriter table(stdout, parse_output_format(options.format),
+  TableWriter table(team.out(), parse_output_format(options.format),
                     columns(width, options.measure.adapters.rank > 0));
   const int64_t most_tokens = *std::max_element(options.tokens.begin(), options.tokens.end());
   bool header_written = false;
   for (const NamedShape& shape : options.shapes) {
     LayerOptions of_layer = layer_options(options.machine, most_tokens);
     of_layer.max_adapter_rank = options.measure.adapters.rank;
-    DeviceLayers layers(context, shape, of_layer, options.measure, console);
+    DeviceLayers layers(team, context, shape, of_layer, options.measure, console);
     if (!header_written) {
-      table.header(
-          nlohmann::ordered_json::object(),
-          {machine_line(context) + ", " + layers.plan().device,
-           fmt::format("{}: {}, {} layers; routing {}; forwards replayed in a graph", shape.name,
-                       shape_text(shape.spec), layers.size(), options.routing)});
+      std::vector<std::string> lines = {
+          machine_line(context) + ", " + layers.plan().device,
+          fmt::format("{}: {}, {} layers; routing {}; forwards replayed in a graph", shape.name,
+                      shape_text(shape.spec), layers.size(), options.routing)};
+      if (!team.alone()) {
+        lines.push_back("ranks: " + team.describe() + "; tokens are those of an EP rank");
+      }
+      nlohmann::ordered_json facts = nlohmann::ordered_json::object();
+      add_facts(team, facts);
+      table.header(facts, lines);
       header_written = true;
     }
     for (const int64_t tokens : options.tokens) {
-      table.row(cells(options, shape, layers.plan(), tokens, layers.measure(tokens)));
+      table.row(cells(options, shape, team, layers.plan(), tokens, layers.measure(tokens)));
     }
   }
   table.finish("results");

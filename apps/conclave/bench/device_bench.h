@@ -22,9 +22,9 @@ struct DeviceBenchOptions {
   MachineOptions machine;
   std::string format;
 };
-// Prints one row per shape and number of tokens.
-ExitCode run_device_bench(const Context& context, const DeviceBenchOptions& options,
-                          Console& console);
+// Prints one row per shape and number of tokens. Collective; rank 0 prints.
+ExitCode run_device_bench(const RankTeam& team, const Context& context,
+                          const DeviceBenchOptions& options, Console& console);
 
 struct TuneOptions {
   int32_t budget_seconds = 120;

@@ -83,8 +83,21 @@ Context make_context(const MachineOptions& options, LogSink* log) {
   return make_context(options, log, RankTeam());
 }
 
+// Ranks with a GPU each have no device in common.
+static std::string device_of(const MachineOptions& options, const RankTeam& team) {
+  const std::string& given = options.device;
+  if (team.device().empty() || (team.alone() && given.starts_with("cuda"))) return given;
+  if (given.empty() || given == "cuda") return team.device();
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "the ranks of this transport have a GPU each",
+               .tensor = "--device",
+               .expected = "cuda, or none",
+               .found = given,
+               .hint = "CUDA_VISIBLE_DEVICES says which GPUs they share out"});
+}
+
 Context make_context(const MachineOptions& options, LogSink* log, const RankTeam& team) {
-  ContextOptions context{.device = options.device,
+  ContextOptions context{.device = device_of(options, team),
                          .num_threads = options.threads,
                          .pin_threads = options.pin_threads,
                          .isa = options.isa,

@@ -2,6 +2,7 @@
 
 #include "output/report_error.h"
 #include "output/terminal.h"
+#include "ranks/launchers.h"
 #include "ranks/own_command.h"
 
 #include "conclave/error.h"
@@ -67,12 +68,7 @@ class ReportDirectory {
   std::string path_;
 };
 
-pid_t start(std::vector<std::string> words, const std::string& reports) {
-  const std::vector<char*> arguments = argument_pointers(words);
-  ::setenv(kReportsVariable, reports.c_str(), 1);
-  // A launcher may give ranks a terminal of their own, whatever this process has.
-  const bool plain = !shows_color(stdout);
-  if (plain) ::setenv("NO_COLOR", "1", 0);
+pid_t start(const std::vector<char*>& arguments) {
   const pid_t child = ::fork();
   if (child < 0) {
     throw Error(ErrorCode::kOutOfMemory,
@@ -85,40 +81,73 @@ pid_t start(std::vector<std::string> words, const std::string& reports) {
     ::execv(arguments.front(), arguments.data());
     ::_exit(127);
   }
-  ::unsetenv(kReportsVariable);
   return child;
 }
 
-// The launcher and, through it, its ranks.
+// What started processes are told by the environment, as long as this lives.
+class Told {
+ public:
+  explicit Told(const ReportDirectory& reports) {
+    say(kReportsVariable, reports.path());
+    // A launcher may give ranks a terminal of their own, whatever this process has.
+    if (!shows_color(stdout)) ::setenv("NO_COLOR", "1", 0);
+  }
+  Told(const Told&) = delete;
+  Told& operator=(const Told&) = delete;
+  ~Told() {
+    for (const char* const name : {kReportsVariable, kRankVariable, kRanksVariable}) {
+      ::unsetenv(name);
+    }
+  }
+
+  static void say(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
+};
+
+// A launcher and, through it, its ranks; or the ranks themselves.
 class Launched {
  public:
-  explicit Launched(pid_t child) : child_(child) {}
+  Launched() = default;
   Launched(const Launched&) = delete;
   Launched& operator=(const Launched&) = delete;
   ~Launched() { end(); }
 
+  void add(pid_t child) { children_.push_back({.pid = child}); }
   bool runs() {
-    if (running_ && ::waitpid(child_, &status_, WNOHANG) != 0) running_ = false;
-    return running_;
+    for (Child& child : children_) {
+      if (child.running && ::waitpid(child.pid, &child.status, WNOHANG) != 0) child.running = false;
+    }
+    return std::ranges::any_of(children_, &Child::running);
   }
   void end() {
     for (const int signal : {SIGTERM, SIGKILL}) {
       if (!runs()) return;
-      ::kill(child_, signal);
+      for (const Child& child : children_) {
+        if (child.running) ::kill(child.pid, signal);
+      }
       const auto until = Clock::now() + kGrace;
       while (runs() && Clock::now() < until) std::this_thread::sleep_for(20ms);
     }
   }
-  std::string end_text() const {
-    return WIFEXITED(status_) ? fmt::format("exit status {}", WEXITSTATUS(status_))
-                              : fmt::format("ended by signal {}", WTERMSIG(status_));
+  // How the first one that failed has ended; empty if none has.
+  std::string failure() const {
+    for (const Child& child : children_) {
+      if (WIFSIGNALED(child.status)) {
+        return fmt::format("ended by signal {}", WTERMSIG(child.status));
+      }
+      if (WEXITSTATUS(child.status) != 0) {
+        return fmt::format("exit status {}", WEXITSTATUS(child.status));
+      }
+    }
+    return {};
   }
-  bool failed() const { return !WIFEXITED(status_) || WEXITSTATUS(status_) != 0; }
 
  private:
-  pid_t child_;
-  int status_ = 0;
-  bool running_ = true;
+  struct Child {
+    pid_t pid = 0;
+    int status = 0;
+    bool running = true;
+  };
+  std::vector<Child> children_;
 };
 
 // Waits for the launcher's end, but not for ranks that cannot come to theirs.
@@ -145,12 +174,13 @@ void wait_for(Launched& launched, const ReportDirectory& reports, int32_t ranks,
 
 // The launcher itself has said on stderr why.
 void check_started(const Launched& launched, const ReportDirectory& reports, int32_t ranks) {
-  if (!launched.failed()) return;
+  const std::string failure = launched.failure();
+  if (failure.empty()) return;
   for (int32_t rank = 0; rank < ranks; ++rank) {
     if (reports.code_of(rank)) return;
   }
   throw Error(ErrorCode::kUnsupported,
-              {.what = "the launcher has not run the ranks", .found = launched.end_text()});
+              {.what = "the launcher has not run the ranks", .found = failure});
 }
 
 void report_lost(int32_t rank) {
@@ -158,17 +188,10 @@ void report_lost(int32_t rank) {
       CommError(ErrorCode::kCommPeerLost, rank, "run", "its process ended before it was done"));
 }
 
-}  // namespace
-
-ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
-                      std::chrono::seconds patience) {
-  std::vector<std::string> words = launcher;
-  for (std::string& word : own_command()) words.push_back(std::move(word));
-  const ReportDirectory reports;
-  Launched launched(start(std::move(words), reports.path()));
+ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t ranks,
+                    std::chrono::seconds patience) {
   wait_for(launched, reports, ranks, patience);
   check_started(launched, reports, ranks);
-
   ExitCode worst = ExitCode::kOk;
   std::optional<int32_t> lost;
   for (int32_t rank = ranks - 1; rank >= 0; --rank) {
@@ -181,6 +204,38 @@ ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
   if (nobody_said_so) report_lost(*lost);
   return worst;
 }
+
+}  // namespace
+
+ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
+                      std::chrono::seconds patience) {
+  std::vector<std::string> words = launcher;
+  for (std::string& word : own_command()) words.push_back(std::move(word));
+  const ReportDirectory reports;
+  Launched launched;
+  {
+    const Told told(reports);
+    launched.add(start(argument_pointers(words)));
+  }
+  return outcome_of(launched, reports, ranks, patience);
+}
+
+ExitCode start_ranks(int32_t ranks, std::chrono::seconds patience) {
+  std::vector<std::string> words = own_command();
+  const ReportDirectory reports;
+  Launched launched;
+  {
+    const Told told(reports);
+    Told::say(kRanksVariable, std::to_string(ranks));
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      Told::say(kRankVariable, std::to_string(rank));
+      launched.add(start(argument_pointers(words)));
+    }
+  }
+  return outcome_of(launched, reports, ranks, patience);
+}
+
+std::string meeting_of_reports() { return environment_value(kReportsVariable) + "/meeting"; }
 
 bool was_launched_here() { return !environment_value(kReportsVariable).empty(); }
 

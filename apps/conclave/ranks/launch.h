@@ -1,5 +1,5 @@
-// Starts ranks as processes of this program, by a transport's launcher, and learns what became of
-// them: a launcher that lets ranks outlive each other does not tell by its exit status.
+// Starts ranks as processes of this program, itself or by a transport's launcher, and learns what
+// became of them: a launcher that lets ranks outlive each other does not tell by its exit status.
 #pragma once
 
 #include "exit_code.h"
@@ -17,7 +17,12 @@ namespace conclave::tool {
 ExitCode launch_ranks(const std::vector<std::string>& launcher, int32_t ranks,
                       std::chrono::seconds patience);
 
-// In a rank: whether launch_ranks has started it, and what it tells its starter.
+// The same without a launcher: starts the ranks itself, which learn their numbers by launched_rank.
+ExitCode start_ranks(int32_t ranks, std::chrono::seconds patience);
+
+// In a rank that start_ranks has started: where ranks meet.
+std::string meeting_of_reports();
+// In a rank: whether one of these has started it, and what it tells its starter.
 bool was_launched_here();
 void report_to_launcher(int32_t rank, ExitCode code);
 

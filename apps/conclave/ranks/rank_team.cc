@@ -57,6 +57,12 @@ void RankTeam::meet(std::string_view phase) const {
   if (!alone()) all_->wait(all_->begin_barrier(), kLongWork, phase);
 }
 
+void RankTeam::check(std::string_view phase) const {
+  for (Communicator* const group : {experts_, slices_}) {
+    if (group != nullptr) group->check(phase);
+  }
+}
+
 double RankTeam::largest(double value, std::string_view phase) const {
   if (!alone()) reduce(*all_, std::span(&value, 1), DType::kF64, ReduceOp::kMax, phase);
   return value;

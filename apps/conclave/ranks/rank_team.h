@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace conclave::tool {
 
@@ -28,13 +29,16 @@ class RankTeam {
   // Ranks are numbered tensor group by tensor group. `experts` connects those with the same place
   // in their tensor group, `slices` those of a tensor group.
   RankTeam(Communicator& all, Communicator& experts, Communicator& slices);
+  // The device of this rank; empty: what the user says.
+  const std::string& device() const { return device_; }
+  void use_device(std::string device) { device_ = std::move(device); }
 
   int32_t size() const { return all_ == nullptr ? 1 : all_->size(); }
   bool alone() const { return size() == 1; }
   bool leads() const { return all_ == nullptr || all_->rank() == 0; }
   // Ranks that share this machine's threads; 1 where a launcher has bound each to its own.
   int32_t ranks_here() const { return ranks_here_; }
-  void share_machine() { ranks_here_ = size(); }
+  void share_machine(int32_t ranks) { ranks_here_ = ranks; }
 
   ParallelSpec parallel() const;
   void connect(ContextOptions& options) const;
@@ -53,6 +57,8 @@ class RankTeam {
 
   // Collective: returns when every rank has come, however long one works before.
   void meet(std::string_view phase) const;
+  // Throws the CommError of work on a device that has ended since: its results are none.
+  void check(std::string_view phase) const;
   double largest(double value, std::string_view phase) const;
   int64_t largest(int64_t value, std::string_view phase) const;
   void take_largest(std::span<int32_t> values, std::string_view phase) const;
@@ -67,13 +73,14 @@ class RankTeam {
   int32_t tp_size() const { return slices_ == nullptr ? 1 : slices_->size(); }
   int32_t ep_rank() const { return experts_ == nullptr ? 0 : experts_->rank(); }
   int32_t tp_rank() const { return slices_ == nullptr ? 0 : slices_->rank(); }
-  std::string_view transport() const { return all_ == nullptr ? "" : all_->name(); }
+  std::string_view transport() const { return all_ == nullptr ? "" : experts_->name(); }
 
  private:
   Communicator* all_ = nullptr;
   Communicator* experts_ = nullptr;
   Communicator* slices_ = nullptr;
   int32_t ranks_here_ = 1;
+  std::string device_;
 };
 
 }  // namespace conclave::tool

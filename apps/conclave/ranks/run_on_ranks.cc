@@ -2,7 +2,10 @@
 
 #include "output/report_error.h"
 #include "output/terminal.h"
+#include "ranks/connect_ranks.h"
+#include "ranks/gpus.h"
 #include "ranks/launch.h"
+#include "ranks/launchers.h"
 
 #include "conclave/comm.h"
 #include "conclave/error.h"
@@ -11,6 +14,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -52,19 +56,20 @@ void end_exchanges(Communicator& communicator, const char* why) {
   }
 }
 
-// Runs the work and, where it fails, ends the exchanges of the other ranks.
-Outcome run_rank(RankTeam& team, std::span<Communicator* const> communicators, const Work& work) {
+using Groups = std::vector<Communicator*>;
+
+// Runs the work and, where it fails, ends the exchanges of the other ranks. The work leaves the
+// groups that it has.
+Outcome run_rank(const std::function<ExitCode(Groups&)>& work) {
   Outcome outcome;
+  Groups groups;
   const auto fail = [&](const Error& error, bool caused_by_others) {
     outcome = {
         .code = exit_code(error.code()), .error = error, .caused_by_others = caused_by_others};
-    for (Communicator* communicator : communicators) end_exchanges(*communicator, error.what());
+    for (Communicator* group : groups) end_exchanges(*group, error.what());
   };
   try {
-    outcome.code = work(team);
-    // Under a launcher of the user's own no one else would compare them.
-    outcome.code = static_cast<ExitCode>(
-        team.largest(static_cast<int64_t>(outcome.code), "compare the exit codes"));
+    outcome.code = work(groups);
   } catch (const CommError& error) {
     fail(error, true);
   } catch (const Error& error) {
@@ -75,6 +80,12 @@ Outcome run_rank(RankTeam& team, std::span<Communicator* const> communicators, c
     fail(Error(ErrorCode::kInternal, error.what()), false);
   }
   return outcome;
+}
+
+// Under a launcher of the user's own no one else would compare the codes.
+ExitCode worst_code(RankTeam& team, const Work& work) {
+  return static_cast<ExitCode>(
+      team.largest(static_cast<int64_t>(work(team)), "compare the exit codes"));
 }
 
 using Group = std::vector<std::unique_ptr<Communicator>>;
@@ -109,9 +120,12 @@ ExitCode run_on_threads(const RankOptions& options, int32_t ranks, const Work& w
     threads.emplace_back([&, rank] {
       Communicator* const mine[] = {all[rank].get(), experts[rank % tp_size][rank / tp_size].get(),
                                     slices[rank / tp_size][rank % tp_size].get()};
-      RankTeam team(*mine[0], *mine[1], *mine[2]);
-      team.share_machine();
-      outcomes[rank] = run_rank(team, mine, work);
+      outcomes[rank] = run_rank([&](Groups& groups) {
+        groups.assign(std::begin(mine), std::end(mine));
+        RankTeam team(*mine[0], *mine[1], *mine[2]);
+        team.share_machine(ranks);
+        return worst_code(team, work);
+      });
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -121,27 +135,51 @@ ExitCode run_on_threads(const RankOptions& options, int32_t ranks, const Work& w
   return code;
 }
 
-// This process is one rank.
-ExitCode run_as_rank(const RankOptions& options, const std::string& transport, const Work& work) {
-  const auto all = connect(transport, {.timeout = options.timeout()});
-  if (options.ranks && *options.ranks != all->size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "the launcher started another number of ranks",
-                 .tensor = "--ranks",
-                 .expected = std::to_string(all->size()),
-                 .found = std::to_string(*options.ranks)});
+void check_size(const RankOptions& options, int32_t size) {
+  if (!options.ranks || *options.ranks == size) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "the launcher started another number of ranks",
+                                            .tensor = "--ranks",
+                                            .expected = std::to_string(size),
+                                            .found = std::to_string(*options.ranks)});
+}
+
+// How this process has become a rank: a launcher said so by the environment, or MPI's to `host`.
+struct Seat {
+  std::optional<LaunchedRank> launched;
+  std::string host;
+
+  int32_t ranks_here(const Communicator& all) const {
+    if (launched) return launched->ranks_here;
+    return was_launched_here() ? all.size() : 1;
   }
-  check_split(all->size(), options.tensor_ranks);
-  const int32_t ep_rank = all->rank() / options.tensor_ranks;
-  const int32_t tp_rank = all->rank() % options.tensor_ranks;
-  const auto experts = connect(transport, {.group = tp_rank, .timeout = options.timeout()});
-  const auto slices = connect(transport, {.group = ep_rank, .timeout = options.timeout()});
-  RankTeam team(*all, *experts, *slices);
-  if (was_launched_here()) team.share_machine();
-  Communicator* const mine[] = {all.get(), experts.get(), slices.get()};
-  const Outcome outcome = run_rank(team, mine, work);
-  if (outcome.error && team.leads()) report_error(*outcome.error);
-  report_to_launcher(all->rank(), outcome.code);
+};
+
+// This process is one rank.
+ExitCode run_as_rank(const RankOptions& options, const std::string& transport, const Seat& seat,
+                     const Work& work) {
+  ConnectedRank rank;
+  // One of those that cannot even meet says so.
+  int32_t number = seat.launched ? seat.launched->rank : 0;
+  const Outcome outcome = run_rank([&](Groups& groups) {
+    if (seat.launched) check_size(options, seat.launched->size);
+    rank.all = connect_all(seat.launched, seat.host, options);
+    groups.push_back(rank.all.get());
+    number = rank.all->rank();
+    check_size(options, rank.all->size());
+    check_split(rank.all->size(), options.tensor_ranks);
+    if (const auto process = find_process_transport(transport)) {
+      connect_groups(*process, options, rank);
+    } else {
+      connect_groups(transport, options, rank);
+    }
+    groups.insert(groups.end(), {rank.experts.get(), rank.slices.get()});
+    RankTeam team(*rank.all, *rank.experts, *rank.slices);
+    team.share_machine(seat.ranks_here(*rank.all));
+    team.use_device(rank.device);
+    return worst_code(team, work);
+  });
+  if (outcome.error && number == 0) report_error(*outcome.error);
+  report_to_launcher(number, outcome.code);
   return outcome.code;
 }
 
@@ -159,12 +197,38 @@ std::string launcher_transport() {
   return {};
 }
 
+// Where this process is a rank of a transport whose ranks need no launcher of their own.
+std::optional<Seat> process_seat(const std::string& launched_by) {
+  // Over MPI ranks of several machines meet, too.
+  if (!launched_by.empty() && !is_rank_of_tool()) return Seat{.launched = {}, .host = launched_by};
+  if (auto launched = launched_rank()) return Seat{.launched = std::move(launched), .host = {}};
+  return std::nullopt;
+}
+
+ExitCode run_on_processes(const RankOptions& options, const ProcessTransport& transport,
+                          const std::string& launched_by, const Work& work) {
+  const std::string name(transport.name);
+  if (const auto seat = process_seat(launched_by)) return run_as_rank(options, name, *seat, work);
+  const auto ranks = static_cast<int32_t>(options.ranks.value_or(1));
+  check_split(ranks, options.tensor_ranks);
+  if (transport.has_gpus) check_gpus(name, ranks);
+  if (ranks > 1) return start_ranks(ranks, options.timeout());
+  RankTeam alone;
+  if (transport.has_gpus) alone.use_device("cuda:0");
+  return work(alone);
+}
+
 }  // namespace
 
 ExitCode run_on_ranks(const RankOptions& options, const Work& work) {
   const std::string launched_by = launcher_transport();
   std::string transport = options.transport.empty() ? launched_by : options.transport;
-  if (!transport.empty() && transport == launched_by) return run_as_rank(options, transport, work);
+  if (const auto process = find_process_transport(transport)) {
+    return run_on_processes(options, *process, launched_by, work);
+  }
+  if (!transport.empty() && transport == launched_by) {
+    return run_as_rank(options, transport, {.launched = {}, .host = launched_by}, work);
+  }
   if (transport.empty()) transport = transports().front().name;
   const auto ranks = static_cast<int32_t>(options.ranks.value_or(1));
   check_split(ranks, options.tensor_ranks);

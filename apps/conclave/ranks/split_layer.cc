@@ -26,7 +26,12 @@ ConstTensorView rows_of(const ConstTensorView& view, RowRange range) {
   return part;
 }
 
-LayerInput share_of(const LayerInput& input, RowRange range) {
+LayerInput share_of(const LayerInput& input, const RankTeam& team) {
+  const RowRange range = team.share_of(input.num_tokens());
+  std::vector<int64_t> rank_tokens;
+  for (int32_t rank = 0; rank < team.size(); rank += team.tp_size()) {
+    rank_tokens.push_back(team.share_of(input.num_tokens(), rank).size());
+  }
   return {.hidden = rows_of(input.hidden, range),
           .router_logits = rows_of(input.router_logits, range),
           .topk_ids = rows_of(input.topk_ids, range),
@@ -37,7 +42,8 @@ LayerInput share_of(const LayerInput& input, RowRange range) {
           .top_k = input.top_k,
           .banned_experts = input.banned_experts,
           .expert_budget = input.expert_budget,
-          .adapter = input.adapter};
+          .adapter = input.adapter,
+          .rank_tokens = std::move(rank_tokens)};
 }
 
 constexpr std::string_view kGatherPhase = "gather the results";
@@ -68,7 +74,8 @@ LayerRun run_split_layer(const SplitLayer& split, const LayerInput& input, int32
   };
   if (team.alone()) return run_share(input);
   team.meet("load the layer");
-  LayerRun run = run_share(share_of(input, team.share_of(input.num_tokens())));
+  LayerRun run = run_share(share_of(input, team));
+  team.check("run the layer");
   if (!team.speaks()) std::fill(run.expert_load.begin(), run.expert_load.end(), 0);
   team.add_up(run.expert_load, kGatherPhase);
   run.median_ms = team.largest(run.median_ms, kGatherPhase);

@@ -1,0 +1,123 @@
+#include "ranks/gpus.h"
+
+#include "output/terminal.h"
+#include "ranks/launchers.h"
+
+#include "conclave/context.h"
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <span>
+#include <vector>
+
+namespace conclave::tool {
+namespace {
+
+constexpr const char* kOnTheCpu = "ranks on the CPU: --transport local, tcp or mpi";
+
+struct Gpus {
+  int32_t count = 0;
+  std::string why_no_more;
+};
+
+// As many as layers could run on, which asks the driver and takes no memory of a device.
+Gpus usable_gpus(int32_t most) {
+  Gpus gpus;
+  try {
+    for (; gpus.count < most; ++gpus.count) {
+      const Context asked({.device = fmt::format("cuda:{}", gpus.count), .num_threads = 1});
+    }
+  } catch (const Error& error) {
+    gpus.why_no_more = error.detail().found.empty() ? error.what() : error.detail().found;
+  }
+  return gpus;
+}
+
+std::string text_of(const Gpus& gpus) {
+  if (gpus.why_no_more.empty()) return std::to_string(gpus.count);
+  return fmt::format("{}: {}", gpus.count, gpus.why_no_more);
+}
+
+[[noreturn]] void refuse_fewer(int32_t ranks, const Gpus& gpus, const std::string& hint) {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "there are fewer GPUs than ranks",
+               .tensor = "--ranks",
+               .expected = fmt::format("{} GPUs, one for each rank", ranks),
+               .found = text_of(gpus),
+               .hint = hint});
+}
+
+// Ranks with the same number are processes of one machine that see the same GPUs.
+uint64_t view_of_machine() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  for (const char* const variable : {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}) {
+    text += "\n" + environment_value(variable);
+  }
+  return hash_of(text);
+}
+
+// What a rank tells the others.
+struct View {
+  uint64_t machine = 0;
+  int64_t gpus = 0;
+};
+
+}  // namespace
+
+void check_gpus(const std::string& transport, int32_t ranks) {
+  const Gpus gpus = usable_gpus(ranks);
+  if (gpus.count < ranks) {
+    const std::string hint =
+        gpus.count > 0 ? fmt::format("--ranks {}, or more devices in CUDA_VISIBLE_DEVICES; {}",
+                                     gpus.count, kOnTheCpu)
+                       : fmt::format("conclave doctor shows what is missing; {}", kOnTheCpu);
+    refuse_fewer(ranks, gpus, hint);
+  }
+  for (const TransportInfo& info : transports()) {
+    if (info.name != transport || info.usable || ranks == 1) continue;
+    throw Error(ErrorCode::kUnsupported,
+                {.what = "ranks cannot be connected by transport " + transport,
+                 .tensor = "--transport",
+                 .found = info.reason,
+                 .hint = fmt::format("install libnccl.so.2, such as PyPI's nvidia-nccl-cu13, and "
+                                     "put its folder into LD_LIBRARY_PATH; {}",
+                                     kOnTheCpu)});
+  }
+}
+
+std::string gpu_of_rank(Communicator& all) {
+  const Gpus gpus = usable_gpus(all.size());
+  const View mine{.machine = view_of_machine(), .gpus = gpus.count};
+  std::vector<View> views(static_cast<size_t>(all.size()));
+  all.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(views)),
+                 "share the GPUs");
+  std::vector<int32_t> ordinals;
+  for (auto view = views.begin(); view != views.end(); ++view) {
+    const auto before = std::count_if(
+        views.begin(), view, [&](const View& other) { return other.machine == view->machine; });
+    ordinals.push_back(static_cast<int32_t>(before));
+  }
+  for (size_t rank = 0; rank < views.size(); ++rank) {
+    if (ordinals[rank] < views[rank].gpus) continue;
+    const auto sharing = std::count_if(views.begin(), views.end(), [&](const View& other) {
+      return other.machine == views[rank].machine;
+    });
+    throw Error(
+        ErrorCode::kUnsupported,
+        {.what = fmt::format("rank {} has no GPU of its own", rank),
+         .tensor = "--ranks",
+         .expected = fmt::format("{} GPUs, which as many ranks of its machine share", sharing),
+         .found = views[rank].gpus == gpus.count ? text_of(gpus) : std::to_string(views[rank].gpus),
+         .hint = fmt::format("start fewer ranks, or let the launcher give each a GPU in "
+                             "CUDA_VISIBLE_DEVICES; {}",
+                             kOnTheCpu)});
+  }
+  return fmt::format("cuda:{}", ordinals[static_cast<size_t>(all.rank())]);
+}
+
+}  // namespace conclave::tool

@@ -1,0 +1,115 @@
+#include "ranks/meeting.h"
+
+#include "conclave/error.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sys/stat.h>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+namespace conclave::tool {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using Clock = std::chrono::steady_clock;
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A process as nobody confuses it with a later one of the same number: "4711 8312004". Empty where
+// it has ended.
+std::string process_mark(const std::string& pid) {
+  const std::string stat = text_of("/proc/" + pid + "/stat");
+  // The name in parentheses may hold anything: fields count from behind the last one.
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return {};
+  const char state = stat[name_end + 2];
+  if (state == 'Z' || state == 'X') return {};
+  size_t at = name_end + 2;
+  constexpr int kFieldsBeforeStart = 19;
+  for (int i = 0; i < kFieldsBeforeStart && at != std::string::npos; ++i) {
+    at = stat.find(' ', at + 1);
+  }
+  if (at == std::string::npos) return {};
+  return pid + " " + stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
+}
+
+[[noreturn]] void refuse(const std::string& what, const std::string& file,
+                         const std::string& found) {
+  throw Error(ErrorCode::kFileWrite, {.what = what, .file = file, .found = found});
+}
+
+// What the folder's rank has said, if its writer lives. The first line is the writer's mark.
+std::optional<std::string> said_by_living(const std::string& path) {
+  const std::string text = text_of(path);
+  const size_t line_end = text.find('\n');
+  if (line_end == std::string::npos) return std::nullopt;
+  const std::string mark = text.substr(0, line_end);
+  if (process_mark(mark.substr(0, mark.find(' '))) != mark) return std::nullopt;
+  return text.substr(line_end + 1);
+}
+
+}  // namespace
+
+FileMeeting::FileMeeting(std::string folder, int32_t rank, int32_t size,
+                         std::chrono::nanoseconds timeout)
+    : folder_(std::move(folder)), rank_(rank), size_(size), timeout_(timeout) {
+  if (::mkdir(folder_.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    refuse("cannot make the folder where ranks meet", folder_, std::strerror(errno));
+  }
+  struct stat info {};
+  const bool is_ours = ::lstat(folder_.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+                       info.st_uid == ::geteuid() && (info.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+  if (!is_ours) refuse("others may write where ranks meet", folder_, "another owner, or access");
+}
+
+std::vector<std::string> FileMeeting::exchange(const std::string& mine) {
+  const auto until = Clock::now() + timeout_;
+  const std::string round = fmt::format("{}/{}.", folder_, round_);
+  const std::string own = own_text(round_++);
+  {
+    std::ofstream file(own + ".new", std::ios::binary);
+    file << process_mark(std::to_string(::getpid())) << '\n' << mine;
+    if (!file.flush()) refuse("cannot say where this rank is", own, std::strerror(errno));
+  }
+  // Whole or not at all: others look at any time.
+  std::error_code problem;
+  std::filesystem::rename(own + ".new", own, problem);
+  if (problem) refuse("cannot say where this rank is", own, problem.message());
+  std::vector<std::string> texts;
+  auto pause = 1ms;
+  while (std::ssize(texts) < size_) {
+    const auto rank = static_cast<int32_t>(texts.size());
+    if (auto text = said_by_living(round + std::to_string(rank))) {
+      texts.push_back(std::move(*text));
+      continue;
+    }
+    if (Clock::now() >= until) {
+      throw CommError(ErrorCode::kCommTimeout, rank, "connect", "it has not come in time");
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, 20ms);
+  }
+  return texts;
+}
+
+FileMeeting::~FileMeeting() {
+  for (int32_t round = 0; round < round_; ++round) ::unlink(own_text(round).c_str());
+  ::rmdir(folder_.c_str());  // unless texts of others are there
+}
+
+std::string FileMeeting::own_text(int32_t round) const {
+  return fmt::format("{}/{}.{}", folder_, round, rank_);
+}
+
+}  // namespace conclave::tool
