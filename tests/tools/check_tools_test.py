@@ -304,6 +304,48 @@ class CheckRules(CheckCase):
         self.assertIn("401 lines", output)
 
 
+class CheckIncludes(CheckCase):
+    def expect(self, status: int, text: str):
+        found, output = self.check("check_includes.py")
+        self.assertEqual(found, status, output)
+        self.assertIn(text, output)
+
+    def test_headers_in_reach_pass(self):
+        self.write("include/conclave/a.h", "#include <string>\n#include <vector>\n")
+        self.write("src/core/b.h", '#include "conclave/a.h"\n#include <fmt/core.h>\n')
+        self.write("src/core/b.cc", '#include "core/b.h"\nstd::vector<std::string_view> all;\n'
+                                    'auto text = fmt::format("{}", 1);\n')
+        self.write("tests/core/b_test.cc", '#include "core/b.h"\n// std::map\n'
+                                           'auto text = "std::map of std::string";\n')
+        self.expect(0, "are in reach")
+
+    def test_forgotten_header_fails(self):
+        for line, header in (("std::vector<int> a;", "vector"), ("bool b = std::isnan(1.0);", "cmath"),
+                             ("auto p = std::make_unique<int>();", "memory"),
+                             ("void f(int32_t);", "cstdint"), ("auto t = fmt::format(s);", "fmt/format.h"),
+                             ("TEST(A, B) {}", "gtest/gtest.h")):
+            with self.subTest(header=header):
+                self.write("src/core/a.cc", f"#include <iterator>\n{line}\n")
+                self.expect(1, f"src/core/a.cc:2: include <{header}>")
+
+    def test_header_of_another_project_counts_for_nothing(self):
+        self.write("tests/core/a_test.cc", "#include <gtest/gtest.h>\nstd::vector<int> a;\n")
+        self.expect(1, "tests/core/a_test.cc:2: include <vector>")
+
+    def test_the_nearest_of_two_headers_counts(self):
+        self.write("src/core/a.h", "#include <map>\n")
+        self.write("tests/core/a.h", "")
+        self.write("tests/core/a_test.cc", '#include "core/a.h"\nstd::map<int, int> a;\n')
+        self.expect(1, "tests/core/a_test.cc:2: include <map>")
+
+    def test_precompiled_header_that_the_table_does_not_know_fails(self):
+        self.write("cmake/Precompile.cmake", "# conclave_precompile(<target> <header>...)\n"
+                                             "set(CONCLAVE_STANDARD_HEADERS\n    <vector> <regex>)\n")
+        self.expect(1, "<regex> is precompiled")
+        self.write("cmake/Precompile.cmake", "conclave_precompile(conclave <vector> <fmt/format.h>)\n")
+        self.expect(0, "are in reach")
+
+
 @unittest.skipUnless(shutil.which("g++"), "needs g++")
 class CheckHeaders(CheckCase):
     def test_self_contained_header_passes(self):
