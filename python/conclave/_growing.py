@@ -16,7 +16,13 @@ MAX_WORKSPACE_BYTES_CPU = 1 << 30
 
 
 def growing(layer: Layer) -> Layer:
-    """The layer, which from now on plans for the calls that it sees."""
+    """The layer, which from now on plans for the calls that it sees.
+
+    One that exchanges rows keeps its plan: its ranks see calls of different lengths, and a larger
+    plan is made by all of them together."""
+    parallel = layer.parallel
+    if parallel.ep_size > 1 and parallel.reduce == "full":
+        return layer
     limit = MAX_WORKSPACE_BYTES_CPU if layer.device == "cpu" else MAX_WORKSPACE_BYTES_GPU
     layer._core.grow_with_calls(MAX_PLANNED_TOKENS, limit)
     return layer

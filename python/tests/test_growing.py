@@ -46,8 +46,24 @@ def test_calls_are_planned_for_the_next_power_of_two():
 def test_scratch_that_is_kept_has_the_lower_limit(device, limit):
     asked = []
     core = SimpleNamespace(grow_with_calls=lambda *limits: asked.append(limits))
-    _growing.growing(SimpleNamespace(device=device, _core=core))
+    alone = conclave.ParallelSpec()
+    _growing.growing(SimpleNamespace(device=device, _core=core, parallel=alone))
     assert asked == [(16384, limit)]
+
+
+def test_ranks_that_exchange_rows_keep_their_plan():
+    asked = []
+    core = SimpleNamespace(grow_with_calls=lambda *limits: asked.append(limits))
+    for parallel, grows in (
+        (conclave.ParallelSpec(ep_size=2), False),
+        (conclave.ParallelSpec(ep_size=2, tp_size=2), False),
+        (conclave.ParallelSpec(ep_size=2, reduce="partial"), True),
+        (conclave.ParallelSpec(tp_size=2), True),
+    ):
+        layer = SimpleNamespace(device="cpu", _core=core, parallel=parallel)
+        assert _growing.growing(layer) is layer
+        assert bool(asked) == grows
+        asked.clear()
 
 
 def test_growing_packs_nothing(monkeypatch):
