@@ -219,6 +219,10 @@ void CCommunicator::try_call(const char* function, Call&& call) {
                        .what = {}};
     failure_->what = where() + " failed with status " + std::to_string(status) +
                      (said.reason == nullptr ? "" : ": " + std::string(said.reason));
+  } catch (const std::bad_alloc&) {
+    if (failure_) throw;
+    failure_ = Failure{.code = ErrorCode::kOutOfMemory, .peer = -1, .what = {}};
+    failure_->what = where() + " found no memory";
   } catch (const std::exception& error) {
     if (failure_) throw;
     failure_ = Failure{.code = ErrorCode::kInternal, .peer = -1, .what = {}};
@@ -236,9 +240,16 @@ void CCommunicator::call(const char* function, std::string_view phase, Call&& ca
   check_usable(phase);
 }
 
+// A wait must not need memory: what is begun would go on without it. Cut between two letters.
 const char* CCommunicator::phase_text(std::string_view phase) {
-  phase_.assign(phase);
-  return phase_.c_str();
+  const auto continues = [&](size_t at) {
+    return (static_cast<unsigned char>(phase[at]) & 0xC0U) == 0x80U;
+  };
+  size_t length = std::min(phase.size(), phase_.size() - 1);
+  while (length > 0 && length < phase.size() && continues(length)) --length;
+  std::copy_n(phase.begin(), length, phase_.begin());
+  phase_[length] = '\0';
+  return phase_.data();
 }
 
 CommHandle CCommunicator::start(const CommOperation& operation) {

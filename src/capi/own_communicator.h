@@ -5,6 +5,7 @@
 #include "conclave/comm.h"
 #include "conclave/error.h"
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -82,7 +83,7 @@ class CCommunicator final : public Communicator {
   std::shared_ptr<const CommunicatorFunctions> functions_;
   std::chrono::nanoseconds timeout_;
   std::optional<Failure> failure_;
-  std::string phase_;  // kept, so that waits allocate nothing
+  std::array<char, 128> phase_ = {};
   uint64_t last_number_ = 0;
   bool has_shrunk_ = false;
 };

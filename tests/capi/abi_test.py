@@ -36,7 +36,10 @@ BREAKS = [
      "CONCLAVE_REFIT_MODE_IN_PLACE"),
     ("source.h", "  conclave_memory memory;", "  int64_t num_experts_first;\n  conclave_memory memory;",
      "struct conclave_source_options"),
-    ("layer.h", "  const int32_t* adapter;", "", "struct conclave_forward_args has become smaller"),
+    ("layer.h", "  size_t rank_tokens_count;", "", "struct conclave_forward_args has become smaller"),
+    ("own_communicator.h", "  uint64_t number;  ", "  int64_t number;  ", "struct conclave_comm_operation"),
+    ("own_communicator.h", "CONCLAVE_COMM_KIND_BARRIER = 4", "CONCLAVE_COMM_KIND_BARRIER = 7",
+     "CONCLAVE_COMM_KIND_BARRIER"),
     ("status.h", "CONCLAVE_ERROR_SHAPE = 104", "CONCLAVE_ERROR_SHAPE = 105", "CONCLAVE_ERROR_SHAPE"),
     ("tensor.h", "CONCLAVE_DTYPE_F16 = 10", "CONCLAVE_DTYPE_HALF = 10", "CONCLAVE_DTYPE_F16"),
     ("base.h", "CONCLAVE_C_API const char* conclave_version(void)",
@@ -46,7 +49,7 @@ BREAKS = [
 ]
 # Additions break nothing, and have to be recorded.
 ADDITIONS = [
-    ("layer.h", "  const int32_t* adapter;", "  const int32_t* adapter;\n  int64_t at_the_end;"),
+    ("layer.h", "  size_t rank_tokens_count;", "  size_t rank_tokens_count;\n  int64_t at_the_end;"),
     ("router.h", "  size_t scratch_bytes;", "  size_t scratch_bytes;\n  void (*at_the_end)(void* user);"),
     ("record.h", "CONCLAVE_WHEN_FULL_ERROR = 2", "CONCLAVE_WHEN_FULL_ERROR = 2,\n  CONCLAVE_WHEN_FULL_GROW = 3"),
     ("tensor.h", "CONCLAVE_DTYPE_I6 = 28", "CONCLAVE_DTYPE_I6 = 28,\n  CONCLAVE_DTYPE_NEXT = 29"),

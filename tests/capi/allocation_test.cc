@@ -23,6 +23,7 @@ using testing::tensor_of;
   } while (0)
 
 struct Life {
+  testing::Handle<conclave_communicator> ranks;
   testing::Handle<conclave_context> context;
   testing::Handle<conclave_spec> spec;
   testing::Handle<conclave_source> source;
@@ -42,6 +43,27 @@ conclave_status route(void*, conclave_route_call* call) {
   return CONCLAVE_OK;
 }
 
+// A rank that is alone: whatever it begins is complete.
+conclave_own_communicator alone(int* released) {
+  auto own = sized<conclave_own_communicator>();
+  own.name = "a transport whose name is longer than what strings keep in themselves";
+  own.user = released;
+  own.size = 1;
+  own.start = [](void*, const conclave_comm_operation*, conclave_comm_failure*) {
+    return conclave_status{CONCLAVE_OK};
+  };
+  own.wait = [](void*, uint64_t, int64_t, const char*, conclave_comm_failure*) {
+    return conclave_status{CONCLAVE_OK};
+  };
+  own.test = [](void*, uint64_t, int32_t* complete, const char*, conclave_comm_failure*) {
+    *complete = 1;
+    return conclave_status{CONCLAVE_OK};
+  };
+  own.abort = [](void*, const char*) {};
+  own.release = [](void* user) { ++*static_cast<int*>(user); };
+  return own;
+}
+
 template <class T, class Function, class... Arguments>
 conclave_status make_into(testing::Handle<T>& to, Function function, Arguments... arguments) {
   T* made = nullptr;
@@ -54,8 +76,14 @@ class Memory {
  public:
   conclave_status live() {
     Life life;
+    const conclave_own_communicator transport = alone(&released_ranks_);
+    STEP(make_into(life.ranks, conclave_communicator_from_own, &transport));
+    ++kept_ranks_;
+    STEP(conclave_communicator_barrier(life.ranks.get(),
+                                       "a phase that is longer than what strings keep"));
     auto options = sized<conclave_context_options>();
     options.num_threads = 1;
+    options.communicator = life.ranks.get();
     STEP(make_into(life.context, conclave_context_create, &options));
     auto own = sized<conclave_own_router>();
     own.name = "counted";
@@ -92,6 +120,7 @@ class Memory {
   }
 
   int released() const { return released_; }
+  bool has_released_all_ranks() const { return released_ranks_ == kept_ranks_; }
 
  private:
   conclave_status add_adapter(conclave_layer* layer) {
@@ -158,6 +187,8 @@ class Memory {
   }
 
   int released_ = 0;
+  int released_ranks_ = 0;
+  int kept_ranks_ = 0;
   Tensor gate_up_ = testing::random_tensor(DType::kF32, 256, 32, 1);
   Tensor down_ = testing::random_tensor(DType::kF32, 128, 32, 2);
   Tensor a_ = testing::random_tensor(DType::kF32, 2, 32, 3);
@@ -194,6 +225,7 @@ TEST(Allocations, EachThatFails_IsAStatus_AndNothingElse) {
   }
   EXPECT_GT(at, 100);
   EXPECT_LE(memory.released(), lives + 1);
+  EXPECT_TRUE(memory.has_released_all_ranks());
   EXPECT_EQ(memory.live(), CONCLAVE_OK);
 }
 

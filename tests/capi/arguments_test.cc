@@ -51,6 +51,8 @@ struct Valid {
       make<conclave_replay>(&conclave_replay_from_recorder, recorder.get());
   conclave_lora_adapter adapter = sized<conclave_lora_adapter>();
   conclave_own_router own_router = sized<conclave_own_router>();
+  conclave_own_communicator own_ranks = sized<conclave_own_communicator>();
+  conclave_regroup_options regrouping = sized<conclave_regroup_options>();
   conclave_tensor rows = ids();
   double load[60] = {};
   int32_t int32 = 0;
@@ -94,6 +96,8 @@ struct Out {
   conclave_refit* refit = nullptr;
   conclave_recorder* recorder = nullptr;
   conclave_replay* replay = nullptr;
+  conclave_shared_writer* writer = nullptr;
+  conclave_device_recorder* rings = nullptr;
   char* text = nullptr;
   const char* device = nullptr;
 
@@ -102,7 +106,7 @@ struct Out {
            feed == nullptr && checkpoint == nullptr && layer == nullptr && workspace == nullptr &&
            router == nullptr && adapters == nullptr && slots == nullptr && migration == nullptr &&
            balancer == nullptr && refit == nullptr && recorder == nullptr && replay == nullptr &&
-           text == nullptr && device == nullptr;
+           writer == nullptr && rings == nullptr && text == nullptr && device == nullptr;
   }
 };
 
@@ -142,6 +146,9 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_communicator_all_reduce, nullptr, &o, &o, 1, CONCLAVE_DTYPE_F32, nullptr),
       CALL(conclave_communicator_abort, nullptr, nullptr),
       CALL(conclave_communicator_check, nullptr),
+      CALL(conclave_communicator_from_own, nullptr, &o.communicator),
+      CALL(conclave_communicator_from_own, &v.own_ranks, nullptr),
+      CALL(conclave_communicator_from_own, &v.own_ranks, &o.communicator),
       CALL(conclave_survivors, nullptr, 0, &o.communicator, nullptr),
       CALL(conclave_survivors, v.communicator.get(), 0, nullptr, nullptr),
       CALL(conclave_spec_from_json, nullptr, &o.spec),
@@ -154,6 +161,18 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_spec_get_info, v.spec.get(), nullptr),
       CALL(conclave_source_from_tensors, nullptr, 1, nullptr, &o.source),
       CALL(conclave_source_from_tensors, nullptr, 0, nullptr, nullptr),
+      CALL(conclave_source_from_shared, nullptr, 0, &o.source),
+      CALL(conclave_source_from_shared, "/dev/shm/none", 0, nullptr),
+      CALL(conclave_source_get_shared_info, nullptr, nullptr),
+      CALL(conclave_source_shared_tensors_json, nullptr, &o.text),
+      CALL(conclave_source_check_unchanged, nullptr),
+      CALL(conclave_shared_writer_create, nullptr, v.source.get(), nullptr, &o.writer),
+      CALL(conclave_shared_writer_create, "/dev/shm/none", nullptr, nullptr, &o.writer),
+      CALL(conclave_shared_writer_create, "/dev/shm/none", v.source.get(), nullptr, nullptr),
+      CALL(conclave_shared_writer_begin, nullptr),
+      CALL(conclave_shared_writer_memory, nullptr, "gate", 0, nullptr, nullptr),
+      CALL(conclave_shared_writer_publish, nullptr, 0, &v.hash),
+      CALL(conclave_shared_writer_publish_source, nullptr, v.source.get(), 0, &v.hash),
       CALL(conclave_feed_from_config, nullptr, &o.feed),
       CALL(conclave_feed_from_config, "{}", nullptr),
       CALL(conclave_feed_from_spec, nullptr, "qwen3_moe", nullptr, 0, nullptr, &o.feed),
@@ -283,6 +302,22 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_slots_moved, v.slots.get(), v.slots.get(), nullptr),
       CALL(conclave_layer_update_placement, nullptr, v.slots.get(), nullptr),
       CALL(conclave_layer_update_placement, v.layer.get(), nullptr, nullptr),
+      CALL(conclave_slots_spread, nullptr, &v.int32, 1, &o.slots),
+      CALL(conclave_slots_spread, v.slots.get(), nullptr, 1, &o.slots),
+      CALL(conclave_slots_spread, v.slots.get(), &v.int32, 1, nullptr),
+      CALL(conclave_layer_regroup, nullptr, v.context.get(), &v.regrouping, &o.layer),
+      CALL(conclave_layer_regroup, v.layer.get(), nullptr, &v.regrouping, &o.layer),
+      CALL(conclave_layer_regroup, v.layer.get(), v.context.get(), nullptr, &o.layer),
+      CALL(conclave_layer_regroup, v.layer.get(), v.context.get(), &v.regrouping, &o.layer),
+      CALL(conclave_layer_regroup, v.layer.get(), v.context.get(), &v.regrouping, nullptr),
+      CALL(conclave_layer_hand_over, nullptr, &v.regrouping),
+      CALL(conclave_layer_hand_over, v.layer.get(), nullptr),
+      CALL(conclave_layer_hand_over, v.layer.get(), &v.regrouping),
+      CALL(conclave_layer_join, nullptr, v.spec.get(), nullptr, &v.regrouping, &o.layer),
+      CALL(conclave_layer_join, v.context.get(), nullptr, nullptr, &v.regrouping, &o.layer),
+      CALL(conclave_layer_join, v.context.get(), v.spec.get(), nullptr, nullptr, &o.layer),
+      CALL(conclave_layer_join, v.context.get(), v.spec.get(), nullptr, &v.regrouping, &o.layer),
+      CALL(conclave_layer_join, v.context.get(), v.spec.get(), nullptr, &v.regrouping, nullptr),
       CALL(conclave_migration_create, nullptr, v.slots.get(), nullptr, &o.migration),
       CALL(conclave_migration_create, v.layer.get(), nullptr, nullptr, &o.migration),
       CALL(conclave_migration_create, v.layer.get(), v.slots.get(), nullptr, nullptr),
@@ -324,6 +359,18 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_recorder_write, nullptr, "record.safetensors"),
       CALL(conclave_recorder_write, v.recorder.get(), nullptr),
       CALL(conclave_recorder_clear, nullptr),
+      CALL(conclave_device_recorder_create, nullptr, &v.number, v.specs, 1, nullptr, &o.rings),
+      CALL(conclave_device_recorder_create, v.context.get(), nullptr, v.specs, 1, nullptr,
+           &o.rings),
+      CALL(conclave_device_recorder_create, v.context.get(), &v.number, nullptr, 1, nullptr,
+           &o.rings),
+      CALL(conclave_device_recorder_create, v.context.get(), &v.number, v.specs, 1, nullptr,
+           nullptr),
+      CALL(conclave_device_recorder_record, nullptr, nullptr),
+      CALL(conclave_device_recorder_counts, nullptr, 0, nullptr, nullptr),
+      CALL(conclave_device_recorder_write, nullptr, "record.safetensors"),
+      CALL(conclave_device_recorder_clear, nullptr),
+      CALL(conclave_replay_from_device_recorder, nullptr, &o.replay),
       CALL(conclave_replay_open, nullptr, &o.replay),
       CALL(conclave_replay_open, "record.safetensors", nullptr),
       CALL(conclave_replay_from_recorder, nullptr, &o.replay),
@@ -384,6 +431,8 @@ TEST(Arguments, EndingNothing_IsNothing) {
   conclave_refit_destroy(nullptr);
   conclave_recorder_destroy(nullptr);
   conclave_replay_destroy(nullptr);
+  conclave_shared_writer_destroy(nullptr);
+  conclave_device_recorder_destroy(nullptr);
   conclave_text_free(nullptr);
 }
 

@@ -31,6 +31,7 @@ struct EndHandle {
   void operator()(conclave_refit* handle) const { conclave_refit_destroy(handle); }
   void operator()(conclave_recorder* handle) const { conclave_recorder_destroy(handle); }
   void operator()(conclave_replay* handle) const { conclave_replay_destroy(handle); }
+  void operator()(conclave_shared_writer* handle) const { conclave_shared_writer_destroy(handle); }
 };
 template <class T>
 using Handle = std::unique_ptr<T, EndHandle>;

@@ -163,11 +163,16 @@ TEST(OwnCommunicators, OperationsAreToldWhole) {
   EXPECT_EQ(rank.started.number, 2U);
   EXPECT_EQ(rank.started.kind, CONCLAVE_COMM_KIND_BARRIER);
   EXPECT_EQ(rank.started.dtype, 0);
+  // A long phase is cut between two letters, here of two bytes each; the error has all of it.
+  std::string letters;
+  while (letters.size() < 300) letters += "\xC3\xA9";
+  ASSERT_EQ(conclave_communicator_barrier(communicator.get(), letters.c_str()), CONCLAVE_OK);
+  EXPECT_EQ(rank.asked_phase, letters.substr(0, 126));
   // What the library refuses never reaches the transport.
   expect_error(conclave_communicator_all_reduce(communicator.get(), mine, sums, 3,
                                                 CONCLAVE_DTYPE_BF16, "sums"),
                CONCLAVE_ERROR_DTYPE, "");
-  EXPECT_EQ(rank.starts, 2);
+  EXPECT_EQ(rank.starts, 3);
 }
 
 struct FailureCase {

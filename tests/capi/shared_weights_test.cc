@@ -28,10 +28,7 @@ using testing::make;
 using testing::same_bits;
 using testing::sized;
 
-struct EndWriter {
-  void operator()(conclave_shared_writer* writer) const { conclave_shared_writer_destroy(writer); }
-};
-using Writer = std::unique_ptr<conclave_shared_writer, EndWriter>;
+using Writer = Handle<conclave_shared_writer>;
 
 class SharedSources : public ::testing::Test {
  protected:
@@ -39,10 +36,8 @@ class SharedSources : public ::testing::Test {
 
   Writer writer(const conclave_source* source,
                 const conclave_shared_writer_options* options = nullptr) const {
-    conclave_shared_writer* out = nullptr;
-    EXPECT_EQ(conclave_shared_writer_create(path_.c_str(), source, options, &out), CONCLAVE_OK)
-        << conclave_last_error_message();
-    return Writer(out);
+    return make<conclave_shared_writer>(&conclave_shared_writer_create, path_.c_str(), source,
+                                        options);
   }
   Handle<conclave_source> reader(uint32_t flags = 0) const {
     return make<conclave_source>(&conclave_source_from_shared, path_.c_str(), flags);
@@ -254,7 +249,6 @@ TEST_F(SharedSources, WritersThatCannotBe_AreTypedErrors) {
   expect_error(conclave_shared_writer_begin(nullptr), CONCLAVE_ERROR_NULL_POINTER, "writer");
   expect_error(conclave_shared_writer_publish(nullptr, 0, nullptr), CONCLAVE_ERROR_NULL_POINTER,
                "writer");
-  conclave_shared_writer_destroy(nullptr);
 }
 
 TEST_F(SharedSources, FilesThatAreNoSuchWeights_AreTypedErrors) {

@@ -97,7 +97,8 @@ typedef struct conclave_own_communicator {
   conclave_status (*start)(void* user, const conclave_comm_operation* operation,
                            conclave_comm_failure* failure);
   // Completes operation `number` on this rank. Each is waited for once, in any order: a wait moves
-  // all that is under way, or ranks that wait in other orders block each other.
+  // all that is under way, or ranks that wait in other orders block each other. `phase` names the
+  // step, its first 127 bytes, and lives during the call.
   conclave_status (*wait)(void* user, uint64_t number, int64_t deadline_ns, const char* phase,
                           conclave_comm_failure* failure);
   // Sets *complete to 1 if the operation is complete, whose wait is still to come. Never blocks.
