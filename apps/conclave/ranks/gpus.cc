@@ -21,6 +21,7 @@ constexpr const char* kOnTheCpu = "ranks on the CPU: --transport local, tcp or m
 struct Gpus {
   int32_t count = 0;
   std::string why_no_more;
+  std::string hint;  // empty, or what a build without GPUs lacks
 };
 
 // As many as layers could run on, which asks the driver and takes no memory of a device.
@@ -31,7 +32,10 @@ Gpus usable_gpus(int32_t most) {
       const Context asked({.device = fmt::format("cuda:{}", gpus.count), .num_threads = 1});
     }
   } catch (const Error& error) {
-    gpus.why_no_more = error.detail().found.empty() ? error.what() : error.detail().found;
+    // A build without CUDA names the device, a machine the driver's reason.
+    const bool by_driver = error.code() == ErrorCode::kDevice && !error.detail().found.empty();
+    gpus.why_no_more = by_driver ? error.detail().found : error.detail().what;
+    gpus.hint = error.detail().hint;
   }
   return gpus;
 }
@@ -75,7 +79,8 @@ void check_gpus(const std::string& transport, int32_t ranks) {
     const std::string hint =
         gpus.count > 0 ? fmt::format("--ranks {}, or more devices in CUDA_VISIBLE_DEVICES; {}",
                                      gpus.count, kOnTheCpu)
-                       : fmt::format("conclave doctor shows what is missing; {}", kOnTheCpu);
+                       : fmt::format("{}{}conclave doctor shows what is missing; {}", gpus.hint,
+                                     gpus.hint.empty() ? "" : "; ", kOnTheCpu);
     refuse_fewer(ranks, gpus, hint);
   }
   for (const TransportInfo& info : transports()) {

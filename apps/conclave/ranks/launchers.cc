@@ -125,7 +125,7 @@ uint64_t hash_of(std::string_view text) noexcept {
   return hash;
 }
 
-bool is_rank_of_tool() { return is_set(kRankVariable); }
+bool is_rank_of_tool() { return is_set(kRankVariable) && was_launched_here(); }
 
 std::optional<LaunchedRank> launched_rank() {
   if (is_rank_of_tool()) {
