@@ -58,6 +58,18 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", [list, torch.tensor])
+def test_numbers_of_tokens_reach_the_layer_from_a_graph(form):
+    layer = filled()
+    run = compiled(layer)
+    for count in (3, 11):
+        given = tokens(count)
+        close(run(*given, rank_tokens=form([count])), layer(*given))
+    with pytest.raises(ConclaveValueError, match="rank_tokens"):
+        run(*tokens(5), rank_tokens=form([4]))
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
 def test_a_model_is_one_graph_for_any_number_of_tokens():
     torch.manual_seed(0)
     shared = torch.nn.Linear(48, 48)
