@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -123,6 +124,72 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConclaveTypeError(f"{name}: expected a text, found {type(value).__name__}")
     return value
+
+
+def integers(name: str, values: Any, low: int, high: int) -> list[int]:
+    """The values of an argument that lists integers: a sequence, a set, or an array.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument, the place and its limits.
+    """
+    return [integer(f"{name}[{i}]", v, low, high) for i, v in enumerate(_listed(name, values))]
+
+
+def texts(name: str, values: Any) -> list[str]:
+    """The values of an argument that lists texts.
+
+    Raises:
+        ConclaveTypeError: naming the argument, and the place.
+    """
+    return [text(f"{name}[{i}]", value) for i, value in enumerate(_listed(name, values))]
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise ConclaveTypeError(f"{name}: expected a list, found {type(values).__name__}")
+    try:
+        return list(values)
+    except TypeError as error:  # an array without an axis
+        raise ConclaveTypeError(f"{name}: expected a list, found {error}") from None
+
+
+def some(name: str, found: list[Any]) -> list[Any]:
+    """What was listed, each once and one at least: an empty list would mean all to the library.
+
+    Raises:
+        ConclaveValueError: naming the argument.
+    """
+    if not found:
+        raise ConclaveValueError(f"{name}: expected at least one, or None for all, found none")
+    seen = set()
+    for one in found:
+        if one in seen:
+            raise ConclaveValueError(f"{name}: expected each once, found {one} twice")
+        seen.add(one)
+    return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """The value of an argument that is a bool, of numpy too.
+
+    Raises:
+        ConclaveTypeError: naming the argument.
+    """
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise ConclaveTypeError(f"{name}: expected True or False, found {type(value).__name__}")
+    return bool(value)
+
+
+def path(name: str, value: Any) -> str:
+    """The value of an argument that is a path.
+
+    Raises:
+        ConclaveTypeError: naming the argument.
+    """
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise ConclaveTypeError(f"{name}: expected a path, found {type(value).__name__}") from None
 
 
 def refuse(banned: Any, expert_budget: int | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conclave import _conclave
+from conclave.errors import ConclaveValueError
 from conclave.spec import ParallelSpec, from_dict, to_dict
 
 Array = Any
@@ -121,7 +122,7 @@ def balancedness(load: Array, slots: ExpertSlots) -> float:
 def moved_experts(before: ExpertSlots, after: ExpertSlots) -> int:
     """Slots whose expert was not on their rank before: as many experts travel."""
     if before.first_of != after.first_of:
-        raise ValueError("moved_experts: the two have other ranks or numbers of slots")
+        raise ConclaveValueError("moved_experts: the two have other ranks or numbers of slots")
     return _conclave.moved_experts(
         after.num_experts, list(before.logical_of), list(after.logical_of), list(after.first_of)
     )

@@ -24,6 +24,7 @@ Ranks = Any  # a Communicator, or a group of torch.distributed
 
 _MOST_ADAPTERS = 2**31 - 1
 _MOST_LAYERS = 2**31 - 1
+_MOST_BYTES = 2**63 - 1
 
 # The arguments of a call in the order of the module's table, which has their shapes and types. A
 # caller's scratch memory is no argument of `Layer.forward`.
@@ -86,11 +87,20 @@ def _ranks(
     return experts, slices
 
 
-def _everyone(ranks: Ranks) -> Communicator:
-    everyone = communicator_of(ranks, "everyone")
-    if everyone is None:
-        raise ConclaveTypeError("everyone: expected a Communicator or a group, found None")
-    return everyone
+def required_ranks(ranks: Ranks, argument: str) -> Communicator:
+    """A communicator, of a group too."""
+    found = communicator_of(ranks, argument)
+    if found is None:
+        raise ConclaveTypeError(f"{argument}: expected a Communicator or a group, found None")
+    return found
+
+
+def copying(processor_share: float, piece_bytes: int) -> tuple[float, int]:
+    """How ranks copy to each other, as checked numbers."""
+    return (
+        _limits.real("processor_share", processor_share),
+        _limits.integer("piece_bytes", piece_bytes, 0, _MOST_BYTES),
+    )
 
 
 class Layer:
@@ -337,7 +347,7 @@ class Layer:
 
     def workspace_bytes(self, tokens: int) -> int:
         """Bytes of scratch memory that a call of so many tokens needs."""
-        return int(self._core.workspace_bytes(tokens))
+        return int(self._core.workspace_bytes(_limits.integer("tokens", tokens, 0, _MOST_BYTES)))
 
     @staticmethod
     def _one_for_all(adapter_id: Any) -> int | None:
@@ -390,7 +400,7 @@ class Layer:
                 f"checkpoint: expected a Checkpoint, found {type(checkpoint).__name__}"
             )
         return self._core.add_adapter_from_directory(
-            os.fspath(directory),
+            _limits.path("directory", directory),
             _limits.integer("layer", layer, 0, _MOST_LAYERS),
             None if gate_up_order is None else _limits.text("gate_up_order", gate_up_order),
             checkpoint._core if checkpoint is not None else None,
@@ -536,7 +546,10 @@ class Layer:
                 layer stays at the last placement that all ranks had.
         """
         self._core.update_placement(
-            *slots_of(self, slots), communicator, *source_of(source), piece_bytes
+            *slots_of(self, slots),
+            communicator_of(communicator, "communicator"),
+            *source_of(source),
+            _limits.integer("piece_bytes", piece_bytes, 0, _MOST_BYTES),
         )
 
     @property
@@ -590,10 +603,11 @@ class Layer:
         split = _split(parallel, experts, slices)
         if old_ranks is not None:
             rank = 0 if experts is None else experts.rank
+            old_ranks = _limits.integers("old_ranks", old_ranks, -_MOST_LAYERS, _MOST_LAYERS)
             before = self._core.parallel()
             if self.placement_epoch > 0:
                 before = _conclave.with_slots(before, *self._core.slots())
-            split = _conclave.without_ranks(self.spec.num_experts, before, list(old_ranks), rank)
+            split = _conclave.without_ranks(self.spec.num_experts, before, old_ranks, rank)
         given = given_weights(weights)
         if checkpoint is None and not given:
             return type(self)(self._core.on_ranks(context, split))
@@ -656,11 +670,10 @@ class Layer:
         return type(self)(
             self._core.regroup(
                 context,
-                _everyone(everyone),
+                required_ranks(everyone, "everyone"),
                 None if parallel is None else to_dict(parallel),
                 *source_of(source),
-                processor_share,
-                piece_bytes,
+                *copying(processor_share, piece_bytes),
             )
         )
 
@@ -669,7 +682,9 @@ class Layer:
     ) -> None:
         """Gives this rank's experts to those that stay, as `regroup` says. Afterwards the layer may
         go."""
-        self._core.hand_over(_everyone(everyone), processor_share, piece_bytes)
+        self._core.hand_over(
+            required_ranks(everyone, "everyone"), *copying(processor_share, piece_bytes)
+        )
 
     @classmethod
     def join(
@@ -707,11 +722,10 @@ class Layer:
                 to_dict(spec),
                 to_dict(options or {}),
                 context.device == "cpu" if count is None else count,
-                _everyone(everyone),
+                required_ranks(everyone, "everyone"),
                 None if parallel is None else to_dict(parallel),
                 *source_of(source),
-                processor_share,
-                piece_bytes,
+                *copying(processor_share, piece_bytes),
             )
         )
 
@@ -726,7 +740,7 @@ class Layer:
         Raises:
             ConclaveValueError: max_tokens is out of range.
         """
-        self._core.plan_for(max_tokens)
+        self._core.plan_for(_limits.integer("max_tokens", max_tokens, -_MOST_BYTES, _MOST_BYTES))
 
     @property
     def spec(self) -> MoeSpec:
@@ -788,7 +802,17 @@ def source_of(
     """The checkpoint or the feed that experts are read from, and the number of the layer."""
     if source is None:
         return None, None, 0
+    if not isinstance(source, (tuple, list)) or len(source) != 2:
+        raise ConclaveTypeError(
+            "source: expected a Checkpoint or a Feed, and the number of a layer, found "
+            f"{type(source).__name__}"
+        )
     opened, layer = source
+    layer = _limits.integer("source[1]", layer, -_MOST_LAYERS, _MOST_LAYERS)
     if isinstance(opened, Feed):
         return None, opened._core, layer
+    if not isinstance(opened, Checkpoint):
+        raise ConclaveTypeError(
+            f"source[0]: expected a Checkpoint or a Feed, found {type(opened).__name__}"
+        )
     return opened._core, None, layer

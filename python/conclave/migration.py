@@ -7,7 +7,7 @@ import dataclasses
 from conclave import _conclave
 from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
-from conclave.layer import Layer, slots_of, source_of
+from conclave.layer import Layer, copying, required_ranks, slots_of, source_of
 from conclave.ranks import Communicator
 from conclave.spec import ParallelSpec
 
@@ -57,10 +57,9 @@ class Migration:
         self._core: _conclave.Migration | None = _conclave.Migration(
             layer._core,
             *slots_of(layer, slots),
-            communicator,
+            required_ranks(communicator, "communicator"),
             *source_of(source),
-            processor_share,
-            piece_bytes,
+            *copying(processor_share, piece_bytes),
         )
         self._last = MigrationStatus(False, False, 0, 0, 0)
 

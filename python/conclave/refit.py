@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from conclave import _conclave
+from conclave import _conclave, _limits
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
 from conclave._transaction import Transaction
@@ -23,6 +23,30 @@ if TYPE_CHECKING:
 _ROUTED = re.compile(r"(gate_up|gate|up|down)(_|$)")
 
 Array = Any  # numpy, torch, or anything with __dlpack__
+
+_MOST = 2**31 - 1
+MOST_THREADS = 1024
+_MOST_VERSION = 2**64 - 1
+
+
+def _named_experts(experts: Any) -> list[int] | None:
+    """Experts that an argument names, None for all."""
+    if experts is None:
+        return None
+    return _limits.some("experts", _limits.integers("experts", experts, 0, _MOST))
+
+
+def _named_tensors(tensors: Any) -> list[str] | None:
+    if tensors is None:
+        return None
+    return _limits.some("tensors", _limits.texts("tensors", tensors))
+
+
+def _orders(gate_up_order: Any, shared_gate_up_order: Any) -> tuple[str, str]:
+    return (
+        _limits.text("gate_up_order", gate_up_order),
+        _limits.text("shared_gate_up_order", shared_gate_up_order),
+    )
 
 
 def _map_of(experts: Sequence[int] | None, num_experts: int) -> list[int]:
@@ -68,7 +92,9 @@ class SharedWeights:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
-        self._core = _conclave.SharedWeights(os.fspath(path), verify)
+        self._core = _conclave.SharedWeights(
+            _limits.path("path", path), _limits.flag("verify", verify)
+        )
 
     @property
     def version(self) -> int:
@@ -121,19 +147,18 @@ class SharedWeightsWriter:
         **weights: Array | Sequence[Array] | None,
     ) -> None:
         fields = to_dict(spec)
-        self._experts = experts
+        self._experts = _named_experts(experts)
         self._num_experts = int(fields.get("num_experts", 0))
         arrays = given_weights(weights)
-        _check_counts(arrays, experts, self._num_experts)
+        _check_counts(arrays, self._experts, self._num_experts)
         self._core = _conclave.SharedWeightsWriter(
-            os.fspath(path),
+            _limits.path("path", path),
             fields,
             arrays,
-            gate_up_order,
-            shared_gate_up_order,
-            transposed,
-            _map_of(experts, self._num_experts),
-            layer,
+            *_orders(gate_up_order, shared_gate_up_order),
+            _limits.flag("transposed", transposed),
+            _map_of(self._experts, self._num_experts),
+            _limits.integer("layer", layer, 0, _MOST_VERSION),
         )
 
     def publish(
@@ -145,6 +170,8 @@ class SharedWeightsWriter:
             ConclaveValueError: other arrays than the writer was made for, or a version that is not
                 larger; then readers keep the last one.
         """
+        if version is not None:
+            version = _limits.integer("version", version, 1, _MOST_VERSION)
         arrays = given_weights(weights)
         _check_counts(arrays, self._experts, self._num_experts)
         return self._core.publish(arrays, version or 0)
@@ -199,29 +226,35 @@ class Refit(Transaction):
             Error: naming the file, tensor or argument; the old weights stay.
             ConclaveCommError: where another rank has failed.
         """
-        part = (list(experts or ()), list(tensors or ()))
         self._has_told = False
         ranks = communicator_of(communicator, "communicator")
-        self._core.send_over(ranks, root)
-        given = given_weights(weights)
-        if ranks is not None and ranks.rank != root:
-            if checkpoint is not None or given:
-                self._core.send_over(None, 0)
-                raise ConclaveTypeError(
-                    f"communicator: rank {ranks.rank} receives what rank {root} has, and gives "
-                    "no weights"
-                )
-            self._core.stage_received(*part)
-            return
+        self._core.send_over(ranks, _limits.integer("root", root, 0, _MOST))
+        receives = ranks is not None and ranks.rank != root
         try:
-            if checkpoint is not None:
+            named = _named_experts(experts)
+            part = (named or [], _named_tensors(tensors) or [])
+            given = given_weights(weights)
+            if receives:
+                self._stage_received(checkpoint is not None or bool(given), ranks.rank, root, part)
+            elif checkpoint is not None:
                 self._stage_loaded(checkpoint, layer, part)
             else:
-                orders = (gate_up_order, shared_gate_up_order)
-                self._stage_arrays(given, orders, transposed, expert_map, experts, part)
+                orders = _orders(gate_up_order, shared_gate_up_order)
+                is_transposed = _limits.flag("transposed", transposed)
+                self._stage_arrays(given, orders, is_transposed, expert_map, named, part)
         except BaseException:
-            self._core.give_up()
+            if not receives:
+                self._core.give_up()
             raise
+
+    def _stage_received(
+        self, has_weights: bool, rank: int, root: int, part: tuple[list[int], list[str]]
+    ) -> None:
+        if has_weights:
+            raise ConclaveTypeError(
+                f"communicator: rank {rank} receives what rank {root} has, and gives no weights"
+            )
+        self._core.stage_received(*part)
 
     def _stage_loaded(
         self,
@@ -234,11 +267,12 @@ class Refit(Transaction):
             return
         if layer is None:
             raise ConclaveTypeError("layer: expected a layer's number, found None")
+        layer = _limits.integer("layer", layer, -_MOST, _MOST)
         if isinstance(checkpoint, Feed):
             self._core.stage_feed(checkpoint._core, layer, *part)
             return
         if not isinstance(checkpoint, Checkpoint):
-            checkpoint = Checkpoint(checkpoint)
+            checkpoint = Checkpoint(_limits.path("checkpoint", checkpoint))
         self._core.stage_checkpoint(checkpoint._core, layer, *part)
 
     def _stage_arrays(
@@ -255,9 +289,9 @@ class Refit(Transaction):
         named = experts if experts is not None else self._experts
         if expert_map is None:
             _check_counts(arrays, named, spec["num_experts"])
-        local_of = (
-            list(expert_map) if expert_map is not None else _map_of(named, spec["num_experts"])
-        )
+            local_of = _map_of(named, spec["num_experts"])
+        else:
+            local_of = _limits.integers("expert_map", expert_map, -1, _MOST)
         self._core.stage_arrays(arrays, *orders, transposed, local_of, *part)
 
     _experts: Sequence[int] | None = None
@@ -308,15 +342,16 @@ def begin_refit(
     keeps_memory: bool,
 ) -> Refit:
     """A refit of the layer."""
+    named = _named_experts(experts)
     core = _conclave.Refit(
         layer._core,
-        mode,
-        list(experts or ()),
-        list(tensors or ()),
-        epoch or 0,
-        threads,
-        keeps_memory,
+        _limits.text("mode", mode),
+        named or [],
+        _named_tensors(tensors) or [],
+        0 if epoch is None else _limits.integer("epoch", epoch, 1, 2**63 - 1),
+        _limits.integer("threads", threads, 1, MOST_THREADS),
+        _limits.flag("keeps_memory", keeps_memory),
     )
     refit = Refit(layer, core)
-    refit._experts = experts
+    refit._experts = named
     return refit

@@ -67,7 +67,12 @@ int64_t CallViews::limit_of(nb::handle object, const CallArgument& argument) {
 // Accepts a number, or int64 [1] on the layer's device.
 void CallViews::take_count(nb::handle object, const CallArgument& argument) {
   if (nb::isinstance<nb::int_>(object)) {
-    num_tokens_ = nb::cast<int64_t>(object);
+    if (!nb::try_cast<int64_t>(object, num_tokens_)) {
+      throw Error(ErrorCode::kInvalidArgument, {.what = "a number of tokens is out of range",
+                                                .tensor = argument.name,
+                                                .expected = "an integer of 63 bits",
+                                                .found = nb::cast<std::string>(nb::str(object))});
+    }
     if (device_.is_cuda) {
       throw Error(ErrorCode::kDevice, {.what = "a layer on CUDA reads this number on the device",
                                        .tensor = argument.name,

@@ -173,7 +173,12 @@ def test_what_fails_keeps_the_old_weights() -> None:
     for arguments in ({"paths": ["model.layers.9"]}, {"mode": "in_place"}, {"epoch": 0}):
         with pytest.raises(errors.ConclaveValueError, match=next(iter(arguments))):
             refit(model, **arguments)
+    for arguments in ({"paths": path}, {"epoch": "7"}, {"threads": None}, {"keeps_memory": 1}):
+        with pytest.raises(errors.ConclaveTypeError, match=next(iter(arguments))):
+            refit(model, **arguments)
     first = refit(model)
+    with pytest.raises(errors.ConclaveTypeError, match="weights"):
+        first.stage([state])
     with pytest.raises(errors.ConclaveRuntimeError, match="under way"):
         refit(model)
     first.stage(state)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conclave import _limits
 from conclave._transaction import Transaction
 from conclave.errors import (
     ConclaveCheckpointError,
@@ -19,6 +20,7 @@ from conclave.errors import (
     ConclaveValueError,
 )
 from conclave.ranks import Communicator
+from conclave.refit import MOST_THREADS
 from conclave.transformers._coded_traits import is_coded
 from conclave.transformers._patch import is_balanced, replaced_in
 from conclave.transformers._places import Place, as_given, places_below
@@ -60,6 +62,12 @@ class ModelRefit(Transaction):
         self._blocks: dict[str, RefittedBlock] = {}
         self._packed_later: dict[str, Any] = {}
         self._needed = {path: self._places_of(path, one) for path, one in replaced.items()}
+        # Tensors may come one by one, and be many: no step looks at all of them.
+        self._names = {place: name for name, place in reversed(self._places.items())}
+        self._paths_of: dict[Place, list[str]] = {}
+        for path, block in self._blocks.items():
+            for place in block.places:
+                self._paths_of.setdefault(place, []).append(path)
         turns.is_refitting = True
         try:
             for path, one in replaced.items():
@@ -105,7 +113,7 @@ class ModelRefit(Transaction):
         """
         self._require_open()
         if not isinstance(weights, Mapping):
-            weights = _state_of(self._model, os.fspath(weights))
+            weights = _state_of(self._model, _limits.path("weights", weights))
         given = {}
         for name, value in weights.items():
             if name not in self._places:
@@ -113,14 +121,15 @@ class ModelRefit(Transaction):
             given[self._places[name]] = as_given(name, value, self._places[name])
         self._has_told = False
         self._values |= given
-        for path, block in self._blocks.items():
-            if any(place in given for place in block.places) and not self._lacks(path):
-                block.stage(self._values)
+        touched = {path for place in given for path in self._paths_of.get(place, ())}
+        for path in [path for path in self._blocks if path in touched]:
+            if not self._lacks(path):
+                self._blocks[path].stage(self._values)
 
     def _lacks(self, path: str) -> str:
         """A place of a block without a value, by its name; empty if there is none."""
-        missing = [p for p in self._needed[path] if p not in self._values]
-        return next((n for n, p in self._places.items() if p in missing), "")
+        missing = (place for place in self._needed[path] if place not in self._values)
+        return next((self._names[place] for place in missing), "")
 
     @property
     def is_staged(self) -> bool:
@@ -356,8 +365,14 @@ def refit(
     if mode not in ("staged", "staged_copy"):
         raise ConclaveValueError(f"mode: expected 'staged' or 'staged_copy', found {mode!r}")
     _require_refits(model, replaced)
-    options = {"mode": mode, "threads": threads, "keeps_memory": keeps_memory}
-    chosen = _chosen(replaced, paths)
+    if epoch is not None:
+        epoch = _limits.integer("epoch", epoch, 1, 2**63 - 1)
+    options = {
+        "mode": mode,
+        "threads": _limits.integer("threads", threads, 1, MOST_THREADS),
+        "keeps_memory": _limits.flag("keeps_memory", keeps_memory),
+    }
+    chosen = _chosen(replaced, paths if paths is None else _limits.texts("paths", paths))
     return ModelRefit(model, turns, chosen, _ranks_of(replaced), epoch, options)
 
 
