@@ -85,12 +85,15 @@ TEST(Regroup, EveryPartOfALayer_ComesToRanksThatJoin) {
   hash.router.has_selection_bias = true;
   hash.router.has_expert_scale = true;
   specs.emplace_back("Biases", hash);
-  const RankChange change{"3 to 3, two others", 5, {0, 1, 2}, {4, 0, 3}};
+  const std::vector<RankChange> changes = {{"3 to 3, two others", 5, {0, 1, 2}, {4, 0, 3}},
+                                           {"1 to another", 2, {0}, {1}}};
   for (const auto& [name, spec] : specs) {
     SCOPED_TRACE(name);
     const RegroupCase given{.spec = spec, .replicas = 1};
-    on_changing_ranks(change, local(),
-                      [&](const ChangingRank& rank) { testing::expect_change(given, rank); });
+    for (const RankChange& change : changes) {
+      on_changing_ranks(change, local(),
+                        [&](const ChangingRank& rank) { testing::expect_change(given, rank); });
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include "support/layer_fixture.h"
 
 #include "conclave/comm.h"
+#include "conclave/refit.h"
 #include "conclave/regroup.h"
 
 #include <gtest/gtest.h>
@@ -72,8 +73,8 @@ struct RegroupCase {
 inline void expect_change(const RegroupCase& given, const ChangingRank& rank) {
   SCOPED_TRACE(rank.change.name + ", rank " + std::to_string(rank.everyone.rank()));
   const Tensor hidden = random_tensor(DType::kBF16, 21, given.spec.hidden_size, 5);
-  const Tensor expected =
-      run_layer(make_layer(given.spec, given.options).layer, hidden.view(), DType::kBF16).out;
+  const auto whole = make_layer(given.spec, given.options);
+  const Tensor expected = run_layer(whole.layer, hidden.view(), DType::kBF16).out;
   const auto expect_right = [&](const MoeLayer& layer, const char* when) {
     EXPECT_TRUE(same_bits(run_layer(layer, hidden.view(), DType::kBF16).out, expected)) << when;
   };
@@ -103,6 +104,9 @@ inline void expect_change(const RegroupCase& given, const ChangingRank& rank) {
     expect_right(*after, "afterwards");
     EXPECT_EQ(after->parallel().ep_size, static_cast<int32_t>(rank.change.after.size()));
     EXPECT_EQ(after->parallel().ep_rank, rank.next_rank());
+    if (rank.change.after.size() == 1) {
+      EXPECT_EQ(Refit::content_hash(*after), Refit::content_hash(whole.layer));
+    }
   }
   if (before) expect_right(*before, "before, once more");
   before.reset();

@@ -163,6 +163,7 @@ RouterVectors read_router(Reader& reader, const MoeSpec& spec) {
 void match_gate(const MoeSpec& spec, PackedWeights& weights) {
   if (!spec.has_gate) {
     weights.gate = nullptr;
+    weights.stored_hashes[weights::kRouter] = 0;
     weights.router.logit_bias.clear();
     weights.router.input_scale.clear();
     return;
@@ -180,6 +181,9 @@ std::vector<std::byte> bytes_of_rest(const PackedWeights& weights) {
   Writer writer;
   for (const auto slabs : kSlabs) write_slabs(weights.*slabs, writer);
   for (const auto product : kProducts) write_product((weights.*product).get(), writer);
+  for (const WeightId id : weights::kAll) {
+    writer.number(static_cast<int64_t>(weights.stored_hashes[id]));
+  }
   for (const auto vector : kVectors) writer.block(std::as_bytes(std::span(weights.*vector)));
   write_router(weights.router, writer);
   for (const StaticScales& scales : {weights.static_scales, weights.shared_static_scales}) {
@@ -193,6 +197,9 @@ void read_rest(std::span<const std::byte> bytes, const Context& context, const L
   Reader reader(bytes);
   for (const auto slabs : kSlabs) read_slabs(reader, weights.*slabs);
   for (const auto product : kProducts) weights.*product = read_product(reader, context, plan);
+  for (const WeightId id : weights::kAll) {
+    weights.stored_hashes[id] = static_cast<uint64_t>(reader.number());
+  }
   for (const auto vector : kVectors) weights.*vector = values_of<float>(reader.block());
   weights.router = read_router(reader, plan.spec);
   for (StaticScales* scales : {&weights.static_scales, &weights.shared_static_scales}) {
