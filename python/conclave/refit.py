@@ -229,13 +229,14 @@ class Refit(Transaction):
         self._has_told = False
         ranks = communicator_of(communicator, "communicator")
         self._core.send_over(ranks, _limits.integer("root", root, 0, _MOST))
-        receives = ranks is not None and ranks.rank != root
+        rank = root if ranks is None else ranks.rank
+        receives = rank != root
         try:
             named = _named_experts(experts)
             part = (named or [], _named_tensors(tensors) or [])
             given = given_weights(weights)
             if receives:
-                self._stage_received(checkpoint is not None or bool(given), ranks.rank, root, part)
+                self._stage_received(checkpoint is not None or bool(given), rank, root, part)
             elif checkpoint is not None:
                 self._stage_loaded(checkpoint, layer, part)
             else:
