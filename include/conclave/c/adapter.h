@@ -45,7 +45,7 @@ typedef struct conclave_lora_adapter {
 // CONCLAVE_ERROR_COMM_MISMATCH. Layers that share weights share adapters, reload keeps them.
 // CONCLAVE_ERROR_SHAPE, _DTYPE, _STRIDE, _MISALIGNED, _INVALID_ARGUMENT, _TENSOR_DUPLICATE,
 // _TENSOR_VALUE for a value that is not finite, each naming the factor; _STATE for a layer without
-// room or whose experts are on their way; _UNSUPPORTED with the reason: a layer on CUDA.
+// room or whose experts are on their way; _UNSUPPORTED with the reason.
 CONCLAVE_C_API conclave_status conclave_layer_add_adapter(conclave_layer* layer,
                                                           const conclave_lora_adapter* adapter,
                                                           int32_t* id) CONCLAVE_C_NOTHROW;

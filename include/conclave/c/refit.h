@@ -55,9 +55,9 @@ typedef struct conclave_refit_options {
 typedef struct conclave_refit conclave_refit;
 
 // `options` may be NULL. CONCLAVE_ERROR_INVALID_ARGUMENT naming the expert, the tensor, or an epoch
-// that is not larger; _UNSUPPORTED with the reason: a layer on CUDA, a part of experts that are
-// read in place; _STATE if a migration or refit is under way, or if the layer has no complete
-// weights and the scope is not all of them; _OUT_OF_MEMORY.
+// that is not larger; _UNSUPPORTED with the reason: experts that are read in place, of which
+// a part or on CUDA any are named; _STATE if a migration or refit is under way, or if the layer has
+// no complete weights and the scope is not all of them; _OUT_OF_MEMORY.
 CONCLAVE_C_API conclave_status conclave_refit_create(conclave_layer* layer,
                                                      const conclave_refit_options* options,
                                                      conclave_refit** out) CONCLAVE_C_NOTHROW;
@@ -94,8 +94,8 @@ CONCLAVE_C_API conclave_status conclave_refit_withdraw(conclave_refit* refit) CO
 
 // A hash of the weights that this rank holds: equal for layers of one plan with equal weights,
 // whatever way these came and wherever experts have moved. Reads all of it, beside forwards.
-// CONCLAVE_ERROR_UNSUPPORTED on CUDA; _STATE while experts are on their way or without complete
-// weights.
+// That of another device differs. CONCLAVE_ERROR_STATE while experts are on their way or without
+// complete weights.
 CONCLAVE_C_API conclave_status
 conclave_layer_content_hash(const conclave_layer* layer, uint64_t* content_hash) CONCLAVE_C_NOTHROW;
 
