@@ -3,11 +3,15 @@
 #include "core/code_bits.h"
 #include "core/float_convert.h"
 #include "core/weight_types.h"
+#include "gemm/panel_reader.h"
+#include "quant/weight_format.h"
 #include "support/guarded.h"
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstring>
+#include <random>
 #include <vector>
 
 namespace conclave::testing {
@@ -82,6 +86,33 @@ TEST_P(PackPanel, SourceAtAPageEndAndOdd_IsReadOnlyToItsEnd) {
 INSTANTIATE_TEST_SUITE_P(Types, PackPanel,
                          ::testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                          [](const auto& tested) { return std::string(to_string(tested.param)); });
+
+// Every bit of a panel is random, and no column is left out. A code may stand for no number.
+TEST(PanelReader, EveryType_HasTheValuesOfTheirPlaces) {
+  std::mt19937 random(11);
+  std::vector<DType> types = {DType::kF32, DType::kF16, DType::kBF16};
+  for (const quant::WeightFormat& format : quant::panel_catalog().rows()) {
+    if (format.codes != nullptr) types.push_back(format.element);
+  }
+  ASSERT_GT(types.size(), 8U);
+  for (const DType type : types) {
+    const PanelLayout layout{.dtype = type, .k = 37};
+    std::vector<std::byte> panel(layout.weight_bytes());
+    for (std::byte& byte : panel) byte = static_cast<std::byte>(random());
+    const gemm::PanelReader reader(layout, panel.data());
+    for (int64_t k = 0; k < layout.padded_k(); ++k) {
+      for (const int64_t first : {0, 1, 31, 32, 63}) {
+        std::vector<float> values(static_cast<size_t>(kPanelColumns - first));
+        reader.read(k, first, kPanelColumns - first, values.data());
+        for (int64_t c = first; c < kPanelColumns; ++c) {
+          ASSERT_EQ(std::bit_cast<uint32_t>(values[static_cast<size_t>(c - first)]),
+                    std::bit_cast<uint32_t>(gemm::panel_value(layout, panel.data(), k, c)))
+              << to_string(type) << " k " << k << ", column " << c;
+        }
+      }
+    }
+  }
+}
 
 TEST(PanelLayout, Bf16_PairsOfKShareALane) {
   const PanelLayout layout{.dtype = DType::kBF16, .k = 33};
