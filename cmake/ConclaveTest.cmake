@@ -1,9 +1,11 @@
-# conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>]
-#   [SERIAL] [RANKS] [ALONE] [COLD])
+# conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>] [COST <seconds>]
+#   [SERIAL] [RANKS] [ALONE] [HOT] [VALUES])
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
 # RANKS: each case starts groups of ranks and measures their deadlines. These mostly wait, so that other programs fill
-# the time, but never two such cases at once.
+# the time, but never two such cases at once: they begin first, since they would be left over one by one at the end.
+# COST: about what each part takes, where that is long; ctest knows no times before a first run, and a long part that
+# begins last leaves cores idle.
 #
 # ctest runs the program in PARTS, four where none are given, since a process takes longer to start than most cases to
 # run. It starts each case on its own, within the timeout, where one case could spoil the next: in a SERIAL program,
@@ -11,29 +13,42 @@
 # labelled cuda, whose context an error of the device breaks. Sanitizers keep memory and follow no fork: there ALONE
 # programs are in parts too.
 #
-# COLD: the cases compute little by themselves, and clang, which builds them for the sanitizers alone, does not optimise
-# what they inline of the JSON library and of GoogleTest: that was most of its time.
+# HOT: the cases compute by themselves. Others are not optimised by clang, which builds them for the sanitizers alone:
+# what they inline of GoogleTest and of other libraries was most of its time.
+#
+# VALUES: tables of cases hold types and sizes, which change what is computed and not where threads meet, so that under
+# ThreadSanitizer fewer of them run than under the others (tests/support/main.cc).
+#
+# Programs labelled production do not run under a sanitizer or for coverage, and are not built there.
 option(CONCLAVE_TEST_CASES "ctest lists and starts each test case on its own" OFF)
 include(GoogleTest)
 
-# Sets the options that every test is compiled with. Cases run once, so that an optimised build spends little on them;
-# the loops of oracles that take long are the library's own.
+# conclave_test_options(<target> [HOT]): the options that every test is compiled with. Cases run once, so that an
+# optimised build spends little on them; the loops of oracles that take long are the library's own.
 function(conclave_test_options target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(
     ${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo>>:-O1>)
+  if("HOT" IN_LIST ARGN)
+    set_target_properties(${target} PROPERTIES CONCLAVE_HOT ON)
+  else()
+    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<CONFIG:Debug>>:-O0>)
+  endif()
   target_link_libraries(${target} PRIVATE conclave::conclave conclave_test_support conclave_warnings
                                           conclave_scalar_rounding conclave_format
                                           nlohmann_json::nlohmann_json GTest::gtest)
 endfunction()
 
 function(conclave_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;RANKS;ALONE;COLD" "TIMEOUT;PARTS" "SOURCES;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;RANKS;ALONE;HOT;VALUES" "TIMEOUT;PARTS;COST" "SOURCES;LABELS;LIBRARIES")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "conclave_add_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT arg_SOURCES)
     message(FATAL_ERROR "conclave_add_test(${name}): SOURCES is missing")
+  endif()
+  if("production" IN_LIST arg_LABELS AND (CONCLAVE_SANITIZE OR CONCLAVE_COVERAGE))
+    return()
   endif()
   if(NOT arg_LABELS)
     set(arg_LABELS cpu)
@@ -46,11 +61,12 @@ function(conclave_add_test name)
   endif()
 
   add_executable(${name} ${arg_SOURCES} $<TARGET_OBJECTS:conclave_test_main>)
-  conclave_test_options(${name})
-  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
-  if(arg_COLD)
-    target_compile_options(${name} PRIVATE $<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<CONFIG:Debug>>:-O0>)
+  set(hot)
+  if(arg_HOT)
+    set(hot HOT)
   endif()
+  conclave_test_options(${name} ${hot})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   conclave_precompile_as(${name} conclave_test_main)
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
@@ -59,7 +75,11 @@ function(conclave_add_test name)
      AND NOT arg_RANKS
      AND (CONCLAVE_SANITIZE OR NOT arg_ALONE)
      AND NOT "cuda" IN_LIST arg_LABELS)
-    conclave_add_test_in_parts(${name} ${arg_PARTS} "${arg_LABELS}")
+    set(variables)
+    if(arg_VALUES AND CONCLAVE_SANITIZE MATCHES "thread")
+      set(variables CONCLAVE_TEST_SAMPLE_OF=values)
+    endif()
+    conclave_add_test_in_parts(${name} ${arg_PARTS} "${arg_LABELS}" "${arg_COST}" ${variables})
     return()
   endif()
   set(properties TIMEOUT ${arg_TIMEOUT})
@@ -67,7 +87,7 @@ function(conclave_add_test name)
     list(APPEND properties RUN_SERIAL ON)
   endif()
   if(arg_RANKS)
-    list(APPEND properties RESOURCE_LOCK ranks PROCESSORS 2)
+    list(APPEND properties RESOURCE_LOCK ranks COST 200)
   endif()
   gtest_discover_tests(
     ${name}
@@ -90,14 +110,17 @@ endif()
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
 endfunction()
 
-# A quarter of an hour ends a part that hangs.
-function(conclave_add_test_in_parts name parts labels)
+# A quarter of an hour ends a part that hangs. Behind the cost: variables of the environment.
+function(conclave_add_test_in_parts name parts labels cost)
   foreach(part RANGE 1 ${parts})
     math(EXPR index "${part} - 1")
     add_test(NAME ${name}.${part} COMMAND ${name})
     set_tests_properties(
       ${name}.${part} PROPERTIES LABELS "${labels}" TIMEOUT 900
-                                 ENVIRONMENT "GTEST_TOTAL_SHARDS=${parts};GTEST_SHARD_INDEX=${index}")
+                                 ENVIRONMENT "GTEST_TOTAL_SHARDS=${parts};GTEST_SHARD_INDEX=${index};${ARGN}")
+    if(cost)
+      set_tests_properties(${name}.${part} PROPERTIES COST ${cost})
+    endif()
   endforeach()
 endfunction()
 
@@ -112,7 +135,7 @@ function(conclave_add_mpi_test name)
   foreach(ranks IN LISTS arg_RANKS)
     add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
                                            $<TARGET_FILE:${name}>)
-    set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS ${ranks}
+    set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT 300 PROCESSORS ${ranks} COST 100
                                                      ENVIRONMENT "${CONCLAVE_MPI_ENVIRONMENT}")
   endforeach()
 endfunction()

@@ -1,6 +1,7 @@
 // Roll calls in a simulated world: messages are late, ranks come late or never, stop and go on, and
 // die between any two steps. Whatever happens there is one answer.
 #include "comm/survivors.h"
+#include "support/in_sample.h"
 
 #include <gtest/gtest.h>
 
@@ -185,8 +186,10 @@ void expect_promises(const World& world) {
 }
 
 TEST(RollCall, AHundredThousandSchedules_HaveOneAnswerEach) {
-  int left_out = 0;
+  int left_out = 0, tried = 0;
   for (uint32_t seed = 0; seed < 100'000; ++seed) {
+    if (!testing::in_sample(seed, 10)) continue;
+    ++tried;
     World world(seed, true);
     world.run();
     expect_promises(world);
@@ -197,13 +200,14 @@ TEST(RollCall, AHundredThousandSchedules_HaveOneAnswerEach) {
       left_out += static_cast<int>(std::ranges::count(answer, 0));
     }
   }
-  EXPECT_GT(left_out, 1000) << "the schedules plant no faults";
+  EXPECT_GT(left_out, tried / 100) << "the schedules plant no faults";
 }
 
 // The simulation finds what it looks for: without a word that is written once there are two.
 TEST(RollCall, WordThatIsWrittenTwice_SplitsThem) {
   int split = 0;
   for (uint32_t seed = 0; seed < 20'000; ++seed) {
+    if (!testing::in_sample(seed, 10)) continue;
     World world(seed, false);
     world.run();
     if (answers_of(world).size() > 1) ++split;
