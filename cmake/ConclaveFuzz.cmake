@@ -1,7 +1,13 @@
 # conclave_fuzz_coverage(<target> <folder>...)
 #
 # The fuzzers see which paths of the sources in these folders an input takes. Kernels would run several
-# times slower.
+# times slower. The flags are what -fsanitize=fuzzer-no-link stands for, with which clang takes no header that was
+# precompiled without it.
+set(CONCLAVE_FUZZ_FLAGS -fsanitize-coverage=inline-8bit-counters,indirect-calls,trace-cmp,pc-table,stack-depth)
+foreach(name bcmp memcmp memmem strcasecmp strcasestr strcmp strncasecmp strncmp strstr)
+  list(APPEND CONCLAVE_FUZZ_FLAGS -fno-builtin-${name})
+endforeach()
+
 function(conclave_fuzz_coverage target)
   get_target_property(sources ${target} SOURCES)
   get_target_property(directory ${target} SOURCE_DIR)
@@ -14,7 +20,7 @@ function(conclave_fuzz_coverage target)
           SOURCE ${path}
           DIRECTORY ${directory}
           APPEND
-          PROPERTY COMPILE_OPTIONS -fsanitize=fuzzer-no-link)
+          PROPERTY COMPILE_OPTIONS ${CONCLAVE_FUZZ_FLAGS})
       endif()
     endforeach()
   endforeach()
