@@ -42,6 +42,13 @@ enum class RefitMode : uint8_t {
                 // throws Error(kState) from the first stage to commit
 };
 
+// Other ranks hear this where a refit is refused as it begins.
+enum class RefitRefusal : uint8_t {
+  kWithdraws,  // as Refit::withdraw(layer) says it, before the constructor throws
+  kSilent,     // nothing: for a rank whose other threads run forwards at that time. It calls
+               // Refit::withdraw(layer) itself, where the others commit
+};
+
 struct RefitOptions {
   RefitMode mode = RefitMode::kStaged;
   RefitScope scope = {};
@@ -54,6 +61,7 @@ struct RefitOptions {
   // Keeps the memory that a staged refit has packed into or replaced for the next one of all
   // experts, which then takes none from the system: twice the weights until a refit without it.
   bool keeps_memory = false;
+  RefitRefusal refusal = RefitRefusal::kWithdraws;
 };
 
 // A source for stage over the caller's memory: any tensor may be left out, and those of routed
@@ -75,7 +83,8 @@ class CONCLAVE_API Refit {
   // epoch that is not larger; kUnsupported with the reason: a part of experts that are read in
   // place (WeightUse), or on a GPU any of them unless kInPlace, and there half an expert whose
   // columns have an order; kState if a migration or refit is under way, or if the layer has no
-  // complete weights and the scope is not all of them; kOutOfMemory.
+  // complete weights and the scope is not all of them; kOutOfMemory. Where ranks share the layer it
+  // withdraws first, unless RefitRefusal::kSilent: whoever is refused waits for the others' commit.
   explicit Refit(MoeLayer& layer, const RefitOptions& options = {});
   Refit(const Refit&) = delete;
   Refit& operator=(const Refit&) = delete;
@@ -121,6 +130,9 @@ class CONCLAVE_API Refit {
   // and they keep their old weights too. Waits for them, no longer than the communicator's
   // deadline; one that does not come is no error here. Nothing once the transaction has ended.
   void withdraw() noexcept;
+  // The same for a rank that has no transaction, where the others have one: it was refused, or its
+  // weights could not be found. Collective as commit is; one's own transaction is left as it is.
+  static void withdraw(const MoeLayer& layer) noexcept;
 
   // True once all of the scope is staged.
   bool is_staged() const;

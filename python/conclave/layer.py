@@ -16,7 +16,7 @@ from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.ranks import Communicator
-from conclave.refit import Refit, begin_refit
+from conclave.refit import Refit, begin_refit, withdraw_refit
 from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, from_dict, to_dict
 
 Array = Any  # numpy, torch, or anything with __dlpack__
@@ -462,6 +462,7 @@ class Layer:
         epoch: int | None = None,
         threads: int = 1,
         keeps_memory: bool = False,
+        refusal: str = "withdraw",
     ) -> Refit:
         """Begins a transaction that gives the layer new weights, or a part of them, while it
         serves: a forward sees the old or the new ones, never a mixture.
@@ -483,6 +484,9 @@ class Layer:
             threads: that pack, beside those of forwards; on a GPU by default those of the process.
             keeps_memory: keep the memory of a staged refit for the next one of all experts, which
                 is faster and holds the weights twice for as long.
+            refusal: where ranks share the layer and this one is refused here: "withdraw" calls
+                `withdraw_refit` before it raises, and so waits for the commit of the others;
+                "silent" leaves that call to the caller, whose other threads run forwards now.
 
         Raises:
             ConclaveValueError: an expert or tensor that the layer does not have, or an epoch that
@@ -491,7 +495,13 @@ class Layer:
             ConclaveUnsupportedError: experts that are read where their source has them, in part
                 or on a GPU.
         """
-        return begin_refit(self, mode, experts, tensors, epoch, threads, keeps_memory)
+        return begin_refit(self, mode, experts, tensors, epoch, threads, keeps_memory, refusal)
+
+    def withdraw_refit(self) -> None:
+        """In the place of `Refit.commit`, for a rank that has no refit where the others have one:
+        it was refused, or did not find its weights. The others' commit raises ConclaveCommError
+        with this rank as its `peer`; waits for them, no longer than the communicator's deadline."""
+        withdraw_refit(self)
 
     @contextlib.contextmanager
     def replaying(self, stream: Any = 0) -> Iterator[None]:

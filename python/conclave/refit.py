@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from conclave._shapes import as_loaded
 from conclave._transaction import Transaction
 from conclave._weights import given_weights
 from conclave.checkpoint import Checkpoint, Feed
-from conclave.errors import ConclaveTypeError, ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError, Error
 from conclave.spec import MoeSpec, to_dict
 
 if TYPE_CHECKING:
@@ -341,18 +342,33 @@ def begin_refit(
     epoch: int | None,
     threads: int,
     keeps_memory: bool,
+    refusal: str,
 ) -> Refit:
-    """A refit of the layer."""
-    named = _named_experts(experts)
-    core = _conclave.Refit(
-        layer._core,
-        _limits.text("mode", mode),
-        named or [],
-        _named_tensors(tensors) or [],
-        0 if epoch is None else _limits.integer("epoch", epoch, 1, 2**63 - 1),
-        _limits.integer("threads", threads, 1, MOST_THREADS),
-        _limits.flag("keeps_memory", keeps_memory),
-    )
+    """A refit of the layer. Where it is refused, other ranks hear so, unless `refusal` is
+    "silent"."""
+    try:
+        if refusal not in ("withdraw", "silent"):
+            raise ConclaveValueError(f"refusal: expected 'withdraw' or 'silent', found {refusal!r}")
+        named = _named_experts(experts)
+        core = _conclave.Refit(
+            layer._core,
+            _limits.text("mode", mode),
+            named or [],
+            _named_tensors(tensors) or [],
+            0 if epoch is None else _limits.integer("epoch", epoch, 1, 2**63 - 1),
+            _limits.integer("threads", threads, 1, MOST_THREADS),
+            _limits.flag("keeps_memory", keeps_memory),
+        )
+    except BaseException:
+        if refusal != "silent":
+            withdraw_refit(layer)
+        raise
     refit = Refit(layer, core)
     refit._experts = named
     return refit
+
+
+def withdraw_refit(layer: Layer) -> None:
+    """Tells the other ranks' commit that this one has nothing to commit."""
+    with contextlib.suppress(Error):  # after a fork nobody is there to be told
+        _conclave.withdraw_refit(layer._core)

@@ -229,6 +229,12 @@ std::unique_ptr<Refit> PyLayer::begin_refit(const RefitOptions& options) {
   return std::make_unique<Refit>(*plans_.back(), options);
 }
 
+void PyLayer::withdraw_refit() {
+  static_cast<void>(state_.get());  // after a fork there are no ranks to tell
+  const nb::gil_scoped_release released;
+  Refit::withdraw(layer());
+}
+
 std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {
   std::vector<int64_t> load(static_cast<size_t>(layer().spec().num_experts));
   if (queue_) {

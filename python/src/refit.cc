@@ -40,7 +40,8 @@ class PyRefit {
     RefitOptions options{.mode = parse_word<RefitMode>("mode", mode),
                          .scope = scope_,
                          .epoch = epoch,
-                         .keeps_memory = keeps_memory};
+                         .keeps_memory = keeps_memory,
+                         .refusal = RefitRefusal::kSilent};  // the package tells, of its checks too
     if (threads > 1) {
       executor_ = make_thread_pool({.num_threads = threads});
       options.executor = executor_.get();
@@ -186,6 +187,9 @@ void bind_refit(nb::module_& module) {
       .def(nb::init<const PyLayer&, uintptr_t>(), nb::arg("layer"), nb::arg("stream"),
            nb::keep_alive<1, 2>())
       .def("end", &PyReplay::end);
+  module.def(
+      "withdraw_refit", [](PyLayer& layer) { layer.withdraw_refit(); }, nb::arg("layer"),
+      "Says no in the commit of other ranks.");
   module.def(
       "content_hash",
       [](const PyLayer& layer) {

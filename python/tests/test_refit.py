@@ -153,6 +153,55 @@ def test_an_exception_on_one_rank_is_told_to_the_others_at_once():
         assert took < 20
 
 
+class _Unreadable:
+    def __iter__(self):
+        raise ZeroDivisionError
+
+
+REFUSED = [
+    {"experts": [EXPERTS]},
+    {"experts": ["one"]},
+    {"experts": _Unreadable()},
+    {"tensors": ["gait"]},
+    {"mode": "hot"},
+    {"epoch": -1},
+    {"refusal": "loud"},
+    {"experts": [EXPERTS], "refusal": "silent"},
+]
+
+
+def test_a_refit_that_one_rank_refuses_is_told_to_the_others_at_once():
+    old, new = weights_of(1), weights_of(2)
+
+    def work(rank, experts):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **old)
+        before = run(layer)
+        raised = []
+        for wrong in REFUSED:
+            try:
+                with layer.refit(**(wrong if rank == 1 else {})) as refit:
+                    refit.stage(**new)
+            except (conclave.Error, TypeError, ZeroDivisionError) as error:
+                raised.append(error)
+                if rank == 1 and wrong.get("refusal") == "silent":
+                    layer.withdraw_refit()
+        np.testing.assert_array_equal(run(layer), before)
+        with layer.refit() as refit:
+            refit.stage(**new)
+        assert layer.stats().refit_epoch == 1
+        return raised
+
+    groups = [(rank,) for rank in conclave.local_group(3, timeout=50)]
+    for rank, raised in enumerate(on_ranks(groups, work)):
+        assert len(raised) == len(REFUSED)
+        for error in raised:
+            if rank == 1:
+                assert not isinstance(error, conclave.ConclaveCommError)
+            else:
+                assert isinstance(error, conclave.ConclaveCommError) and error.peer == 1
+                assert "whether the refit goes on" in str(error)  # not a deadline
+
+
 def test_forwards_beside_refits_see_one_of_both():
     pair = (weights_of(1), weights_of(2))
     layer = layer_of(pair[0])

@@ -84,3 +84,18 @@ def test_ranks_replace_a_block_together_or_not_at_all(tmp_path: Any) -> None:
         assert {replaced for replaced, _ in modules} == {"experts"}
         assert all(reason in said for _, said in modules)
         require_equal(actual, expected)
+
+
+def test_a_rank_that_fails_ends_the_replacing_on_all(tmp_path: Any) -> None:
+    expected = work.results(work.made("mixtral"))
+    ranks = run_ranks(work.with_a_rank_that_fails, 2, tmp_path, "mixtral", timeout=200)
+    for found, said in zip(
+        ranks, (("ConclaveCommError", 1), ("ZeroDivisionError", -1)), strict=True
+    ):
+        assert not isinstance(found, Failed), found.trace
+        (*raised, text), left, kinds, patched = found
+        assert tuple(raised) == said
+        assert said[1] < 0 or "ended the replacing" in text  # not a deadline
+        require_equal(left, expected)
+        assert kinds == {"block"}
+        require_equal(patched, expected)

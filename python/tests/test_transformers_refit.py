@@ -256,8 +256,16 @@ def test_ranks_commit_together_or_not_at_all(tmp_path: Any) -> None:
     logging.disable(logging.WARNING)
     for rank, found in enumerate(ranks):
         assert not isinstance(found, Failed), found.trace
-        for (name, _), (raised, peer, kept, changed, given_back) in zip(plans, found, strict=True):
+        for (name, _), of_plan in zip(plans, found, strict=True):
+            raised, peer, refused, kept, changed, given_back = of_plan
             assert (raised, peer) == (("ConclaveCommError", 1), ("ZeroDivisionError", -1))[rank]
+            assert len(refused) == 4
+            for error, of_rank, text in refused:
+                if rank == 1:
+                    assert of_rank == -1
+                    continue
+                assert (error, of_rank) == ("ConclaveCommError", 1)
+                assert "whether the refit goes on" in text  # not a deadline
             expected = work.made(name)
             assert torch.allclose(kept, work.logits_of(expected), rtol=1e-3, atol=1e-3)
             with torch.no_grad():

@@ -57,12 +57,14 @@ PackingThreads threads_of(const conclave_refit_options& options) {
 }
 
 RefitOptions request_of(const conclave_refit_options& given) {
-  check_flags("options.flags", given.flags, CONCLAVE_REFIT_KEEPS_MEMORY);
+  check_flags("options.flags", given.flags,
+              CONCLAVE_REFIT_KEEPS_MEMORY | CONCLAVE_REFIT_SILENT_REFUSAL);
   check_choice("options.reserved", given.reserved, 0);
   return {.mode = choice_of("options.mode", given.mode, RefitMode::kInPlace),
           .scope = scope_of(given.scope, "options.scope"),
           .epoch = given.epoch,
-          .keeps_memory = (given.flags & CONCLAVE_REFIT_KEEPS_MEMORY) != 0};
+          .keeps_memory = (given.flags & CONCLAVE_REFIT_KEEPS_MEMORY) != 0,
+          .refusal = RefitRefusal::kSilent};  // conclave_refit_create tells, of its own checks too
 }
 
 constexpr uint32_t bit_of(WeightMlp mlp) { return uint32_t{1} << static_cast<uint32_t>(mlp); }
@@ -153,9 +155,16 @@ conclave_status conclave_refit_create(conclave_layer* layer, const conclave_refi
                                       conclave_refit** out) noexcept {
   return capi::guarded([&] {
     conclave_layer& of = capi::required(layer, "layer");
-    capi::required(out, "out");
-    const conclave_refit_options given = capi::take_optional(options, "options");
-    *out = new conclave_refit(of, capi::threads_of(given), capi::request_of(given));
+    bool tells_ranks = true;
+    try {
+      capi::required(out, "out");
+      const conclave_refit_options given = capi::take_optional(options, "options");
+      tells_ranks = (given.flags & CONCLAVE_REFIT_SILENT_REFUSAL) == 0;
+      *out = new conclave_refit(of, capi::threads_of(given), capi::request_of(given));
+    } catch (...) {
+      if (tells_ranks) conclave::Refit::withdraw(of.layer);
+      throw;
+    }
   });
 }
 
@@ -197,6 +206,10 @@ conclave_status conclave_refit_rollback(conclave_refit* refit) noexcept {
 
 conclave_status conclave_refit_withdraw(conclave_refit* refit) noexcept {
   return capi::guarded([&] { capi::required(refit, "refit").withdraw(); });
+}
+
+conclave_status conclave_layer_withdraw_refit(const conclave_layer* layer) noexcept {
+  return capi::guarded([&] { conclave::Refit::withdraw(capi::required(layer, "layer").layer); });
 }
 
 conclave_status conclave_layer_content_hash(const conclave_layer* layer,

@@ -317,6 +317,10 @@ RefittedLayer Layer::lend_to_refit() const {
           .communicator = context_.communicator()};
 }
 
+RefitRanks Layer::refit_ranks() const noexcept {
+  return refit_ranks_of(engine_->plan(), context_.communicator());
+}
+
 uint64_t Layer::content_hash() const {
   const EpochSwitch::Hold hold(shared_->epochs);
   const ForwardGate::Pass pass(shared_->gate);

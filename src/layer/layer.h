@@ -58,6 +58,7 @@ class Layer {
   LayerBefore lend_to_ranks() const;
   // The same of a refit.
   RefittedLayer lend_to_refit() const;
+  RefitRanks refit_ranks() const noexcept;
   uint64_t content_hash() const;
   // Keeps refits out while it lives, and what is enqueued on the stream meanwhile apart from them.
   struct Replay {

@@ -347,6 +347,7 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_refit_commit, nullptr),
       CALL(conclave_refit_rollback, nullptr),
       CALL(conclave_refit_withdraw, nullptr),
+      CALL(conclave_layer_withdraw_refit, nullptr),
       CALL(conclave_layer_content_hash, nullptr, &v.hash),
       CALL(conclave_layer_content_hash, v.layer.get(), nullptr),
       CALL(conclave_recorder_create, nullptr, v.specs, 1, nullptr, &o.recorder),

@@ -197,7 +197,7 @@ TEST_F(Refits, BadRequests_AreTypedErrors) {
   for (const int32_t number : {-1, 1025, std::numeric_limits<int32_t>::min()}) {
     expect(kInvalid, "num_threads", [&](auto& options, auto&) { options.num_threads = number; });
   }
-  expect(kInvalid, "flags", [&](auto& options, auto&) { options.flags = 2; });
+  expect(kInvalid, "flags", [&](auto& options, auto&) { options.flags = 4; });
   expect(kInvalid, "reserved", [&](auto& options, auto&) { options.reserved = 1; });
   expect(kInvalid, "epoch", [&](auto& options, auto&) { options.epoch = ~uint64_t{0}; });
   expect(kInvalid, "struct_size", [&](auto& options, auto&) { options.struct_size = 12; });
@@ -365,6 +365,49 @@ TEST_F(Refits, OverRanks_AllOrNone) {
     EXPECT_EQ(epoch_of(layer.get()), 1U);
     layer.reset();
     refit.reset();
+  });
+}
+
+// A rank that is refused where it begins is named too, whatever could not be read of its request.
+TEST_F(Refits, RefusedOnOneRank_IsToldToTheOthers) {
+  auto group = testing::local_group(2, 20000);
+  const std::vector<int32_t> beyond = {kExperts};
+  const conclave_refit_scope no_expert = scope_of(beyond, {});
+  const std::vector<const char*> none = {"gait"};
+  const conclave_refit_scope no_tensor = scope_of({}, none);
+  auto expert = sized<conclave_refit_options>();
+  expert.scope = &no_expert;
+  auto tensor = sized<conclave_refit_options>();
+  tensor.scope = &no_tensor;
+  auto size = sized<conclave_refit_options>();
+  size.struct_size = 1;
+  auto silent = expert;
+  silent.flags = CONCLAVE_REFIT_SILENT_REFUSAL;
+  const std::array<const conclave_refit_options*, 4> refused = {&expert, &tensor, &size, &silent};
+  testing::on_threads(2, [&](size_t rank) {
+    auto context = testing::context_of(group[rank].get());
+    auto parallel = sized<conclave_parallel>();
+    parallel.ep_size = 2;
+    parallel.ep_rank = static_cast<int32_t>(rank);
+    auto layer = make<conclave_layer>(&conclave_layer_create, context.get(), spec_.get(),
+                                      old_.source.get(), nullptr, &parallel);
+    const Tensor before = forward(layer.get());
+    for (const conclave_refit_options* options : refused) {
+      if (rank == 1) {
+        conclave_refit* never = nullptr;
+        expect_error(conclave_refit_create(layer.get(), options, &never),
+                     CONCLAVE_ERROR_INVALID_ARGUMENT, "");
+        EXPECT_EQ(never, nullptr);
+        if (options == &silent) expect_ok(conclave_layer_withdraw_refit(layer.get()));
+      } else {
+        auto refit = make<conclave_refit>(&conclave_refit_create, layer.get(), nullptr);
+        expect_ok(conclave_refit_stage(refit.get(), new_.source.get(), nullptr));
+        expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_COMM_MISMATCH, "goes on");
+        EXPECT_EQ(testing::last_error().peer, 1);
+      }
+    }
+    EXPECT_TRUE(same_bits(forward(layer.get()), before));
+    layer.reset();
   });
 }
 

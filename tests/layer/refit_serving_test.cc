@@ -6,9 +6,11 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -287,6 +289,79 @@ TEST(RefitOverRanks, OneRankWithdraws_TheOthersLearnWho) {
       EXPECT_FALSE(same_bits(forward(layer, hidden), before));
     });
   }
+}
+
+// One that is refused where it begins is named too, whatever the reason; so is one that says it
+// later, from where it may use the communicator. All of them go on.
+TEST(RefitOverRanks, OneRankIsRefused_TheOthersLearnWho) {
+  const MoeSpec spec = make_spec(6, 2, 40, 48, DType::kBF16);
+  const Tensor hidden = random_tensor(DType::kBF16, 5, 40, 5);
+  enum class Refused : uint8_t { kExpert, kTensor, kEpoch, kSecond, kSilent, kNeverBegun };
+  for (const auto refused : {Refused::kExpert, Refused::kTensor, Refused::kEpoch, Refused::kSecond,
+                             Refused::kSilent, Refused::kNeverBegun}) {
+    for (const auto& [ep_size, tp_size] : {std::pair(3, 1), std::pair(1, 2), std::pair(2, 2)}) {
+      on_grid(ep_size, tp_size, [&, ep = ep_size, tp = tp_size](const GridRank& rank) {
+        SCOPED_TRACE(static_cast<int>(refused));
+        const Context context(rank.context_options());
+        const ParallelSpec parallel = rank.in({.ep_size = ep, .tp_size = tp});
+        const auto first = make_synthetic_source(spec, 3);
+        const auto second = make_synthetic_source(spec, 4);
+        MoeLayer layer = MoeLayer::create(context, spec, *first, {}, parallel);
+        const Tensor before = forward(layer, hidden);
+        const auto begun = std::chrono::steady_clock::now();
+        if (rank.ep_rank == ep - 1 && rank.tp_rank == tp - 1) {
+          std::optional<Refit> open;
+          if (refused == Refused::kSecond) open.emplace(layer);
+          RefitOptions options;
+          if (refused == Refused::kTensor) {
+            options.scope.tensors = {refit_tensor("shared_down")};
+          } else if (refused == Refused::kEpoch) {
+            options.epoch = UINT64_MAX;
+          } else if (refused != Refused::kSecond) {
+            options.scope.experts = {6};
+          }
+          if (refused == Refused::kSilent) options.refusal = RefitRefusal::kSilent;
+          if (refused != Refused::kNeverBegun) {
+            EXPECT_EQ(code_of([&] { const Refit refit(layer, options); }),
+                      open ? ErrorCode::kState : ErrorCode::kInvalidArgument);
+          }
+          if (refused >= Refused::kSilent) Refit::withdraw(layer);
+        } else {
+          Refit refit(layer);
+          refit.stage(*second);
+          try {
+            refit.commit();
+            ADD_FAILURE() << "committed without a rank";
+          } catch (const CommError& error) {
+            EXPECT_EQ(error.code(), ErrorCode::kCommMismatch);
+            if (ep == 1 || tp == 1) {
+              EXPECT_EQ(error.peer(), ep * tp - 1) << error.what();
+            }
+          }
+        }
+        EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+        EXPECT_TRUE(same_bits(forward(layer, hidden), before));
+        Refit again(layer);
+        again.stage(*second);
+        again.commit();
+        EXPECT_EQ(layer.status().refit_epoch, 1U);
+      });
+    }
+  }
+}
+
+// Refused alike on every rank, each has its own error, and a layer of one rank asks nobody.
+TEST(RefitOverRanks, AllAreRefused_EachHasItsOwnError) {
+  const MoeSpec spec = make_spec(6, 2, 40, 48, DType::kBF16);
+  on_grid(2, 2, [&](const GridRank& rank) {
+    const Context context(rank.context_options());
+    const auto source = make_synthetic_source(spec, 3);
+    MoeLayer layer =
+        MoeLayer::create(context, spec, *source, {}, rank.in({.ep_size = 2, .tp_size = 2}));
+    const RefitOptions options{.scope = {.experts = {rank.ep_rank == 0 ? 6 : -1}}};
+    EXPECT_EQ(code_of([&] { const Refit refit(layer, options); }), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(layer.status().refit_epoch, 0U);
+  });
 }
 
 }  // namespace

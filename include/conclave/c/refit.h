@@ -30,7 +30,10 @@ enum {
 };
 enum {
   // The memory that a staged refit has packed into or replaced serves the next one of all experts.
-  CONCLAVE_REFIT_KEEPS_MEMORY = 1
+  CONCLAVE_REFIT_KEEPS_MEMORY = 1,
+  // Other ranks hear nothing where conclave_refit_create is refused: for a rank whose other threads
+  // run forwards then. It calls conclave_layer_withdraw_refit itself, where the others commit.
+  CONCLAVE_REFIT_SILENT_REFUSAL = 2
 };
 
 typedef struct conclave_refit_options {
@@ -57,7 +60,9 @@ typedef struct conclave_refit conclave_refit;
 // `options` may be NULL. CONCLAVE_ERROR_INVALID_ARGUMENT naming the expert, the tensor, or an epoch
 // that is not larger; _UNSUPPORTED with the reason: experts that are read in place, of which
 // a part or on CUDA any are named; _STATE if a migration or refit is under way, or if the layer has
-// no complete weights and the scope is not all of them; _OUT_OF_MEMORY.
+// no complete weights and the scope is not all of them; _OUT_OF_MEMORY. Where ranks share the layer,
+// whoever is refused calls conclave_layer_withdraw_refit first, and so waits for the others' commit,
+// unless CONCLAVE_REFIT_SILENT_REFUSAL.
 CONCLAVE_C_API conclave_status conclave_refit_create(conclave_layer* layer,
                                                      const conclave_refit_options* options,
                                                      conclave_refit** out) CONCLAVE_C_NOTHROW;
@@ -91,6 +96,10 @@ CONCLAVE_C_API conclave_status conclave_refit_rollback(conclave_refit* refit) CO
 // The same, and tells the other ranks: their commit is CONCLAVE_ERROR_COMM_MISMATCH with this rank
 // as its peer. Waits for them as a commit does; one that does not come is no error here.
 CONCLAVE_C_API conclave_status conclave_refit_withdraw(conclave_refit* refit) CONCLAVE_C_NOTHROW;
+// The same for a rank that has no transaction where the others have one: it was refused, or did not
+// find its weights. One of its own is left as it is.
+CONCLAVE_C_API conclave_status conclave_layer_withdraw_refit(const conclave_layer* layer)
+    CONCLAVE_C_NOTHROW;
 
 // A hash of the weights that this rank holds: equal for layers of one plan with equal weights,
 // whatever way these came and wherever experts have moved. Reads all of it, beside forwards.

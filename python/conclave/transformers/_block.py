@@ -104,15 +104,18 @@ class PatchedBlock:
         return self._agree(lambda: self._probe(candidate))
 
     def _agree(self, step: Callable[[], _Result]) -> _Result:
-        """A step that every rank with a part of the block takes, or none. Raises NotOurs."""
+        """A step that every rank with a part of the block takes, or none. Raises NotOurs, or
+        ConclaveCommError where another rank met an error that no step expects."""
         if self._split is None:
             return step()
-        found, reason = None, ""
+        found, reason, failure = None, "", None
         try:
             found = step()
         except (NotOurs, Error) as error:
             reason = str(error)
-        self._split.require_all(reason)
+        except BaseException as error:  # an interrupt too must not keep the others waiting
+            failure = error
+        self._split.require_all(reason, failure)
         return found  # type: ignore[return-value]
 
     def _pack(self, device: torch.device) -> None:

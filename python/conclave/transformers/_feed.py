@@ -13,7 +13,7 @@ from conclave import _conclave, _runtime
 from conclave._growing import growing
 from conclave._methods import needs_plain_rows
 from conclave.checkpoint import layer_info
-from conclave.errors import Error
+from conclave.errors import ConclaveCommError, Error
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, to_dict
 from conclave.transformers._names import (
@@ -147,5 +147,7 @@ def first_that_fits(attempt: Callable[[Callable], _Result]) -> _Result:
     stacks may have to be cut up. Raises what the last attempt raises."""
     try:
         return attempt(in_memory)
+    except ConclaveCommError:  # the ranks are not together any more
+        raise
     except (NotOurs, Error):
         return attempt(published)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from conclave.errors import (
+    ConclaveCommError,
     ConclaveRuntimeError,
     ConclaveUnsupportedError,
     ConclaveValueError,
@@ -181,6 +182,8 @@ def _replace_block(model: Any, candidate: Candidate, eplb: EplbOptions | None) -
     for owner, inside in owners_of(model, candidate):
         try:
             return kind(owner, inside, model, placing)
+        except ConclaveCommError:  # the ranks are not together any more: no other way is tried
+            raise
         except (NotOurs, Error) as error:
             first = first or error
     raise first or NotOurs("no model with a configuration holds the block")
@@ -203,6 +206,8 @@ def _replace(
                 raise NotOurs("router and experts without a block of their own, on several ranks")
         block = _replace_block(model, candidate, eplb)
         return block, PatchedModule(candidate.path, name, "block", "")
+    except ConclaveCommError:
+        raise
     except (NotOurs, Error) as error:
         reason = str(error)
     try:
@@ -264,6 +269,8 @@ def patch(
     Raises:
         ConclaveValueError: the model is patched already; what `eplb` says fits none of its blocks.
         ConclaveUnsupportedError: `eplb` for a model without a block that was replaced whole.
+        ConclaveCommError: another rank of a spread model met an error that has nothing to do with
+            the block, or is lost. As after any error, what was not released is the model's own.
     """
     if model in _patches:
         raise ConclaveValueError("model: it is patched; unpatch it first")
@@ -274,16 +281,21 @@ def patch(
     forget_calls(model)
     before, resident = _bytes_of(model), _resident_bytes()
     modules, replacements = [], []
-    for candidate in candidates:
-        replacement, found = _replace(model, candidate, options)
-        modules.append(found)
-        if replacement is None:
-            continue
-        replacement.install()
-        _guard_copies(model, candidate, replacement)
-        replacements.append(replacement)
-        if release:
-            replacement.release()
+    try:
+        for candidate in candidates:
+            replacement, found = _replace(model, candidate, options)
+            modules.append(found)
+            if replacement is None:
+                continue
+            replacement.install()
+            replacements.append(replacement)
+            _guard_copies(model, candidate, replacement)
+            if release:
+                replacement.release()
+    except BaseException:
+        if not any(replacement.released_bytes for replacement in replacements):
+            _take_back(model, replacements)
+        raise
     if release:
         guard_released(model)
     _patches[model] = replacements
@@ -346,6 +358,13 @@ def is_balanced(model: Any) -> bool:
     return model in _balancers
 
 
+def _take_back(model: Any, replacements: list[Any]) -> None:
+    for replacement in replacements:
+        replacement.remove()
+    for module in model.modules():
+        unguard(module, "__reduce_ex__", _refuse_copy)
+
+
 def unpatch(model: Any) -> None:
     """Gives a model its own blocks back; nothing happens to one that is not patched.
 
@@ -361,9 +380,6 @@ def unpatch(model: Any) -> None:
     turns = _turns.pop(model, None)
     if turns is not None:
         turns.remove(model)
-    for replacement in replacements:
-        replacement.remove()
-    for module in model.modules():
-        unguard(module, "__reduce_ex__", _refuse_copy)
+    _take_back(model, replacements)
     _patches.pop(model, None)
     _paths.pop(model, None)

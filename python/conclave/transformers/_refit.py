@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from conclave.transformers._coded_traits import is_coded
 from conclave.transformers._patch import is_balanced, replaced_in
 from conclave.transformers._places import Place, as_given, places_below
 from conclave.transformers._refitted import RefittedBlock
-from conclave.transformers._split import is_sharded
+from conclave.transformers._split import is_sharded, rank_error
 from conclave.transformers._turns import Turns
 
 _PHASE = "refit of a model: agree to commit"
@@ -233,7 +234,7 @@ class ModelRefit(Transaction):
         ConclaveCommError with this rank as its `peer`."""
         try:
             if self._is_open:
-                self._agree(_WITHDRAWN)
+                withdraw_from(self._ranks)
         except ConclaveCommError:
             return  # it says what this rank knows, or that nobody is there to be told
         finally:
@@ -244,16 +245,13 @@ class ModelRefit(Transaction):
         if self._ranks is None:
             return
         mine = (state, self.epoch, zlib.crc32("\n".join(self._needed).encode()))
-        send = torch.tensor(mine, dtype=torch.int64).view(torch.uint8)
-        size = send.numel()
-        found = torch.empty(self._ranks.size * size, dtype=torch.uint8)
-        self._ranks.all_gather(send, found, [size] * self._ranks.size, phase=_PHASE)
+        found = _all_say(self._ranks, mine)
         if state != _READY:
             return
-        for rank, theirs in enumerate(found.view(torch.int64).view(-1, len(mine)).tolist()):
+        for rank, theirs in enumerate(found):
             for field, value, other in zip(_FIELDS, mine, theirs, strict=True):
                 if value != other:
-                    raise _mismatch(rank, field)
+                    raise rank_error(rank, _PHASE, f"ranks differ in {field}")
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -269,10 +267,19 @@ class ModelRefit(Transaction):
         return self
 
 
-def _mismatch(rank: int, field: str) -> ConclaveCommError:
-    error = ConclaveCommError(f"rank {rank}, phase {_PHASE}: ranks differ in {field}")
-    error.peer, error.phase = rank, _PHASE
-    return error
+def _all_say(ranks: Communicator, mine: tuple[int, int, int]) -> list[list[int]]:
+    """What every rank says of `_FIELDS`."""
+    send = torch.tensor(mine, dtype=torch.int64).view(torch.uint8)
+    size = send.numel()
+    found = torch.empty(ranks.size * size, dtype=torch.uint8)
+    ranks.all_gather(send, found, [size] * ranks.size, phase=_PHASE)
+    return found.view(torch.int64).view(-1, len(mine)).tolist()
+
+
+def withdraw_from(ranks: Communicator | None) -> None:
+    """Says no in the commit of other ranks. Raises ConclaveCommError where they do not come."""
+    if ranks is not None:
+        _all_say(ranks, (_WITHDRAWN, 0, 0))
 
 
 def _state_of(model: Any, directory: str) -> dict[str, torch.Tensor]:
@@ -355,6 +362,9 @@ def refit(
         threads: that pack, beside those of forwards.
         keeps_memory: keep the memory of this refit for the next one.
 
+    Where ranks share the model and this one is refused here, it takes part in the others' commit
+    before it raises, and says no: theirs raises ConclaveCommError with this rank as its `peer`.
+
     Raises:
         ConclaveValueError: the model is not patched; another path; an epoch that is not larger.
         ConclaveRuntimeError: another refit of the model is under way.
@@ -362,18 +372,24 @@ def refit(
             weights, or several ranks without a block that was replaced whole.
     """
     replaced, turns = replaced_in(model)
-    if mode not in ("staged", "staged_copy"):
-        raise ConclaveValueError(f"mode: expected 'staged' or 'staged_copy', found {mode!r}")
-    _require_refits(model, replaced)
-    if epoch is not None:
-        epoch = _limits.integer("epoch", epoch, 1, 2**63 - 1)
-    options = {
-        "mode": mode,
-        "threads": _limits.integer("threads", threads, 1, MOST_THREADS),
-        "keeps_memory": _limits.flag("keeps_memory", keeps_memory),
-    }
-    chosen = _chosen(replaced, paths if paths is None else _limits.texts("paths", paths))
-    return ModelRefit(model, turns, chosen, _ranks_of(replaced), epoch, options)
+    ranks = _ranks_of(replaced)
+    try:
+        if mode not in ("staged", "staged_copy"):
+            raise ConclaveValueError(f"mode: expected 'staged' or 'staged_copy', found {mode!r}")
+        _require_refits(model, replaced)
+        if epoch is not None:
+            epoch = _limits.integer("epoch", epoch, 1, 2**63 - 1)
+        options = {
+            "mode": mode,
+            "threads": _limits.integer("threads", threads, 1, MOST_THREADS),
+            "keeps_memory": _limits.flag("keeps_memory", keeps_memory),
+        }
+        chosen = _chosen(replaced, paths if paths is None else _limits.texts("paths", paths))
+        return ModelRefit(model, turns, chosen, ranks, epoch, options)
+    except BaseException:  # the ranks that began must not wait for this one
+        with contextlib.suppress(ConclaveCommError):
+            withdraw_from(ranks)
+        raise
 
 
 def refit_epoch(model: Any) -> int:

@@ -35,7 +35,8 @@ class RefittedBlock:
     def begin(self, **options: Any) -> None:
         """As `Layer.refit`. Raises Error."""
         self._layer = self._block.layer
-        self._refit = self._layer.refit(**options)
+        # Ranks hear of the model's refit, by its own exchange.
+        self._refit = self._layer.refit(**options, refusal="silent")
 
     def stage(self, values: Mapping[Place, torch.Tensor]) -> None:
         """Packs values of all its places. Raises Error."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conclave._process_groups import communicator_of
+from conclave.errors import ConclaveCommError
 from conclave.layer import Layer
 from conclave.ranks import Communicator
 from conclave.spec import ParallelSpec, to_dict
@@ -22,6 +23,17 @@ from conclave.transformers._traits import NotOurs
 
 if TYPE_CHECKING:
     from conclave.transformers._eplb import BlockPlacing
+
+
+_PHASE = "replacing a block"
+_FITS, _NOT_OURS, _FAILED = range(3)
+
+
+def rank_error(rank: int, phase: str, text: str) -> ConclaveCommError:
+    """What a rank learns of another one."""
+    error = ConclaveCommError(f"rank {rank}, phase {phase}: {text}")
+    error.peer, error.phase = rank, phase
+    return error
 
 
 def is_sharded(module: torch.nn.Module) -> bool:
@@ -89,13 +101,28 @@ class Split:
             return DealtLayer(layer, self.communicator)
         return SummedLayer(layer, self.communicator) if self.by_expert else layer
 
-    def require_all(self, reason: str) -> None:
+    def require_all(self, reason: str, failure: BaseException | None = None) -> None:
         """Raises NotOurs on every rank where one of them has a reason: they replace a block
-        together, or not at all."""
-        mine = torch.tensor([float(bool(reason))])
-        total = torch.zeros(1)
-        self.communicator.all_reduce(mine, total, phase="replacing a block")
-        if total.item():
+        together, or not at all.
+
+        A `failure` is no reason to go on without the block: it is raised here, and on the other
+        ranks ConclaveCommError with this one as its `peer`.
+        """
+        state = _FITS if not reason else _NOT_OURS
+        mine = torch.tensor([state if failure is None else _FAILED], dtype=torch.uint8)
+        size = self.communicator.size
+        states = torch.zeros(size, dtype=torch.uint8)
+        try:
+            self.communicator.all_gather(mine, states, [1] * size, phase=_PHASE)
+        except ConclaveCommError:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+        if _FAILED in states:
+            rank = states.tolist().index(_FAILED)
+            raise rank_error(rank, _PHASE, "an error ended the replacing there")
+        if states.any():
             raise NotOurs(reason or "another rank cannot replace the block")
 
 

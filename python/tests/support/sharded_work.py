@@ -115,14 +115,43 @@ def with_a_rank_that_refuses(rank: int, folder: Any, name: str) -> Any:
     return [(m.replaced, m.reason) for m in report.modules], results(model)
 
 
+def with_a_rank_that_fails(rank: int, folder: Any, name: str) -> Any:
+    """One rank meets an error that no replacement expects, at its second block: what each raised,
+    the model's own results afterwards, and those of a second attempt."""
+    from conclave.transformers import _block
+
+    transformers.logging.set_verbosity_error()
+    model = spread(name, rank, tp_size=dist.get_world_size())
+    find_norm, blocks = _block.PatchedBlock._find_norm, []
+
+    def fail(self: Any, *found: Any) -> None:
+        blocks.append(self)
+        if rank == 1 and len(blocks) == 2:
+            raise ZeroDivisionError
+        find_norm(self, *found)
+
+    _block.PatchedBlock._find_norm = fail
+    raised: Any = None
+    try:
+        conclave.transformers.patch(model)
+    except (ZeroDivisionError, conclave.ConclaveCommError) as error:
+        raised = error
+    said = type(raised).__name__, getattr(raised, "peer", -1), str(raised)
+    left = results(model)
+    _block.PatchedBlock._find_norm = find_norm
+    kinds = {m.replaced for m in conclave.transformers.patch(model).modules}
+    return said, left, kinds, results(model)
+
+
 def logits_of(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(models.prompt()).logits.float()
 
 
 def refitted(rank: int, folder: Any, plans: list[tuple[str, dict[str, int]]]) -> Any:
-    """For each model and plan, what came of a refit in which rank 1 raises, and logits after it,
-    after one that all ranks commit, and of the plan itself with the weights that this left."""
+    """For each model and plan, what came of refits that rank 1 may not begin, of one in which it
+    raises, and logits after them, after one that all ranks commit, and of the plan itself with the
+    weights that this left."""
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
     found = []
@@ -131,6 +160,13 @@ def refitted(rank: int, folder: Any, plans: list[tuple[str, dict[str, int]]]) ->
         model = spread(name, rank, **sizes)
         conclave.transformers.patch(model)
         raised: Any = None
+        refused = []
+        for wrong in ({"mode": "hot"}, {"epoch": 0}, {"paths": ["none"]}, {"threads": "two"}):
+            try:
+                with conclave.transformers.refit(model, **(wrong if rank == 1 else {})) as new:
+                    new.stage(state)
+            except (conclave.Error, TypeError) as error:
+                refused.append((type(error).__name__, getattr(error, "peer", -1), str(error)))
         try:
             with conclave.transformers.refit(model) as new:
                 new.stage(state)
@@ -145,5 +181,5 @@ def refitted(rank: int, folder: Any, plans: list[tuple[str, dict[str, int]]]) ->
         conclave.transformers.unpatch(model)
         given_back = logits_of(model)
         said = type(raised).__name__, getattr(raised, "peer", -1)
-        found.append((*said, kept, changed, given_back))
+        found.append((*said, refused, kept, changed, given_back))
     return found

@@ -13,6 +13,49 @@ namespace {
 
 constexpr const char* kCommitPhase = "refit: agree to commit";
 
+enum class Intent : uint8_t { kWithdraw, kCommit };
+
+// One rank says this in a commit.
+struct CommitOffer {
+  Intent intent = Intent::kWithdraw;
+  uint64_t epoch = 0;
+  int64_t scope = 0;             // RefitUnits::key
+  std::exception_ptr failure{};  // why this rank cannot commit
+};
+
+std::exception_ptr withdrawn() {
+  return std::make_exception_ptr(
+      Error(ErrorCode::kState, {.what = "this rank has withdrawn from the refit"}));
+}
+
+// Both groups compare what their ranks have staged, and what they learnt from the other group, so
+// that all ranks commit or none. Returns what keeps this rank from it: its own failure, or what it
+// hears of the others.
+std::exception_ptr agree_to_commit(CommitOffer mine, const RefitRanks& ranks) {
+  std::exception_ptr failure = std::move(mine.failure);
+  const auto compare = [&](const std::vector<AgreedValue>& values, Communicator* communicator) {
+    if (communicator == nullptr) return;
+    try {
+      compare_values(values, *communicator, kCommitPhase);
+    } catch (const CommError&) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  const auto others = [&] {
+    return AgreedValue{"whether ranks of the other group agree", failure ? 0 : 1};
+  };
+  std::vector<AgreedValue> asked = {
+      {"whether the refit goes on", static_cast<int64_t>(mine.intent)},
+      {"whether all is staged", failure ? 0 : 1},
+      {"the epoch", static_cast<int64_t>(mine.epoch)},
+      {"the scope", mine.scope}};
+  compare(asked, ranks.tensor);
+  asked.push_back(others());
+  compare(asked, ranks.experts);
+  compare({others()}, ranks.tensor);
+  return failure;
+}
+
 uint64_t epoch_after(uint64_t current, uint64_t wanted) {
   if (wanted == 0) return current + 1;
   // Ranks compare epochs as signed numbers.
@@ -25,6 +68,19 @@ uint64_t epoch_after(uint64_t current, uint64_t wanted) {
 }
 
 }  // namespace
+
+RefitRanks refit_ranks_of(const PlanBase& plan, Communicator* communicator) noexcept {
+  return {.tensor = plan.part.reduces() ? plan.part.tensor_communicator : nullptr,
+          .experts = exchanges_tokens(plan) ? communicator : nullptr};
+}
+
+void withdraw_from_refit(const RefitRanks& ranks) noexcept {
+  try {
+    agree_to_commit({.intent = Intent::kWithdraw, .failure = withdrawn()}, ranks);
+  } catch (const std::exception&) {
+    return;  // there was no memory to tell them: the others' commit ends with its deadline
+  }
+}
 
 LayerRefit::LayerRefit(RefittedLayer layer, const RefitOptions& options)
     : layer_(std::move(layer)),
@@ -119,34 +175,6 @@ std::exception_ptr LayerRefit::failure() const {
                                 .hint = "stage it, or begin a refit with a smaller scope"}));
 }
 
-// Both groups compare what their ranks have staged, and what they learnt from the other group, so
-// that all ranks commit or none.
-std::exception_ptr LayerRefit::agree(Intent intent, std::exception_ptr failure) const {
-  const PlanBase& plan = layer_.engine.plan();
-  Communicator* const tensor = plan.part.reduces() ? plan.part.tensor_communicator : nullptr;
-  Communicator* const experts = exchanges_tokens(plan) ? layer_.communicator : nullptr;
-  const auto compare = [&](const std::vector<AgreedValue>& mine, Communicator* communicator) {
-    if (communicator == nullptr) return;
-    try {
-      compare_values(mine, *communicator, kCommitPhase);
-    } catch (const CommError&) {
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  const auto others = [&] {
-    return AgreedValue{"whether ranks of the other group agree", failure ? 0 : 1};
-  };
-  std::vector<AgreedValue> asked = {{"whether the refit goes on", static_cast<int64_t>(intent)},
-                                    {"whether all is staged", failure ? 0 : 1},
-                                    {"the epoch", static_cast<int64_t>(epoch_)},
-                                    {"the scope", scope_.key()}};
-  compare(asked, tensor);
-  asked.push_back(others());
-  compare(asked, experts);
-  compare({others()}, tensor);
-  return failure;
-}
-
 // A device that fails in the midst leaves no weights that anyone could vouch for.
 void LayerRefit::hand_over(void (EngineRefit::*step)()) {
   try {
@@ -160,7 +188,9 @@ void LayerRefit::hand_over(void (EngineRefit::*step)()) {
 
 void LayerRefit::commit() {
   check_open();
-  if (const auto reason = agree(Intent::kCommit, failure())) std::rethrow_exception(reason);
+  const CommitOffer mine{
+      .intent = Intent::kCommit, .epoch = epoch_, .scope = scope_.key(), .failure = failure()};
+  if (const auto reason = agree_to_commit(mine, ranks())) std::rethrow_exception(reason);
   {
     const ForwardGate::Closed closed(layer_.gate);
     hand_over(&EngineRefit::publish);
@@ -173,13 +203,7 @@ void LayerRefit::commit() {
 
 void LayerRefit::withdraw() noexcept {
   if (!claim_) return;
-  try {
-    const Error withdrawn(ErrorCode::kState, {.what = "this rank has withdrawn from the refit"});
-    agree(Intent::kWithdraw, std::make_exception_ptr(withdrawn));
-  } catch (const std::exception&) {
-    // There was no memory to tell them: the others' commit ends with its deadline.
-    return rollback();
-  }
+  withdraw_from_refit(ranks());
   rollback();
 }
 

@@ -34,6 +34,16 @@ struct RefittedLayer {
   Communicator* communicator = nullptr;  // the context's
 };
 
+// The ranks that agree on a commit; null: none of that group.
+struct RefitRanks {
+  Communicator* tensor = nullptr;   // those that hold other slices
+  Communicator* experts = nullptr;  // those that hold other experts
+};
+
+RefitRanks refit_ranks_of(const PlanBase& plan, Communicator* communicator) noexcept;
+// Says no in the others' commit, for a rank without a transaction.
+void withdraw_from_refit(const RefitRanks& ranks) noexcept;
+
 class LayerRefit {
  public:
   // All of it as conclave/refit.h says.
@@ -49,15 +59,12 @@ class LayerRefit {
   bool is_staged() const { return staged_.covers(scope_); }
 
  private:
-  enum class Intent : uint8_t { kWithdraw, kCommit };
-
   void check_open() const;
   void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
+  RefitRanks ranks() const { return refit_ranks_of(layer_.engine.plan(), layer_.communicator); }
   void hand_over(void (EngineRefit::*step)());
-  // What keeps this rank from committing: its own failure, or what it hears of the others.
-  std::exception_ptr agree(Intent intent, std::exception_ptr failure) const;
 
   RefittedLayer layer_;
   RefitMode mode_;

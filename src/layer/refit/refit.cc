@@ -9,8 +9,15 @@ struct Refit::Impl {
   LayerRefit refit;
 };
 
-Refit::Refit(MoeLayer& layer, const RefitOptions& options)
-    : impl_(new Impl{LayerRefit(layer.impl_->layer.lend_to_refit(), options)}) {}
+// A refusal here must not keep the ranks waiting that began.
+Refit::Refit(MoeLayer& layer, const RefitOptions& options) {
+  try {
+    impl_.reset(new Impl{LayerRefit(layer.impl_->layer.lend_to_refit(), options)});
+  } catch (...) {
+    if (options.refusal == RefitRefusal::kWithdraws) withdraw(layer);
+    throw;
+  }
+}
 
 std::shared_ptr<const void> Refit::begin_replay(const MoeLayer& layer, Stream stream) {
   return std::make_shared<const Layer::Replay>(layer.impl_->layer.begin_replay(stream));
@@ -34,6 +41,10 @@ void Refit::commit() { impl_->refit.commit(); }
 void Refit::rollback() noexcept { impl_->refit.rollback(); }
 
 void Refit::withdraw() noexcept { impl_->refit.withdraw(); }
+
+void Refit::withdraw(const MoeLayer& layer) noexcept {
+  withdraw_from_refit(layer.impl_->layer.refit_ranks());
+}
 
 bool Refit::is_staged() const { return impl_->refit.is_staged(); }
 
