@@ -148,6 +148,8 @@ class CONCLAVE_API Refit {
  private:
   friend class GraphReplay;
   static std::shared_ptr<const void> begin_replay(const MoeLayer& layer, Stream stream);
+  static size_t kept_bytes(const MoeLayer& layer);
+  static size_t forget_graphs(const MoeLayer& layer);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;
@@ -165,6 +167,14 @@ class CONCLAVE_API GraphReplay {
   GraphReplay& operator=(const GraphReplay&) = delete;
   // A commit may go on; the stream need not have passed.
   ~GraphReplay();
+
+  // Adapters that a captured forward was given stay in memory, also once they are removed, since
+  // graphs are launched without the layer. These are the bytes of those that are gone otherwise.
+  static size_t kept_bytes(const MoeLayer& layer);
+  // Says that no graph which holds a forward of the layer, or of one that shares its weights, is
+  // launched any more: gives that memory back and returns its bytes. Waits for the device. From any
+  // thread, but not while such a forward is being captured.
+  static size_t forget_graphs(MoeLayer& layer);
 
  private:
   std::shared_ptr<const void> replay_;

@@ -407,8 +407,15 @@ class Layer:
         )
 
     def remove_adapter(self, adapter_id: int) -> None:
-        """Removes an adapter. Forwards that are under way keep it."""
+        """Removes an adapter. Forwards that are under way keep it, and CUDA graphs that hold a
+        forward until `forget_graphs`."""
         self._core.remove_adapter(_limits.integer("adapter_id", adapter_id, -1, _MOST_ADAPTERS))
+
+    def forget_graphs(self) -> int:
+        """Says that no CUDA graph which holds a forward of this layer is launched any more: gives
+        back the memory of adapters that were removed since, and returns its bytes. Waits for the
+        device."""
+        return self._core.forget_graphs()
 
     @property
     def adapters(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@
 #include "conclave/error.h"
 #include "conclave/lora.h"
 #include "conclave/lora_checkpoint.h"
+#include "conclave/refit.h"
 
 #include <cstdint>
 #include <list>
@@ -150,6 +151,13 @@ void bind_adapters(nb::class_<PyLayer>& layer) {
   layer.def("add_adapter_from_directory", &add_directory, nb::arg("directory"), nb::arg("index"),
             nb::arg("gate_up_order").none(), nb::arg("checkpoint").none(),
             "Adds a layer's part of an adapter that PEFT saved; returns its id.");
+  layer.def(
+      "forget_graphs",
+      [](PyLayer& self) {
+        const nb::gil_scoped_release released;
+        return GraphReplay::forget_graphs(self.first_layer());
+      },
+      "Gives back adapters that only graphs could read.");
   layer.def(
       "remove_adapter", [](PyLayer& self, int32_t id) { self.first_layer().remove_adapter(id); },
       nb::arg("id"), "Removes an adapter; forwards under way keep it.");

@@ -7,6 +7,7 @@
 
 #include "conclave/error.h"
 #include "conclave/lora.h"
+#include "conclave/refit.h"
 
 #include <string>
 
@@ -84,6 +85,14 @@ conclave_status conclave_layer_add_adapter(conclave_layer* layer,
 
 conclave_status conclave_layer_remove_adapter(conclave_layer* layer, int32_t id) noexcept {
   return capi::guarded([&] { capi::required(layer, "layer").layer.remove_adapter(id); });
+}
+
+conclave_status conclave_layer_forget_graphs(conclave_layer* layer, size_t* bytes) noexcept {
+  return capi::guarded([&] {
+    const size_t given_back =
+        conclave::GraphReplay::forget_graphs(capi::required(layer, "layer").layer);
+    if (bytes != nullptr) *bytes = given_back;
+  });
 }
 
 conclave_status conclave_layer_adapters_json(const conclave_layer* layer, char** json) noexcept {

@@ -132,6 +132,8 @@ class Engine {
   // Whether forward can look at ids of adapters; otherwise unknown ones are counted where they are
   // looked up.
   virtual bool sees_adapter_ids() const { return true; }
+  // Whether what is enqueued on the stream now becomes a graph, which is launched without a layer.
+  virtual bool is_captured(Stream /*stream*/) const { return false; }
   // Copies what this rank needs of a checked adapter; `experts` is the expert in each of its
   // places. Like the next, for those that take adapters.
   virtual std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,

@@ -206,6 +206,9 @@ void Layer::forward(const ForwardArgs& args) {
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
+  if (uses_adapters && engine_->is_captured(args.stream)) {
+    shared_->adapters.keep_for_graphs(adapters);
+  }
   const EpochOffer offer = shared_->epochs.offer();
   const CallAgreement agreed =
       agree_on_call({.tokens = tokens,

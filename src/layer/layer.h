@@ -47,6 +47,9 @@ class Layer {
   AdapterId add_adapter(const LoraAdapter& adapter);
   void remove_adapter(AdapterId id);
   AdapterSetPointer adapters() const { return shared_->adapters.current(); }
+  // Sets of adapters that captured forwards read.
+  size_t graph_bytes() const { return shared_->adapters.graph_bytes(); }
+  size_t forget_graphs() const { return shared_->adapters.forget_graphs(); }
   // The slots of another split. Throws Error(kInvalidArgument) where it differs in more than these.
   ExpertSlots slots_of_split(const ParallelSpec& next) const;
   EpochPointer epoch() const { return shared_->epochs.current(); }

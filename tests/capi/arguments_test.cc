@@ -270,6 +270,7 @@ const std::multimap<std::string, Call>& calls() {
       CALL(conclave_layer_add_adapter, v.layer.get(), nullptr, &v.int32),
       CALL(conclave_layer_add_adapter, v.layer.get(), &v.adapter, nullptr),
       CALL(conclave_layer_remove_adapter, nullptr, 0),
+      CALL(conclave_layer_forget_graphs, nullptr, nullptr),
       CALL(conclave_layer_adapters_json, nullptr, &o.text),
       CALL(conclave_layer_adapters_json, v.layer.get(), nullptr),
       CALL(conclave_lora_checkpoint_open, nullptr, &o.adapters),

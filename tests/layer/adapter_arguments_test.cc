@@ -6,6 +6,8 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
+#include <span>
 
 namespace conclave::testing {
 namespace {
@@ -165,6 +167,53 @@ TEST(AdapterArguments, UnknownIds_AreRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(code_of([&] { layer.remove_adapter(id); }), ErrorCode::kInvalidArgument);
   // Ids are not used twice: a call with an old one never meets a new adapter.
   EXPECT_EQ(layer.add_adapter(random_adapter(small_spec(), {.rank = 8})), id + 1);
+}
+
+// Ends with its set.
+struct CountedAdapter final : EngineAdapter {
+  explicit CountedAdapter(int& ended) : ended(ended) {}
+  ~CountedAdapter() override { ++ended; }
+  size_t bytes() const override { return 100; }
+  int& ended;
+};
+struct CountedTable final : EngineAdapterTable {
+  explicit CountedTable(int& ended) : ended(ended) {}
+  ~CountedTable() override { ++ended; }
+  int& ended;
+};
+
+// A graph reads the whole set that it was captured with: adapters, and the table over them.
+TEST(AdapterStore, SetsOfGraphs_StayUntilTheyAreForgotten) {
+  int adapters_ended = 0;
+  int tables_ended = 0;
+  const MakeAdapterTable make_table = [&](std::span<const HeldAdapter>) {
+    return std::make_shared<const CountedTable>(tables_ended);
+  };
+  AdapterStore store;
+  const auto add = [&] {
+    return store.add(LoraAdapter{}, std::make_shared<const CountedAdapter>(adapters_ended),
+                     make_table);
+  };
+  const AdapterId first = add();
+  const AdapterId second = add();
+  EXPECT_EQ(tables_ended, 1);
+  store.keep_for_graphs(store.current());  // {first, second}
+  store.keep_for_graphs(store.current());
+  EXPECT_EQ(store.graph_bytes(), 0U);
+  store.remove(first, make_table);
+  EXPECT_EQ(store.graph_bytes(), 100U);
+  store.keep_for_graphs(store.current());  // {second}
+  add();
+  store.remove(second, make_table);
+  EXPECT_EQ(store.graph_bytes(), 200U);
+  EXPECT_EQ(adapters_ended, 0);
+  EXPECT_EQ(tables_ended, 2);  // that of {second, third} too, which no graph has
+  EXPECT_EQ(store.forget_graphs(), 200U);
+  EXPECT_EQ(adapters_ended, 2);
+  EXPECT_EQ(tables_ended, 4);
+  EXPECT_EQ(store.graph_bytes(), 0U);
+  EXPECT_EQ(store.forget_graphs(), 0U);
+  EXPECT_EQ(store.current()->adapters.size(), 1U);
 }
 
 }  // namespace

@@ -49,10 +49,15 @@ typedef struct conclave_lora_adapter {
 CONCLAVE_C_API conclave_status conclave_layer_add_adapter(conclave_layer* layer,
                                                           const conclave_lora_adapter* adapter,
                                                           int32_t* id) CONCLAVE_C_NOTHROW;
-// Forwards that are under way keep it until they end. CONCLAVE_ERROR_INVALID_ARGUMENT for an id
-// that is none.
+// Forwards that are under way keep it until they end, and graphs that a forward was captured in
+// until conclave_layer_forget_graphs. CONCLAVE_ERROR_INVALID_ARGUMENT for an id that is none.
 CONCLAVE_C_API conclave_status conclave_layer_remove_adapter(conclave_layer* layer,
                                                              int32_t id) CONCLAVE_C_NOTHROW;
+// Says that no CUDA graph which holds a forward of the layer, or of one that shares its weights, is
+// launched any more: gives back the memory of adapters that were removed since, and sets *bytes,
+// unless it is NULL, to its size. Waits for the device. Not while a forward is being captured.
+CONCLAVE_C_API conclave_status conclave_layer_forget_graphs(conclave_layer* layer,
+                                                            size_t* bytes) CONCLAVE_C_NOTHROW;
 // A JSON list of the layer's adapters by id: [{"id": 0, "name": "...", "max_rank": 16,
 // "num_factors": 24, "bytes": 4096}]; `bytes` is what this rank holds. Free it with
 // conclave_text_free.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -112,6 +113,36 @@ void AdapterStore::remove(AdapterId id, const MakeAdapterTable& make_table) {
   std::vector<HeldAdapter> adapters = before->adapters;
   adapters.erase(adapters.begin() + at);
   replace(std::move(adapters), key_without(before->key, id), make_table);
+}
+
+void AdapterStore::keep_for_graphs(AdapterSetPointer set) {
+  const std::lock_guard lock(mutex_);
+  if (std::ranges::find(captured_, set) == captured_.end()) captured_.push_back(std::move(set));
+}
+
+size_t AdapterStore::bytes_only_in(std::span<const AdapterSetPointer> sets) const {
+  std::set<const EngineAdapter*> counted;
+  for (const HeldAdapter& held : current_->adapters) counted.insert(held.packed.get());
+  size_t bytes = 0;
+  for (const AdapterSetPointer& set : sets) {
+    for (const HeldAdapter& held : set->adapters) {
+      if (counted.insert(held.packed.get()).second) bytes += held.info.bytes;
+    }
+  }
+  return bytes;
+}
+
+size_t AdapterStore::graph_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_only_in(captured_);
+}
+
+// Ends of sets wait for the device: forwards that look up the current one must not wait for them.
+size_t AdapterStore::forget_graphs() {
+  std::vector<AdapterSetPointer> ended;
+  const std::lock_guard lock(mutex_);
+  ended.swap(captured_);
+  return bytes_only_in(ended);
 }
 
 bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet& set) {

@@ -59,12 +59,22 @@ class AdapterStore {
   // Throws Error(kInvalidArgument) for an unknown id.
   void remove(AdapterId id, const MakeAdapterTable& make_table);
 
+  // A graph of a captured forward reads the set at each launch, long after the call: it stays until
+  // forget_graphs. Safe beside all others, as these are.
+  void keep_for_graphs(AdapterSetPointer set);
+  // The bytes of adapters that are here no more, but in sets that were kept.
+  size_t graph_bytes() const;
+  // Lets go of them, and returns their bytes.
+  size_t forget_graphs();
+
  private:
+  size_t bytes_only_in(std::span<const AdapterSetPointer> sets) const;  // under mutex_
   void replace(std::vector<HeldAdapter> adapters, int64_t key, const MakeAdapterTable& make_table);
 
   mutable std::mutex mutex_;
   std::mutex changes_;  // held while a set is made; mutex_ only while one is taken
   AdapterSetPointer current_ = std::make_shared<const AdapterSet>();
+  std::vector<AdapterSetPointer> captured_;
   AdapterId next_id_ = 0;
 };
 

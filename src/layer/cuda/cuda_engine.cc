@@ -316,6 +316,11 @@ class CudaEngine final : public Engine {
     return Support::no("rows that go to the experts of other GPUs take no adapter along");
   }
   bool sees_adapter_ids() const override { return false; }
+  bool is_captured(Stream stream) const override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cuda::check(cudaStreamIsCapturing(to_cuda(stream), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
   std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
                                               std::span<const int32_t> experts) const override {
     return upload_adapter(context_, plan_, adapter, experts);

@@ -23,10 +23,18 @@ std::shared_ptr<const void> Refit::begin_replay(const MoeLayer& layer, Stream st
   return std::make_shared<const Layer::Replay>(layer.impl_->layer.begin_replay(stream));
 }
 
+size_t Refit::kept_bytes(const MoeLayer& layer) { return layer.impl_->layer.graph_bytes(); }
+
+size_t Refit::forget_graphs(const MoeLayer& layer) { return layer.impl_->layer.forget_graphs(); }
+
 GraphReplay::GraphReplay(const MoeLayer& layer, Stream stream)
     : replay_(Refit::begin_replay(layer, stream)) {}
 
 GraphReplay::~GraphReplay() = default;
+
+size_t GraphReplay::kept_bytes(const MoeLayer& layer) { return Refit::kept_bytes(layer); }
+
+size_t GraphReplay::forget_graphs(MoeLayer& layer) { return Refit::forget_graphs(layer); }
 
 Refit::~Refit() = default;
 

@@ -10,6 +10,7 @@
 
 #include "conclave/format.h"
 #include "conclave/interop/cuda.h"
+#include "conclave/refit.h"
 
 #include <gtest/gtest.h>
 
@@ -382,6 +383,30 @@ TEST_F(CudaAdapters, AGraph_ReadsTheIdsOfItsReplay) {
       EXPECT_TRUE(same_bits(forward.out(), adapted.run(hidden, id_tensor(tokens, turn)).out));
     }
   }
+}
+
+// Sets that graphs were captured with outlive their adapters, until nobody launches the graphs.
+TEST_F(CudaAdapters, AGraph_KeepsAdaptersThatAreRemoved) {
+  const int64_t tokens = 40;
+  const MoeSpec spec = make_spec(6, 2, 128, 64, DType::kBF16);
+  AdaptedLayer adapted(spec, {.rank = 8}, {.rank = 16});
+  DeviceLayer& owned = adapted.owned();
+  const Tensor hidden = random_tensor(DType::kBF16, tokens, 128, 3);
+  DeviceForward forward(owned, hidden.view(), DType::kF32);
+  forward.args.adapter = adapted.ids()[0];
+  const auto stream = to_cuda(owned.queue.stream());
+  const auto graph = cuda::capture(stream, [&] { forward.enqueue(); });
+  const LayerOutput expected = adapted.run(hidden, adapted.ids()[0]);
+  EXPECT_EQ(GraphReplay::kept_bytes(adapted.layer()), 0U);
+  const size_t bytes = adapted.layer().adapters()[0].bytes;
+  adapted.layer().remove_adapter(adapted.ids()[0]);
+  EXPECT_EQ(GraphReplay::kept_bytes(adapted.layer()), bytes);
+  // Memory that was given back would have these values.
+  for (int i = 0; i < 3; ++i) adapted.layer().add_adapter(adapted.adapters()[1]);
+  ASSERT_EQ(cudaGraphLaunch(graph.get(), stream), cudaSuccess);
+  EXPECT_TRUE(same_bits(forward.out(), expected.out));
+  EXPECT_EQ(GraphReplay::forget_graphs(adapted.layer()), bytes);
+  EXPECT_EQ(GraphReplay::kept_bytes(adapted.layer()), 0U);
 }
 
 // Forwards run while adapters come and go: each sees a set as a whole.
