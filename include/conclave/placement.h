@@ -34,8 +34,8 @@ struct ExpertPlacement {
   CONCLAVE_API std::vector<int32_t> expert_mask(int32_t rank, int32_t num_shared = 0) const;
 };
 
-// The placement that a layer of E experts has with `parallel` (only its ep_ fields, placement and
-// replicas are read). Ranks beyond P hold none. Throws Error(kInvalidArgument) naming the field.
+// The placement that a layer of E experts has with `parallel` (its ep_ fields, placement and R
+// replicas; E + R up to 2^24). Ranks beyond P hold none. Throws Error(kInvalidArgument) by field.
 CONCLAVE_API ExpertPlacement make_placement(int64_t num_experts, const ParallelSpec& parallel);
 
 // The same experts and replicas over another number of ranks. A custom placement names its ranks

@@ -5,6 +5,7 @@
 #include "capi/options.h"
 #include "capi/structs.h"
 #include "capi/values.h"
+#include "core/max_places.h"
 #include "core/max_ranks.h"
 
 #include "conclave/error.h"
@@ -16,9 +17,6 @@
 namespace conclave::inline v0::capi {
 namespace {
 
-// More than any layer has; experts and places are numbered by 31 bits.
-constexpr int32_t kMostPlaces = 1 << 24;
-
 [[noreturn]] void refuse(const std::string& element, int64_t found, const std::string& limit) {
   throw Error(ErrorCode::kInvalidArgument, {.what = "these are no places of experts on ranks",
                                             .tensor = element,
@@ -27,8 +25,8 @@ constexpr int32_t kMostPlaces = 1 << 24;
 }
 
 void check_num_experts(int64_t num_experts) {
-  if (num_experts >= 1 && num_experts <= kMostPlaces) return;
-  refuse("num_experts", num_experts, "1 to " + std::to_string(kMostPlaces));
+  if (num_experts >= 1 && num_experts <= kMaxPlaces) return;
+  refuse("num_experts", num_experts, "1 to " + std::to_string(kMaxPlaces));
 }
 
 // Places of a rank begin where those of the rank before end, and cover all.
@@ -59,15 +57,15 @@ ExpertSlots slots_of_arrays(int64_t num_experts, std::span<const int32_t> logica
 }
 
 std::span<const double> load_of(const double* load, size_t num_experts) {
-  return array_of(load, num_experts, "load", "num_experts", kMostPlaces);
+  return array_of(load, num_experts, "load", "num_experts", kMaxPlaces);
 }
 
 BalanceRequest request_of(const conclave_balance_options* options) {
   const conclave_balance_options given = take_optional(options, "options");
   check_flags("options.flags", given.flags, CONCLAVE_BALANCE_SHARED_RANKS);
   if (given.num_ranks > kMaxRanks) check_choice("options.num_ranks", given.num_ranks, kMaxRanks);
-  if (given.num_redundant_experts > kMostPlaces) {
-    check_choice("options.num_redundant_experts", given.num_redundant_experts, kMostPlaces);
+  if (given.num_redundant_experts > kMaxPlaces) {
+    check_choice("options.num_redundant_experts", given.num_redundant_experts, kMaxPlaces);
   }
   BalanceRequest request{.num_redundant_experts = given.num_redundant_experts,
                          .distinct_ranks = (given.flags & CONCLAVE_BALANCE_SHARED_RANKS) == 0};
@@ -93,7 +91,7 @@ conclave_status conclave_slots_create(int64_t num_experts, const int32_t* logica
   return capi::guarded([&] {
     capi::required(out, "out");
     const auto places =
-        capi::array_of(logical_of, num_slots, "logical_of", "num_slots", capi::kMostPlaces);
+        capi::array_of(logical_of, num_slots, "logical_of", "num_slots", conclave::kMaxPlaces);
     if (num_ranks < 1 || num_ranks > static_cast<size_t>(conclave::kMaxRanks)) {
       capi::refuse("num_ranks", static_cast<int64_t>(num_ranks),
                    "1 to " + std::to_string(conclave::kMaxRanks));

@@ -1,3 +1,5 @@
+#include "core/max_places.h"
+
 #include "conclave/error.h"
 #include "conclave/placement.h"
 
@@ -16,11 +18,11 @@ void check_rank(int32_t rank, int32_t num_ranks) {
 }
 
 void check_shared(int32_t num_shared) {
-  if (num_shared >= 0) return;
-  throw Error(ErrorCode::kInvalidArgument, {.what = "a negative number of shared experts",
+  if (num_shared >= 0 && num_shared <= kMaxPlaces) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "no map has this number of shared experts",
                                             .tensor = "num_shared",
                                             .found = std::to_string(num_shared),
-                                            .limit = "0"});
+                                            .limit = "0 to " + std::to_string(kMaxPlaces)});
 }
 
 // Local indexes must be 0..n-1, each once: any other set is a map of something else.

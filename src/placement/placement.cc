@@ -1,22 +1,30 @@
 #include "conclave/placement.h"
 
+#include "core/max_places.h"
 #include "core/max_ranks.h"
 
 #include "conclave/error.h"
 
-#include <limits>
 #include <string>
 #include <utility>
 
 namespace conclave::inline v0 {
 namespace {
 
-void check_sizes(int64_t num_experts, int64_t num_physical, int32_t num_ranks) {
-  if (num_experts < 1 || num_physical > std::numeric_limits<int32_t>::max()) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "cannot place this number of experts",
-                                              .tensor = "num_experts",
-                                              .expected = "between 1 and 2147483647",
-                                              .found = std::to_string(num_experts)});
+void check_sizes(int64_t num_experts, int64_t num_replicas, int32_t num_ranks) {
+  if (num_experts < 1 || num_experts > kMaxPlaces) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "cannot place this number of experts",
+                 .tensor = "num_experts",
+                 .expected = "between 1 and " + std::to_string(kMaxPlaces),
+                 .found = std::to_string(num_experts)});
+  }
+  if (num_replicas < 0 || num_replicas > kMaxPlaces - num_experts) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "cannot place this number of replicas",
+                 .tensor = "num_redundant_experts",
+                 .found = std::to_string(num_replicas),
+                 .limit = "0 to " + std::to_string(kMaxPlaces - num_experts)});
   }
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -130,18 +138,8 @@ void number_locally(ExpertPlacement& placement) {
 }  // namespace
 
 ExpertPlacement make_placement(int64_t num_experts, const ParallelSpec& parallel) {
-  if (parallel.num_redundant_experts < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                {.what = "a negative number of replicas",
-                 .tensor = "num_redundant_experts",
-                 .found = std::to_string(parallel.num_redundant_experts),
-                 .limit = "0"});
-  }
-  // Both numbers are below 2^31 or refused, so the sum cannot overflow.
-  const int64_t physical = num_experts > std::numeric_limits<int32_t>::max()
-                               ? num_experts
-                               : num_experts + parallel.num_redundant_experts;
-  check_sizes(num_experts, physical, parallel.ep_size);
+  check_sizes(num_experts, parallel.num_redundant_experts, parallel.ep_size);
+  const int64_t physical = num_experts + parallel.num_redundant_experts;
   ExpertPlacement placement;
   placement.strategy = parallel.placement;
   placement.num_ranks = parallel.ep_size;
@@ -153,7 +151,7 @@ ExpertPlacement make_placement(int64_t num_experts, const ParallelSpec& parallel
 }
 
 ExpertPlacement update_placement(const ExpertPlacement& placement, int32_t num_ranks) {
-  check_sizes(placement.num_experts, placement.num_physical(), num_ranks);
+  check_sizes(placement.num_experts, placement.num_physical() - placement.num_experts, num_ranks);
   if (placement.strategy == PlacementStrategy::kCustom) {
     throw Error(ErrorCode::kInvalidArgument,
                 {.what = "a custom placement cannot follow a change of ranks",

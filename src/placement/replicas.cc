@@ -1,3 +1,5 @@
+#include "core/max_places.h"
+
 #include "conclave/error.h"
 #include "conclave/placement.h"
 
@@ -6,6 +8,12 @@
 namespace conclave::inline v0 {
 
 ReplicaMap make_replica_map(std::span<const int32_t> logical_of, int64_t num_experts) {
+  if (num_experts < 0 || num_experts > kMaxPlaces) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "no layer has this number of experts",
+                                              .tensor = "num_experts",
+                                              .found = std::to_string(num_experts),
+                                              .limit = "0 to " + std::to_string(kMaxPlaces)});
+  }
   ReplicaMap map;
   map.first.assign(static_cast<size_t>(num_experts) + 1, 0);
   for (const int32_t expert : logical_of) {

@@ -1,4 +1,6 @@
 // The slots of a layer on more ranks or fewer: as few experts as possible change their rank.
+#include "core/max_places.h"
+
 #include "conclave/error.h"
 #include "conclave/regroup.h"
 
@@ -21,8 +23,9 @@ using RankExperts = std::vector<std::vector<int32_t>>;
 }
 
 void check_slots(const ExpertSlots& slots) {
-  if (slots.num_experts < 1) {
-    refuse("num_experts", "slots are of one expert at least", std::to_string(slots.num_experts));
+  if (slots.num_experts < 1 || slots.num_experts > kMaxPlaces) {
+    refuse("num_experts", fmt::format("slots are of 1 to {} experts", kMaxPlaces),
+           std::to_string(slots.num_experts));
   }
   if (slots.first_of.empty() || slots.first_of.front() != 0 ||
       !std::ranges::is_sorted(slots.first_of) ||

@@ -43,6 +43,7 @@ TEST(ExpertMap, NoSuchRank_IsRefused) {
   EXPECT_EQ(refused_argument([&] { p.expert_map(2); }), "rank");
   EXPECT_EQ(refused_argument([&] { p.expert_map(-1); }), "rank");
   EXPECT_EQ(refused_argument([&] { p.expert_mask(0, -1); }), "num_shared");
+  EXPECT_EQ(refused_argument([&] { p.expert_map(0, 2'000'000'000); }), "num_shared");
   EXPECT_EQ(refused_argument([&] { make_routing_tables(p, 2); }), "rank");
 }
 

@@ -1,5 +1,7 @@
 #include "placement/placement_cases.h"
 
+#include "conclave/balance.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -138,7 +140,11 @@ TEST(Placement, BadSizes_AreRefusedByName) {
   EXPECT_EQ(refused(0, {}), "num_experts");
   EXPECT_EQ(refused(-4, {}), "num_experts");
   EXPECT_EQ(refused(int64_t{1} << 40, {}), "num_experts");
-  EXPECT_EQ(refused((int64_t{1} << 31) - 1, {.num_redundant_experts = 1}), "num_experts");
+  EXPECT_EQ(refused((int64_t{1} << 24) + 1, {}), "num_experts");
+  EXPECT_EQ(refused(int64_t{1} << 24, {.num_redundant_experts = 1}), "num_redundant_experts");
+  EXPECT_EQ(refused(8, {.num_redundant_experts = 2'000'000'000}), "num_redundant_experts");
+  EXPECT_EQ(refused_argument([] { slots_of(8, {.num_redundant_experts = 2'000'000'000}); }),
+            "num_redundant_experts");
   EXPECT_EQ(refused(8, {.ep_size = 0}), "num_ranks");
   EXPECT_EQ(refused(8, {.ep_size = -1, .placement = PlacementStrategy::kRoundRobin}), "num_ranks");
   EXPECT_EQ(refused(8, {.placement = static_cast<PlacementStrategy>(7)}), "placement");

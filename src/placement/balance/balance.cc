@@ -1,5 +1,6 @@
 #include "conclave/balance.h"
 
+#include "core/max_places.h"
 #include "core/max_ranks.h"
 #include "placement/balance/rule.h"
 
@@ -44,9 +45,9 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
 }
 
 void check_load(std::span<const double> load) {
-  if (load.empty() || load.size() > size_t{INT32_MAX}) {
-    refuse("load", "the load has an entry for each expert", "1 to 2147483647 entries",
-           fmt::format("{} entries", load.size()));
+  if (load.empty() || load.size() > size_t{kMaxPlaces}) {
+    refuse("load", "the load has an entry for each expert",
+           fmt::format("1 to {} entries", kMaxPlaces), fmt::format("{} entries", load.size()));
   }
   for (size_t expert = 0; expert < load.size(); ++expert) {
     if (std::isfinite(load[expert]) && load[expert] >= 0) continue;
@@ -61,7 +62,7 @@ void check_load(std::span<const double> load) {
 
 void check_request(int64_t num_experts, const BalanceRequest& request) {
   check_range("num_ranks", request.num_ranks, 1, kMaxRanks);
-  check_range("num_redundant_experts", request.num_redundant_experts, 0, INT32_MAX - num_experts);
+  check_range("num_redundant_experts", request.num_redundant_experts, 0, kMaxPlaces - num_experts);
   check_range("num_nodes", request.num_nodes, 1, kMaxRanks);
   check_range("num_groups", request.num_groups, 1, INT32_MAX);
   if (!(request.least_gain >= 0 && request.least_gain <= 1)) {
@@ -88,6 +89,7 @@ const placement::BalanceRule& rule_of(const std::string& name) {
 }
 
 void check_slots(const ExpertSlots& slots) {
+  check_range("num_experts", slots.num_experts, 0, kMaxPlaces);
   const bool ends_agree = slots.first_of.size() > 1 && slots.first_of.front() == 0 &&
                           slots.first_of.back() == static_cast<int64_t>(slots.logical_of.size()) &&
                           std::ranges::is_sorted(slots.first_of);
