@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import conclave  # noqa: E402
 from conclave import vllm  # noqa: E402
 from conclave.errors import (  # noqa: E402
     ConclaveCommError,
+    ConclaveRuntimeError,
     ConclaveTypeError,
     ConclaveUnsupportedError,
     ConclaveValueError,
@@ -272,10 +274,214 @@ def test_what_does_not_go_together_is_named() -> None:
     state.add_model(model)
     with pytest.raises(ConclaveValueError, match="added before"):
         state.add_model(model)
+    with pytest.raises(ConclaveValueError, match="global_expert_loads: expected rows of 1 models"):
+        state.rearrange(global_expert_loads=[])
+    with pytest.raises(ConclaveTypeError, match="rank_mapping: expected a dict"):
+        state.rearrange(rank_mapping=[0])
+    for mapping in ({}, {1: 0}, {0: 1}, {0: -1}, {0: 0, 1: 1}, {0: -2}):
+        with pytest.raises(ConclaveValueError, match="rank_mapping"):
+            state.rearrange(rank_mapping=mapping)
     with pytest.raises(ConclaveUnsupportedError, match="rank_mapping"):
-        state.rearrange(rank_mapping={0: 0})
+        state.start_async_loop(rank_mapping={0: 0})
+    with pytest.raises(ConclaveRuntimeError, match="add a model"):
+        vllm.EplbState(work.config()).start_async_loop()
     spread = work.Model("qwen3_moe-awq-group32", 2, 0)
     with pytest.raises(ConclaveValueError, match="ep_group: expected rank 0 of 2"):
         vllm.EplbState(work.config()).add_model(spread)
     with pytest.raises(ConclaveValueError, match="found rank 0 of 1"):
         vllm.EplbState(work.config(), ep_group=conclave.local_group(1)[0]).add_model(spread)
+
+
+def test_rows_go_to_fewer_ranks_and_to_more() -> None:
+    few, many = torch.tensor([[0, 1, 2, 3, 1, 0]]), torch.tensor([[2, 2, 1, 0, 3, 1, 0, 3, 2]])
+
+    def rows(slots: Any, rank: int) -> Any:
+        return (10.0 + slots[0, 3 * rank : 3 * rank + 3])[:, None].repeat(1, 4)
+
+    def leaves(rank: int, communicator: Any) -> Any:
+        weights = rows(many, rank)
+        rearrange_expert_weights_inplace(
+            many, few, [[weights]], communicator, rank_mapping={0: 1, 1: -1, 2: 0}
+        )
+        return weights
+
+    first, second, third = together(leaves, 3)
+    assert torch.equal(first, rows(few, 1)) and torch.equal(third, rows(few, 0))
+    assert torch.equal(second, rows(many, 1))  # it leaves with what it had
+
+    def joins(rank: int, communicator: Any) -> Any:
+        weights = rows(few, {0: 0, 2: 1}[rank]) if rank != 1 else torch.zeros(3, 4)
+        rearrange_expert_weights_inplace(
+            few, many, [[weights]], communicator, rank_mapping={0: 0, 1: 2}
+        )
+        return weights
+
+    for rank, found in enumerate(together(joins, 3)):
+        assert torch.equal(found, rows(many, rank))
+
+
+# Steps of rows are held by every rank for all slots: their number changes with the ranks.
+@pytest.mark.parametrize("name", ["qwen3_moe-awq-group32", "qwen3_moe-compressed-tensor-static"])
+def test_ranks_leave_and_results_stay(name: str) -> None:
+    count = work.sizes_of(work.config_of(name)[0])["num_experts"]
+    redundant = 3 * -(-count // 2) - count  # two of three ranks have room for all
+    expected = work.Model(name).expected
+    of_two = conclave.local_group(2)
+
+    def on_rank(rank: int, communicator: Any) -> Any:
+        model = work.Model(name, 3, rank, redundant=redundant)
+        state = vllm.EplbState(work.config(), ep_group=communicator)
+        of_model = state.add_model(model)
+        before = model()
+        state.step()
+        rows = of_model.expert_load_window.sum()
+        with pytest.raises(ConclaveValueError, match="slots for"):
+            state.rearrange(rank_mapping={0: 0, 1: -1, 2: -1})
+        state.rearrange(rank_mapping={0: 1, 1: -1, 2: 0})
+        if rank == 1:
+            assert not state.model_states
+            state.step()
+            return before, None, None, None
+        assert of_model.expert_load_window.sum() == rows
+        width = 2 * (count + redundant) // 3
+        assert of_model.physical_to_logical_map.shape == (work.LAYERS, width)
+        assert int(of_model.logical_replica_count.sum()) == work.LAYERS * width
+        layer = model.moe_layers[0]
+        assert (layer.ep_size, layer.ep_rank, layer.global_num_experts) == (2, 1 - rank // 2, width)
+        after = model()
+        with pytest.raises(ConclaveValueError, match="ep_group"):
+            state.step()
+        state.ep_group = of_two[layer.ep_rank]
+        of_model.expert_load_pass[:, 0] += 1000
+        state.step()
+        slots = of_model.physical_to_logical_map.tolist()
+        state.rearrange()
+        assert of_model.physical_to_logical_map.tolist() != slots
+        return before, after, model(), of_model.physical_to_logical_map.tolist()
+
+    found = together(on_rank, 3)
+    for one in found:
+        assert not isinstance(one, BaseException), one
+    assert found[0][3] == found[2][3]
+    for when, ranks in ((0, (0, 1, 2)), (1, (0, 2)), (2, (0, 2))):
+        for index in range(work.LAYERS):
+            total = sum(found[rank][when][index] for rank in ranks)
+            assert worst_error(total, expected) <= bar_of(name)
+
+
+def test_layers_with_groups_do_not_change_ranks() -> None:
+    def on_rank(rank: int, communicator: Any) -> None:
+        model = work.Model("qwen3_moe-awq-group32", 2, rank, communicator, redundant=60)
+        state = vllm.EplbState(work.config())
+        state.add_model(model)
+        with pytest.raises(ConclaveUnsupportedError, match=r"rank_mapping: .* was given groups"):
+            state.rearrange(rank_mapping={0: 0, 1: -1})
+
+    assert together(on_rank) == [None, None]
+
+
+def end_move(state: Any, of_model: Any, model: Any) -> list[Any]:
+    """Results of the forwards before each step until all layers are at their new slots."""
+    seen = []
+    while of_model.rebalanced:
+        seen.append(model())
+        state.step()
+        time.sleep(0.001)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe-awq-group32", "qwen3_moe-bnb-nf4-nested-blocks128"])
+def test_experts_arrive_beside_forwards(name: str) -> None:
+    expected = work.Model(name).expected
+    of_workers = conclave.local_group(2)
+
+    def on_rank(rank: int, communicator: Any) -> Any:
+        model = work.Model(name, 2, rank)
+        state = vllm.EplbState(work.config(), ep_group=communicator, worker_group=of_workers[rank])
+        of_model = state.add_model(model)
+        assert state.is_async and state.async_worker is None
+        state.start_async_loop()
+        thread = state.async_worker
+        state.start_async_loop()
+        assert thread is state.async_worker and thread.is_alive()
+        old = of_model.physical_to_logical_map.tolist()
+        state.rearrange(global_expert_loads=[work.skewed(model)])
+        assert of_model.rebalanced and of_model.physical_to_logical_map.tolist() == old
+        wanted = of_model.new_physical_to_logical_map.tolist()
+        state.rearrange()  # nothing else begins meanwhile
+        with pytest.raises(ConclaveRuntimeError, match="rank_mapping"):
+            state.rearrange(rank_mapping={0: 0, 1: 1})
+        seen = end_move(state, of_model, model)
+        assert of_model.physical_to_logical_map.tolist() == wanted != old
+        assert len(seen) >= work.LAYERS and of_model.new_physical_to_logical_map is None
+        seen.append(model())
+        del state
+        thread.join(20)  # it ends with the balancer
+        return seen, of_model.experts_moved, thread.is_alive()
+
+    found = together(on_rank)
+    for one in found:
+        assert not isinstance(one, BaseException), one
+        assert not one[2]
+    assert sum(one[1] for one in found) > 0 or name.endswith("128")  # its slots stay on their rank
+    assert len(found[0][0]) == len(found[1][0])
+    for outs in zip(*(one[0] for one in found), strict=True):
+        for index in range(work.LAYERS):
+            assert worst_error(sum(out[index] for out in outs), expected) <= bar_of(name)
+
+
+def test_weights_that_are_loaded_meanwhile_are_sent_again() -> None:
+    name = "qwen3_moe-awq-group32"
+    of_workers = conclave.local_group(2)
+
+    def on_rank(rank: int, communicator: Any) -> Any:
+        model = work.Model(name, 2, rank)
+        state = vllm.EplbState(work.config(), ep_group=communicator, worker_group=of_workers[rank])
+        of_model = state.add_model(model)
+        state.start_async_loop()
+        slots = of_model.physical_to_logical_map.tolist()
+        state.rearrange(global_expert_loads=[work.skewed(model)])
+        while not state._background.worker.has_ended:
+            time.sleep(0.001)
+        communicator.barrier()
+        for index, layer in enumerate(model.moe_layers):
+            for rows in layer.get_expert_weights():
+                for slot, expert in enumerate(work.slots_of_rank(layer, slots[index])):
+                    rows[slot].fill_(expert % 100)
+        end_move(state, of_model, lambda: None)
+        new = of_model.physical_to_logical_map.tolist()
+        assert new != slots
+        return all(
+            bool((rows[slot] == torch.tensor(expert % 100).to(rows.dtype)).all())
+            for index, layer in enumerate(model.moe_layers)
+            for rows in layer.get_expert_weights()
+            for slot, expert in enumerate(work.slots_of_rank(layer, new[index]))
+        )
+
+    assert together(on_rank) == [True, True]
+
+
+def test_a_transfer_that_fails_ends_the_move_on_all_ranks() -> None:
+    name = "qwen3_moe-awq-group32"
+    of_workers = conclave.local_group(2)
+
+    def on_rank(rank: int, communicator: Any) -> Any:
+        model = work.Model(name, 2, rank)
+        state = vllm.EplbState(work.config(), ep_group=communicator, worker_group=of_workers[rank])
+        of_model = state.add_model(model)
+        before = model()
+        state.start_async_loop()
+        slots = of_model.physical_to_logical_map.tolist()
+        if rank == 1:
+            of_workers[1].abort("told to")
+        load = [work.skewed(model)]
+        state.rearrange(global_expert_loads=load)
+        with pytest.raises(ConclaveCommError):
+            end_move(state, of_model, lambda: None)
+        assert state.async_worker is None and not of_model.rebalanced
+        assert of_model.physical_to_logical_map.tolist() == slots
+        assert all(torch.equal(a, b) for a, b in zip(model(), before, strict=True))
+        state.rearrange(global_expert_loads=load)  # within the call from now on
+        return of_model.physical_to_logical_map.tolist() != slots
+
+    assert together(on_rank) == [True, True]

@@ -11,7 +11,7 @@ import io
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,6 +22,13 @@ _PHASE = "moving experts"
 _MISMATCH = (702, "kCommMismatch")
 _LENGTH = 8  # bytes of a number before what is kept beside rows
 Way = tuple[int, int, int]  # expert, rank that has it, rank that lacks it
+
+
+class Arrived(NamedTuple):
+    """What a layer's slots of this rank are to hold, as bytes, before any of it is written."""
+
+    by_slot: dict[int, torch.Tensor]  # those that change
+    from_others: int  # experts that came from another rank
 
 
 class Kept(Protocol):
@@ -89,6 +96,22 @@ class ExpertMover:
     ) -> int:
         """Every rank calls it with the same slots; returns the experts that came to this one.
 
+        Raises:
+            ConclaveCommError: ranks that are lost, late or disagree; no row has been written then.
+        """
+        arrived = self.receive(old, new, rows, kept)
+        self.put(arrived, rows, kept)
+        return arrived.from_others
+
+    def receive(
+        self,
+        old: Sequence[int],
+        new: Sequence[int],
+        rows: Sequence[torch.Tensor],
+        kept: Kept | None = None,
+    ) -> Arrived:
+        """The first half of `move`, which writes nothing: rows may be read meanwhile.
+
         Args:
             old, new: the expert of each slot of all ranks, -1 for an empty one.
             rows: tensors [slots of a rank, ...], contiguous, which are written to.
@@ -109,10 +132,16 @@ class ExpertMover:
         # Slots may swap experts: what stays on this rank is copied before anything is written.
         staying = {wanted[i] for i in changed if wanted[i] in local}
         arriving |= {expert: _packed(rows, keeper, local[expert]) for expert in staying}
+        came = sum(1 for _, _, destination in there if destination == self._rank)
+        return Arrived({i: arriving[wanted[i]] for i in changed}, came)
+
+    @staticmethod
+    def put(arrived: Arrived, rows: Sequence[torch.Tensor], kept: Kept | None = None) -> None:
+        """The second half: writes what has arrived, without a message."""
+        keeper = NothingKept() if kept is None else kept
         with torch.no_grad():
-            for i in changed:
-                _unpack(arriving[wanted[i]], rows, keeper, i)
-        return sum(1 for _, _, destination in there if destination == self._rank)
+            for slot, piece in arrived.by_slot.items():
+                _unpack(piece, rows, keeper, slot)
 
     def _check(self, old: Sequence[int], new: Sequence[int], rows: Sequence[torch.Tensor]) -> int:
         check_slots("old_global_expert_indices", old, self._size)

@@ -52,6 +52,7 @@ class RankGroups:
         if given["ep"] is not None and ranks > 1 and not split.use_ep:
             raise ConclaveValueError("ep_group: expected None without expert parallelism")
         self._check_mover(split, apart)
+        self._given = given
         self._groups = {axis: self._connected(axis, given[axis]) for axis in AXES}
         self._movers = self._ranks_with_other_tokens(split)
         self._adder: _conclave.Communicator | None = None
@@ -116,6 +117,14 @@ class RankGroups:
         size = self._places["ep"][0]
         found = (group for group in self._groups.values() if group and group.size == size)
         return next(found, None)
+
+    @property
+    def given_whole_group(self) -> Any:
+        """The same as it was given, from which other communicators can be made."""
+        own = self.whole_group
+        found = (axis for axis, group in self._groups.items() if group is own and own is not None)
+        axis = next(found, None)
+        return None if axis is None else self._given[axis]
 
     @property
     def moves_tokens(self) -> bool:

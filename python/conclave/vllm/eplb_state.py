@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from conclave import _conclave
 from conclave._process_groups import communicator_of
-from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveRuntimeError, ConclaveUnsupportedError, ConclaveValueError
+from conclave.vllm._eplb_background import BackgroundMoves
+from conclave.vllm._eplb_layers import group_of, layers_of, worker_communicator
+from conclave.vllm._eplb_mapping import RankMapping
+from conclave.vllm._eplb_ranks import changed_slots, nodes_left, on_new_ranks
+from conclave.vllm._eplb_tables import checked_load, hand_on, new_slots, put_arrived, write_maps
 from conclave.vllm._expert_moves import ExpertMover, KeptBesideParameters
-from conclave.vllm.eplb import EPLBConfig, rebalance_experts
+from conclave.vllm.eplb import EPLBConfig
 from conclave.vllm.mapping import build_initial_global_physical_to_logical_map
 from conclave.vllm.ranked import RankedExperts
 
@@ -35,6 +41,18 @@ class EplbModelState:
     layers: list[RankedExperts]
     num_groups: int = 1
     experts_moved: int = 0  # that came to this rank
+    # While experts are on their way beside forwards:
+    rebalanced: bool = False
+    layer_to_transfer: int = 0
+    ep_buffer_ready: int = 0  # 1: that layer has arrived on this rank
+    new_physical_to_logical_map: torch.Tensor | None = None  # [layers, physical] int64
+    moves: list[tuple[int, list[int], list[int]]] = dataclasses.field(default_factory=list)
+
+    def end_move(self) -> None:
+        """Nothing is on its way any more."""
+        self.rebalanced, self.layer_to_transfer, self.ep_buffer_ready = False, 0, 0
+        self.new_physical_to_logical_map = None
+        self.moves = []
 
 
 class EplbState:
@@ -42,8 +60,8 @@ class EplbState:
 
     One on each rank, with the same arguments; calls from one thread, between forwards, on all ranks
     in the same order. Results stay what they were: tokens go to an expert wherever it lies. Experts
-    move in `step` and `rearrange`, whatever `use_async` says, and layers pack those that came at
-    their next forward.
+    move in `step` and `rearrange`, or beside forwards once `start_async_loop` was called; layers
+    pack those that came at their next forward.
 
     Args:
         parallel_config: what has `eplb_config` (`EPLBConfig`), or that itself.
@@ -51,6 +69,8 @@ class EplbState:
         ep_group: the ranks that the experts are spread over: a group of torch.distributed or a
             Communicator; by default that of the layers, then that of `install`.
         num_nodes: of the ranks, which are numbered node by node.
+        worker_group: a Communicator of the same ranks for the async worker alone. Not needed where
+            the ranks are a group of torch.distributed, of which each rank makes one.
 
     Raises:
         ConclaveUnsupportedError: for another policy than the default.
@@ -67,6 +87,7 @@ class EplbState:
         *,
         ep_group: Any = None,
         num_nodes: int = 1,
+        worker_group: Any = None,
     ) -> None:
         found = getattr(parallel_config, "eplb_config", parallel_config)
         config = EPLBConfig() if found is None else found
@@ -86,7 +107,10 @@ class EplbState:
         self.expert_rearrangement_step_interval: int = config.step_interval
         # The first rearrangement comes after a quarter of the interval.
         self.expert_rearrangement_step = config.step_interval - config.step_interval // 4
+        self.is_async = bool(getattr(config, "use_async", False))
         self._given_group, self._num_nodes = ep_group, num_nodes
+        self._worker_group = worker_group
+        self._background: BackgroundMoves | None = None
         self._mover: ExpertMover | None = None
         self._communicator: _conclave.Communicator | None = None
 
@@ -109,22 +133,15 @@ class EplbState:
         Raises:
             ConclaveValueError: naming what does not fit, before anything is changed.
         """
-        layers = _layers_of(model)
+        layers = layers_of(model)
         if any(state.model is model for state in self.model_states.values()):
             raise ConclaveValueError("model: it was added before")
         self._join(layers[0])
         state = self._first_state(model, model_config, layers)
-        load = None if global_expert_load is None else _checked_load(global_expert_load, state)
-        hands_on = getattr(model, "set_eplb_state", None)
-        views = (
-            state.expert_load_pass,
-            state.logical_to_physical_map,
-            state.logical_replica_count,
-        )
-        if hands_on is not None and not isinstance(model, RankedExperts):
-            hands_on(*views)
-        for index, layer in enumerate(layers):
-            layer.set_eplb_state(index, *views)
+        load = None
+        if global_expert_load is not None:
+            load = checked_load("global_expert_load", global_expert_load, state)
+        hand_on(state)
         self.model_states[state.model_name] = state
         if load is not None:
             self._rearrange(state, load)
@@ -157,7 +174,7 @@ class EplbState:
             num_groups=int(getattr(model, "num_expert_groups", None) or 1),
         )
         for index in range(count):
-            _write_maps(state, index, order)
+            write_maps(state, index, order)
         return state
 
     def _join(self, layer: RankedExperts) -> None:
@@ -166,7 +183,7 @@ class EplbState:
             return
         size, rank = (layer.ep_size, layer.ep_rank) if layer.use_ep else (1, 0)
         if size > 1:
-            given = self._given_group or _group_of(layer)
+            given = self._given_group or group_of(layer)
             found = communicator_of(given, "ep_group")
             if found is None or (found.size, found.rank) != (size, rank):
                 text = "None" if found is None else f"rank {found.rank} of {found.size}"
@@ -192,11 +209,14 @@ class EplbState:
 
         Raises:
             ConclaveCommError: ranks that are lost, late or disagree. Layers that were reached have
-                their new slots, the others the old ones.
+                their new slots, the others the old ones. A move beside forwards is given up, once
+                and on all ranks; later ones are made within the call.
         """
         if is_profile:
             self.rearrange(is_profile=True)
             return
+        if self.model_states:
+            self._join(next(iter(self.model_states.values())).layers[0])
         for state in self.model_states.values():
             if is_dummy:
                 state.expert_load_pass.zero_()
@@ -209,29 +229,72 @@ class EplbState:
             self.expert_load_window_step += 1
             self.expert_load_window_step %= self.expert_load_window_size
         self.expert_rearrangement_step += 1
-        if self.expert_rearrangement_step >= self.expert_rearrangement_step_interval:
+        self._advance()
+        is_due = self.expert_rearrangement_step >= self.expert_rearrangement_step_interval
+        if is_due and not self._is_moving:
             self.expert_rearrangement_step = 0
             self.rearrange()
 
-    def rearrange(self, is_profile: bool = False, rank_mapping: Any = None) -> None:
+    def rearrange(
+        self,
+        is_profile: bool = False,
+        execute_shuffle: bool = True,
+        global_expert_loads: Sequence[Any] | None = None,
+        rank_mapping: Mapping[int, int] | None = None,
+    ) -> list[torch.Tensor] | None:
         """Moves experts now, by the rows of the window. Layers without rows stay as they are.
+
+        With an async worker (`start_async_loop`) the move begins now and ends in later steps, a
+        layer at a time. While one is under way nothing else begins.
 
         Args:
             is_profile: nothing moves.
-            rank_mapping: other ranks are not possible: it is None.
+            execute_shuffle: False returns the rows instead, and nothing moves.
+            global_expert_loads: for each model rows [layers, logical], in the place of those that
+                were counted; the same on every rank.
+            rank_mapping: the new rank of each rank, -1 for one that leaves: its experts go to those
+                that stay, within this call, and each of these has as many slots as before. Then a
+                rank that leaves has no models any more, and layers of the others are of the new
+                ranks. Give these a group before the next move, by `ep_group`. Layers that were
+                given groups are refused: these have the old ranks.
+
+        Returns:
+            The rows [layers, logical] of all ranks for each model, without a shuffle.
 
         Raises:
-            ConclaveCommError: as of `step`.
+            ConclaveCommError: as of `step`. With a rank_mapping nothing has been written then.
+            ConclaveValueError, ConclaveTypeError, ConclaveUnsupportedError: naming the argument.
         """
-        if rank_mapping is not None:
-            raise ConclaveUnsupportedError(
-                "rank_mapping: ranks stay those that the layers were made for; make layers of the "
-                "new ranks"
-            )
         if is_profile:
-            return
-        for state in self.model_states.values():
-            self._rearrange(state, self._window_load(state))
+            return None
+        states = list(self.model_states.values())
+        if states:
+            self._join(states[0].layers[0])
+        loads = self._loads(states, global_expert_loads)
+        if not execute_shuffle:
+            return loads
+        if self._is_moving:
+            if rank_mapping is not None:
+                raise ConclaveRuntimeError("rank_mapping: experts are on their way; end the steps")
+            return None
+        if rank_mapping is not None:
+            self._change_ranks(states, loads, rank_mapping)
+            return None
+        for state, load in zip(states, loads, strict=True):
+            self._rearrange(state, load)
+        return None
+
+    def _loads(self, states: list[EplbModelState], given: Sequence[Any] | None) -> list[Any]:
+        if given is None:
+            return [self._window_load(state) for state in states]
+        if len(given) != len(states):
+            raise ConclaveValueError(
+                f"global_expert_loads: expected rows of {len(states)} models, found {len(given)}"
+            )
+        return [
+            checked_load("global_expert_loads", load, state)
+            for load, state in zip(given, states, strict=True)
+        ]
 
     def _window_load(self, state: EplbModelState) -> torch.Tensor:
         """Rows of each expert [layers, logical] in the windows of all ranks."""
@@ -250,32 +313,151 @@ class EplbState:
 
     def _rearrange(self, state: EplbModelState, load: torch.Tensor) -> None:
         ranks = 1 if self._communicator is None else self._communicator.size
+        nodes = self._num_nodes if ranks % self._num_nodes == 0 else 1
+        state.moves = []
         for index, rows in enumerate(load):
             if not rows.any():
                 continue
             old = state.physical_to_logical_map[index].tolist()
-            new = rebalance_experts(
-                rows[None],
-                len(old),
-                state.num_groups,
-                self._num_nodes if ranks % self._num_nodes == 0 else 1,
-                ranks,
-                torch.tensor([old]),
-            )[0][0].tolist()
+            new = new_slots(rows, old, len(old), state.num_groups, nodes, ranks)
             if new != old:
-                self._move(state, index, old, new)
+                state.moves.append((index, old, new))
+        if self._background is not None:
+            self._background.begin(state, list(self.model_states.values()))
+            return
+        for index, old, new in state.moves:
+            self._move(state, index, old, new)
+        state.moves = []
 
     def _move(self, state: EplbModelState, index: int, old: list[int], new: list[int]) -> None:
-        layer, mover = state.layers[index], self._mover
+        mover = self._mover
         assert mover is not None
-        kept = KeptBesideParameters(layer)
-        state.experts_moved += mover.move(old, new, layer.get_expert_weights(), kept)
-        _reorder_copies_of_all(layer, old, new)
-        _write_maps(state, index, new)
-        # Counts are of slots, which have other experts now.
-        _recount(state, index, old, new)
-        method: Any = layer.quant_method
-        method.after_eplb_rearrangement(layer)
+        layer = state.layers[index]
+        arrived = mover.receive(old, new, layer.get_expert_weights(), KeptBesideParameters(layer))
+        put_arrived(state, index, old, new, arrived)
+
+    # Beside forwards
+
+    def start_async_loop(self, rank_mapping: Any = None, is_profile: bool = False) -> None:
+        """Starts the thread that receives experts while forwards run, where `use_async` says so:
+        on every rank, after `add_model`. From then on `rearrange` begins a move, and each step
+        takes one layer of each model to its new slots once it has arrived on all ranks. Nothing
+        happens where the thread runs already.
+
+        The thread has a communicator of its own: made of the group of torch.distributed that the
+        ranks have, or `worker_group`.
+
+        Args:
+            rank_mapping: None: `rearrange` moves experts to other ranks within the call.
+            is_profile: nothing is started.
+
+        Raises:
+            ConclaveRuntimeError: there is no model yet.
+            ConclaveValueError: ranks without a group, of which no communicator can be made.
+            ConclaveUnsupportedError: a rank_mapping.
+            ConclaveCommError: ranks that do not come.
+        """
+        if rank_mapping is not None:
+            raise ConclaveUnsupportedError(
+                "rank_mapping: experts go to other ranks within `rearrange`"
+            )
+        if not self.is_async or is_profile or self._background is not None:
+            return
+        if not self.model_states:
+            raise ConclaveRuntimeError("start_async_loop: add a model before")
+        layer = next(iter(self.model_states.values())).layers[0]
+        self._join(layer)
+        communicator = None
+        if self._communicator is not None:
+            communicator = worker_communicator(self._worker_group, self._given_group, layer)
+        self._background = BackgroundMoves(communicator, self._communicator)
+
+    @property
+    def async_worker(self) -> threading.Thread | None:
+        """The thread, once it was started."""
+        return None if self._background is None else self._background.worker.thread
+
+    @property
+    def _is_moving(self) -> bool:
+        return any(state.rebalanced for state in self.model_states.values())
+
+    def _advance(self) -> None:
+        """Takes up a layer that has arrived on all ranks. What fails ends the move on all of them;
+        later ones are made within the call."""
+        if self._background is None:
+            return
+        try:
+            self._background.advance(list(self.model_states.values()))
+        except BaseException:
+            self._end_background()
+            raise
+
+    def _end_background(self) -> None:
+        for state in self.model_states.values():
+            state.end_move()
+        if self._background is not None:
+            self._background.worker.close()
+            self._background = None
+
+    def move_to_workspace(
+        self, model_state: EplbModelState, ep_group: Any = None, is_profile: bool = False
+    ) -> None:
+        """Writes the layer that has arrived, between two forwards. `step` calls it, on all ranks
+        alike."""
+        del ep_group
+        if not is_profile and self._background is not None:
+            self._background.take_up(model_state)
+
+    # Other ranks
+
+    @property
+    def ep_group(self) -> Any:
+        """The ranks as they were given. After a rank_mapping: set it to those that are left."""
+        return self._given_group
+
+    @ep_group.setter
+    def ep_group(self, group: Any) -> None:
+        self._given_group = group
+        self._mover = self._communicator = None
+
+    def _change_ranks(
+        self, states: list[EplbModelState], loads: list[Any], rank_mapping: Any
+    ) -> None:
+        communicator = self._communicator
+        size, rank = (1, 0) if communicator is None else (communicator.size, communicator.rank)
+        mapping = RankMapping.of(rank_mapping, size)
+        if mapping.grows:
+            raise ConclaveValueError(
+                f"rank_mapping: expected an entry for each of {size} ranks, found "
+                f"{mapping.num_old}; ranks that join make layers of their own"
+            )
+        nodes = nodes_left(mapping, self._num_nodes)
+        changes = [
+            changed_slots(state, load, mapping, nodes)
+            for state, load in zip(states, loads, strict=True)
+        ]
+        mover = self._mover
+        assert mover is not None
+        arrived = []
+        for state, change in zip(states, changes, strict=True):
+            for layer, (old, new) in zip(state.layers, change, strict=True):
+                rows, kept = layer.get_expert_weights(), KeptBesideParameters(layer)
+                arrived.append(mover.receive(old, mapping.slots_after(new), rows, kept))
+        if communicator is not None:
+            communicator.barrier()  # nobody writes before all have received
+        self._end_background()
+        self._mover = self._communicator = self._given_group = self._worker_group = None
+        new_rank = mapping.new_of[rank]
+        if new_rank < 0:
+            self.model_states.clear()
+            return
+        pieces = iter(arrived)
+        for state, change in zip(states, changes, strict=True):
+            for layer in state.layers:
+                ExpertMover.put(
+                    next(pieces), layer.get_expert_weights(), KeptBesideParameters(layer)
+                )
+            on_new_ranks(state, change, mapping.num_new, new_rank)
 
     def _log(self, state: EplbModelState) -> None:
         load = self._of_all_ranks(state.expert_load_pass.long()).double()
@@ -289,90 +471,3 @@ class EplbState:
             largest,
             mean / largest if largest else 0.0,
         )
-
-
-def _layers_of(model: Any) -> list[RankedExperts]:
-    """The layers that move their experts, in order. Raises ConclaveValueError where they do not go
-    together."""
-    given = getattr(model, "moe_layers", None)
-    if given is not None:
-        found = [getattr(layer, "routed_experts", layer) for layer in given]
-    elif isinstance(model, torch.nn.Module):
-        every = (m for m in model.modules() if isinstance(m, RankedExperts))
-        found = [layer for layer in every if layer.enable_eplb]
-    else:
-        raise ConclaveTypeError(f"model: expected a module, found {type(model).__name__}")
-    if not found:
-        raise ConclaveValueError("model: expected a layer with enable_eplb, found none")
-    for layer in found:
-        if not isinstance(layer, RankedExperts):
-            raise ConclaveTypeError(
-                f"moe_layers: expected layers of conclave.vllm, found {type(layer).__name__}"
-            )
-        if not layer.enable_eplb:
-            raise ConclaveValueError(f"enable_eplb: expected True of {layer.layer_name!r}")
-        sizes = [
-            (one.logical_num_experts, one.global_num_experts, one.ep_size, one.ep_rank)
-            for one in (layer, found[0])
-        ]
-        if sizes[0] != sizes[1]:
-            raise ConclaveValueError(
-                f"model: expected (experts, slots, ranks, rank) of {layer.layer_name!r} as of the "
-                f"first layer, {sizes[1]}, found {sizes[0]}"
-            )
-    return found
-
-
-def _group_of(layer: RankedExperts) -> Any:
-    """The layer's own group of all of its ranks, else that of the process."""
-    own = layer._groups.whole_group if layer._groups is not None else None
-    if own is not None:
-        return own
-    from conclave.vllm.engine.groups import get_ep_group
-
-    group = get_ep_group()
-    return group.device_group if group.world_size > 1 else None
-
-
-def _checked_load(load: Any, state: EplbModelState) -> torch.Tensor:
-    found = torch.as_tensor(load)
-    if found.shape != state.logical_replica_count.shape:
-        raise ConclaveValueError(
-            f"global_expert_load: expected {list(state.logical_replica_count.shape)}, found "
-            f"{list(found.shape)}"
-        )
-    if not torch.isfinite(found.double()).all() or (found < 0).any():
-        raise ConclaveValueError("global_expert_load: expected finite rows of 0 or more")
-    return found
-
-
-def _write_maps(state: EplbModelState, index: int, slots: Sequence[int]) -> None:
-    table = torch.full(state.logical_to_physical_map.shape[1:], -1)
-    counts = torch.zeros(state.logical_replica_count.shape[1:], dtype=torch.int64)
-    for slot, expert in enumerate(slots):
-        table[expert, counts[expert]] = slot
-        counts[expert] += 1
-    state.physical_to_logical_map[index] = torch.tensor(slots)
-    state.logical_to_physical_map[index] = table
-    state.logical_replica_count[index] = counts
-
-
-def _recount(state: EplbModelState, index: int, old: list[int], new: list[int]) -> None:
-    """Rows of a window's slots, given to a slot that the expert has now."""
-    first = {expert: slot for slot, expert in reversed(list(enumerate(new)))}
-    target = torch.tensor([first[expert] for expert in old], device=state.expert_load_window.device)
-    for counts in (state.expert_load_window[:, index], state.expert_load_pass[None, index]):
-        before = counts.clone()
-        counts.zero_()
-        counts.scatter_add_(1, target.expand_as(before), before)
-
-
-def _reorder_copies_of_all(layer: RankedExperts, old: list[int], new: list[int]) -> None:
-    """What every rank holds of all slots is put into the new order, without a message."""
-    first = {expert: slot for slot, expert in reversed(list(enumerate(old)))}
-    source = [first[expert] for expert in new]
-    for parameter in layer.parameters(recurse=False):
-        is_of_all = getattr(parameter, "of_all_ranks", False)
-        if is_of_all and parameter.shape[0] == len(old) != layer.local_num_experts:
-            with torch.no_grad():
-                parameter.copy_(parameter[torch.tensor(source, device=parameter.device)])

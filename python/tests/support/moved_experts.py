@@ -28,11 +28,18 @@ def redundant_of(name: str) -> int:
 class Model(torch.nn.Module):
     """Layers of one checkpoint, with the names that vLLM's models have."""
 
-    def __init__(self, name: str, size: int = 1, rank: int = 0, group: Any = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: int = 1,
+        rank: int = 0,
+        group: Any = None,
+        redundant: int | None = None,
+    ) -> None:
         super().__init__()
         split = {} if size == 1 else {"ep_size": size, "ep_rank": rank, "use_ep": True}
         self.moe_layers = torch.nn.ModuleList()
-        redundant = redundant_of(name)
+        redundant = redundant_of(name) if redundant is None else redundant
         for _ in range(LAYERS):
             layer, self.hidden, self.expected = layer_of(
                 name,

@@ -8,8 +8,9 @@ from typing import Any
 import numpy
 
 from conclave._process_groups import communicator_of
-from conclave.errors import ConclaveUnsupportedError, ConclaveValueError
+from conclave.errors import ConclaveValueError
 from conclave.ranks import Communicator
+from conclave.vllm._eplb_mapping import RankMapping
 from conclave.vllm._expert_moves import ExpertMover
 from conclave.vllm.eplb import EplbLayerState, map_to_physical, rebalance_experts
 
@@ -93,13 +94,14 @@ def rearrange_expert_weights_inplace(
         old_global_expert_indices, new_global_expert_indices: [layers, slots of all ranks] the
             expert of each slot; -1 for one that holds none.
         ep_group: a group of torch.distributed, a Communicator, or what `get_ep_group` has.
-        is_profile: nothing moves. rank_mapping: None, since ranks stay.
+        is_profile: nothing moves.
+        rank_mapping: the new rank of each old one, where their number changes. Ranks that leave are
+            -1, and all of the group are named: new slots are those of the ranks that stay. Where
+            ranks have joined, those of before are named alone, and old slots are theirs.
 
     Raises:
         ConclaveCommError: ranks that are lost, late or disagree. Error: naming the argument.
     """
-    if rank_mapping is not None:
-        raise ConclaveUnsupportedError("rank_mapping: ranks stay those that the experts are on")
     old, new = (given.tolist() for given in (old_global_expert_indices, new_global_expert_indices))
     if not len(old) == len(new) == len(expert_weights):
         raise ConclaveValueError(
@@ -109,6 +111,12 @@ def rearrange_expert_weights_inplace(
     if is_profile:
         return
     is_alone = not isinstance(ep_group, Communicator) and ep_group.size() == 1
-    mover = ExpertMover(None if is_alone else communicator_of(ep_group, "ep_group"))
+    communicator = None if is_alone else communicator_of(ep_group, "ep_group")
+    mover = ExpertMover(communicator)
+    mapping = None
+    if rank_mapping is not None:
+        mapping = RankMapping.of(rank_mapping, 1 if communicator is None else communicator.size)
     for of_layer, (before, after) in zip(expert_weights, zip(old, new, strict=True), strict=True):
+        if mapping is not None:
+            before, after = mapping.slots_before(before), mapping.slots_after(after)
         mover.move(before, after, list(of_layer))
