@@ -18,7 +18,7 @@ from conclave.errors import ConclaveTypeError, ConclaveValueError, Error
 from conclave.spec import MoeSpec, to_dict
 
 if TYPE_CHECKING:
-    from conclave.layer import Layer
+    from conclave._layer_base import LayerBase
 
 # Arrays with an entry for each routed expert.
 _ROUTED = re.compile(r"(gate_up|gate|up|down)(_|$)")
@@ -190,7 +190,7 @@ class Refit(Transaction):
     the commit of other ranks raises at once and names this one.
     """
 
-    def __init__(self, layer: Layer, core: _conclave.Refit) -> None:
+    def __init__(self, layer: LayerBase, core: _conclave.Refit) -> None:
         self._layer = layer
         self._core = core
 
@@ -335,7 +335,7 @@ class Refit(Transaction):
 
 
 def begin_refit(
-    layer: Layer,
+    layer: LayerBase,
     mode: str,
     experts: Sequence[int] | None,
     tensors: Sequence[str] | None,
@@ -368,7 +368,7 @@ def begin_refit(
     return refit
 
 
-def withdraw_refit(layer: Layer) -> None:
+def withdraw_refit(layer: LayerBase) -> None:
     """Tells the other ranks' commit that this one has nothing to commit."""
     with contextlib.suppress(Error):  # after a fork nobody is there to be told
         _conclave.withdraw_refit(layer._core)
