@@ -104,6 +104,10 @@ RULES = [
          re.compile(r"^[ \t]*//+ Of\b|\S[ \t]+// [Oo]f\b", re.MULTILINE),
          ("src", "include", "apps", "python/src", "tests", "bench", "examples"), None, whole,
          "a comment is a clause or a noun phrase, not a genitive: say what the thing is"),
+    Rule("says-why",
+         re.compile(r"^[ \t]*//+ What\b", re.MULTILINE),
+         ("src", "include", "apps", "python/src"), None, whole,
+         "a comment is a clause that says why, not \"What ...\": say what the thing does"),
 ]
 
 

@@ -34,7 +34,7 @@ class Option {
   Option& required();
   // Makes the current value the default, and shows it as such.
   Option& with_default();
-  // What the help shows in place of the values that it takes.
+  // The help shows this in place of the values that it takes.
   Option& shown_as(const std::string& values);
   Option& excludes(const Option& other);
   Option& needs(const Option& other);

@@ -1,4 +1,4 @@
-// What a GGUF file says of the MoE layers of a model: the inverse of Checkpoint::open for such
+// A GGUF file says this of the MoE layers of a model: the inverse of Checkpoint::open for such
 // files.
 #pragma once
 

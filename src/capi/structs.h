@@ -20,7 +20,7 @@ constexpr bool is_possible_size(size_t size) noexcept {
   return size >= kWord && size % kWord == 0 && size <= kLargestStruct;
 }
 
-// What a caller of the first release already had to give.
+// A caller of the first release already had to give this many bytes.
 template <class Struct>
 inline constexpr size_t kLeastSize = kWord;
 

@@ -120,7 +120,7 @@ class DirectoryContents final : public Contents {
     }
   }
 
-  // What a method stores in its own way counts as what it stands for: a word holds several codes.
+  // Weights that a method stores in its own way count as what they mean: words hold several codes.
   void add_totals() {
     std::vector<bool> is_read(shards_.tensors.size(), false);
     const auto count_readings = [&](const LayerMap& map) {

@@ -282,7 +282,7 @@ std::vector<std::string> missing_names(const PartLayers& parts, const MoeSpec& s
                                              : first_few(names)});
 }
 
-// What layers read of an MLP's matrices; where they lie is said by the part that has them.
+// Lists what layers read of an MLP's matrices; the part that has them says where they lie.
 void merge_mlp(const MoeSpec& spec, WeightMlp mlp, LayerMap& map) {
   const DType type = mlp == WeightMlp::kRouted ? spec.weight_dtype : shared_weight_dtype(spec);
   for (const WeightMatrix matrix : kMatrices) {
@@ -331,7 +331,7 @@ LayerMap map_parts(const ModelConfig& config, const TensorTable& table, const La
       map.prefix = own.prefix;
       map.layout = own.layout;
     }
-    // What belongs to no expert lies in the part of values, the last one.
+    // Weights that belong to no expert lie in the part of values, the last one.
     if (part == parts.back()) take_rest(own, map);
     map.parts.push_back(std::move(own));
   }

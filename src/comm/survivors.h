@@ -17,7 +17,7 @@ namespace conclave::inline v0::comm {
 // Says of each rank whether it is among those that go on, 1 or 0.
 using Present = std::vector<uint8_t>;
 
-// What one rank knows of a roll call.
+// One rank knows this of a roll call.
 class RollCall {
  public:
   RollCall(int32_t me, int32_t ranks);

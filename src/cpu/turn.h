@@ -27,7 +27,7 @@ class Turn {
 
  private:
   static constexpr uint32_t kFree = 0;
-  // What a process writes here, which none of its ancestors does.
+  // A process writes a name here that none of its ancestors writes.
   static uint32_t name() noexcept { return static_cast<uint32_t>(fork_count()) + 1; }
 
   std::atomic<uint32_t> held_by_{kFree};

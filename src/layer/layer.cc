@@ -343,7 +343,7 @@ Layer::Replay Layer::begin_replay(Stream stream) const {
 
 // In the background nothing may take the weights from under a forward.
 Support Layer::moves_in_background() const {
-  // What has claimed the layer is the better reason, and is found next.
+  // A claim of the layer is the better reason, and is found next.
   if (shared_->epochs.is_claimed() || !engine_->shares_memory(*shared_->weights)) {
     return moves_experts();
   }

@@ -57,7 +57,7 @@ class Layer {
   Support moves_experts() const;
   // The parts of this layer that a migration in the background keeps alive.
   MigratingLayer lend() const;
-  // What those need that take this layer to other ranks; valid as long as this layer.
+  // Those need it that take this layer to other ranks; valid as long as this layer.
   LayerBefore lend_to_ranks() const;
   // The same of a refit.
   RefittedLayer lend_to_refit() const;

@@ -1,4 +1,4 @@
-// What MoeLayer hides, for those parts of the library that its users cannot reach.
+// MoeLayer hides this; parts of the library that its users cannot reach may see it.
 #pragma once
 
 #include "layer/layer.h"

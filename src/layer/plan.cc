@@ -106,7 +106,7 @@ MlpProblems problems_of(const LayerPlan& plan) {
                        .in_place = plan.in_place});
 }
 
-// What nobody asked for by name gives way to float32, which takes everything.
+// An arithmetic that nobody asked for by name gives way to float32, which takes everything.
 MlpProblems settle_arithmetic(LayerPlan& plan) {
   const bool by_name = !plan.options.arithmetic.empty() || !plan.options.kernel.empty();
   MlpProblems problems = problems_of(plan);

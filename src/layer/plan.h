@@ -84,7 +84,7 @@ struct LayerPlan : PlanBase {
   int64_t chunk_tokens() const { return chunk_rule ? chunk_rule->most_tokens : options.max_tokens; }
 };
 
-// What ranks on CPUs must have in common beside spec, options and split.
+// Ranks on CPUs must have these in common beside spec, options and split.
 std::vector<AgreedValue> own_agreed_values(const LayerPlan& plan);
 
 // Says where a layer's weights lie: a source to be asked, or what is known. Neither, for a plan

@@ -123,7 +123,7 @@ struct RankWord {
   int64_t refit_epoch = 0;
 };
 
-// What the caller says, or all ranks tell each other.
+// The caller says it, or all ranks tell each other.
 RankCounts tokens_of_ranks(const CallOffer& call, Communicator& communicator) {
   RankCounts counts(communicator.size());
   if (!call.rank_tokens.empty()) {

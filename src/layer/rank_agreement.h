@@ -23,7 +23,7 @@ void check_ranks_agree(const PlanBase& plan, std::span<const AgreedValue> own,
 // Whether rows of several ranks meet at their experts in a forward.
 bool exchanges_tokens(const PlanBase& plan);
 
-// What a rank brings to a call.
+// A rank brings these to a call.
 struct CallOffer {
   int64_t tokens = 0;
   int64_t adapters = 0;                       // AdapterSet::key

@@ -31,7 +31,7 @@ std::vector<int32_t> all_places(const ExpertSlabs& slabs) {
   return places;
 }
 
-// What every rank has whole.
+// Every rank has these whole.
 void copy_rest(const PackedWeights& from, HostAllocator& allocator, PackedWeights& to) {
   to.stored_hashes = from.stored_hashes;
   to.gate = copy_of(from.gate, allocator);

@@ -14,7 +14,7 @@ struct Place {
   int32_t place = 0;
 };
 
-// What differs between the places now and the slots wanted.
+// The places now and the slots wanted differ in these.
 struct Difference {
   std::vector<std::vector<int32_t>> missing;  // [ranks] experts without a place that may stay
   std::vector<Place> surplus;                 // places whose expert is not wanted there

@@ -39,7 +39,7 @@ struct Step {
   float offset = 0;
 };
 
-// What a quotient may be: infinity is a finite value over a tiny step, and stands for the outermost
+// Bounds of a quotient: infinity is a finite value over a tiny step, and stands for the outermost
 // code.
 struct Bounds {
   float least = -std::numeric_limits<float>::max();

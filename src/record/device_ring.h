@@ -9,7 +9,7 @@
 
 namespace conclave::inline v0::record {
 
-// What a ring says of itself.
+// A ring counts these itself.
 struct RingCounts {
   int64_t given = 0;  // tokens
   int64_t held = 0;

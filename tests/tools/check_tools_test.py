@@ -192,6 +192,14 @@ class CheckRules(CheckCase):
         self.write("src/core/a.cc", "// Often.\nint x = 0;  // often of use\n")
         self.expect(0)
 
+    def test_comments_that_begin_with_what_fail(self):
+        for line in ("// What a rank says.", "  // What is left of it."):
+            with self.subTest(line=line):
+                self.write("include/conclave/a.h", line + "\n")
+                self.expect(1, "include/conclave/a.h:1: says-why")
+        self.write("include/conclave/a.h", "// Says what is left.\nint x;  // whatever it is\n")
+        self.expect(0)
+
     def test_string_comparison_below_the_boundary_fails(self):
         self.write("src/quant/catalog.cc", 'bool f(S s) { return s == "bf16"; }\n')
         self.write("src/checkpoint/a.cc", 'bool f(S s) { return s == "bf16"; }\n')

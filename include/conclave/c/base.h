@@ -8,8 +8,8 @@
 // Functions that a caller gives end by returning: a jump out of one is undefined, an exception of
 // C++ ends the call with CONCLAVE_ERROR_INTERNAL, but from those that free, which must not throw.
 // Texts end with a zero byte and are UTF-8, but for paths, which are bytes as the system has them.
-// What a caller passes belongs to the caller and is read during the call alone, unless the comment
-// says more. What a call makes belongs to the caller, who ends it with the function of its type;
+// Arguments that a caller passes are its own and are read during the call alone, unless the comment
+// says more. Objects that a call makes are the caller's, who ends each by the function of its type;
 // NULL is then nothing to do. Objects hold what they need of each other, so that they may be
 // ended in any order, but not while another thread uses them. Unless a comment says more, an
 // object may be used by several threads where nothing of it changes.

@@ -49,7 +49,7 @@ std::filesystem::path model_path(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path, problem)) return path;
   if (std::filesystem::exists(path / "config.json", problem)) return path;
   std::vector<std::string> models;
-  // What cannot be listed is for the opening to report.
+  // A directory that cannot be listed is for the opening to report.
   for (std::filesystem::directory_iterator entry(path, problem), end; !problem && entry != end;
        entry.increment(problem)) {
     if (is_model(*entry)) models.push_back(entry->path().filename().string());

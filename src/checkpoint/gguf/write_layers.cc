@@ -169,7 +169,7 @@ class KeyWriter {
   std::vector<GgufKey>& keys_;
 };
 
-// What guards a sum of weights against 0 changes nothing else; more than that is a rule of its own.
+// A guard of a sum of weights against 0 changes nothing else; more than this is a rule of its own.
 constexpr double kLargestGuard = 1e-4;
 
 // Softmax over the chosen logits is softmax over all, divided by the sum of the chosen.

@@ -49,7 +49,7 @@ void LoraCheckpoint::Impl::sort() {
   std::set<std::string> elsewhere;
   for (const TensorInfo& tensor : file.tensors()) {
     const auto name = parse_lora_name(tensor.name);
-    // What is no factor may still belong to a MoE block, which then would be another.
+    // A tensor that is no factor may belong to a MoE block, which then would be another.
     const LoraModule module = name ? name->module : parse_lora_module(tensor.name);
     if (module.place == LoraPlace::kElsewhere) {
       if (name) elsewhere.insert(module.name);

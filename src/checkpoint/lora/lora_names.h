@@ -1,4 +1,4 @@
-// What the names of an adapter's tensors say: layer, block, expert and matrix.
+// Names of an adapter's tensors say which layer, block, expert and matrix they belong to.
 #pragma once
 
 #include "conclave/weights.h"

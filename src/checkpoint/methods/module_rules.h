@@ -32,7 +32,7 @@ enum class LeftOut : uint8_t {
 const ModuleScheme* scheme_of(const ModuleSchemes& schemes, std::string_view module,
                               LeftOut left_out = LeftOut::kByTensors);
 
-// What rules say of these modules, by names alone; nothing if they stay as they are. Throws NotRead
+// Rules of these modules, by names alone, as one; nothing if they stay as they are. Throws NotRead
 // if they differ, or have a scheme that is not read.
 std::optional<QuantizedWeights> weights_of_modules(const QuantizedWeights& all,
                                                    std::span<const std::string> modules);
@@ -40,8 +40,8 @@ std::optional<QuantizedWeights> weights_of_modules(const QuantizedWeights& all,
 // Whether layers read the two in different ways, or one of them not at all.
 bool differ(const ModuleScheme& one, const ModuleScheme& other);
 
-// What a method reads: the scheme of all modules where there is one, else one of routed experts,
-// with all others. Throws NotRead where routed experts have a scheme that is not read.
+// A method reads one scheme of all modules where there is one, else one of routed experts, with all
+// others. Throws NotRead where routed experts have a scheme that is not read.
 QuantizedWeights of_modules(ModuleSchemes schemes);
 
 }  // namespace conclave::inline v0::checkpoint

@@ -95,7 +95,7 @@ bool holds(const ModuleRule& rule, std::string_view module) {
   return true;
 }
 
-// What a layer reads of two schemes is the same. Notes do not count.
+// True if a layer reads the same of two schemes. Notes do not count.
 bool same(const QuantizedWeights& one, const QuantizedWeights& other) {
   const bool same_storage = one.planes.data() == other.planes.data() &&
                             one.stored.bits == other.stored.bits &&

@@ -126,7 +126,7 @@ std::vector<SharedTensor> SharedWeights::tensors() const {
 }
 
 void SharedWeights::check_unchanged() const {
-  // What was read before may not be read after the mark.
+  // Bytes that were read before may not be read after the mark.
   checkpoint::order_memory();
   if (impl_->sequence() == impl_->header.sequence &&
       impl_->mapping.bytes_of_file() == impl_->mapping.bytes()) {

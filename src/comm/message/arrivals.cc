@@ -1,4 +1,4 @@
-// What arrives: notices of peers, their side of an operation, and its bytes.
+// Three things arrive: notices of peers, their side of an operation, and its bytes.
 #include "comm/message/message_communicator.h"
 
 #include "conclave/error.h"

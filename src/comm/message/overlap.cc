@@ -1,4 +1,4 @@
-// What a communicator's thread in the background does, and when it is woken.
+// A communicator's thread in the background does this, and is woken when there is something to do.
 #include "comm/message/message_communicator.h"
 
 #include <algorithm>

@@ -31,11 +31,11 @@ class Verdict {
   virtual int32_t awaited() const { return -1; }
 };
 
-// What verdicts of a group, and of the groups that follow it, are made of.
+// Verdicts of a group, and of the groups that follow it, are made by this.
 class VerdictPlace {
  public:
   virtual ~VerdictPlace() = default;
-  // What the roll call after `epoch` others comes to. `members` are the ranks by their numbers in
+  // The verdict of the roll call after `epoch` others. `members` are the ranks by their numbers in
   // the first group, ascending; this one is members[me]. Null where there is no memory for it.
   virtual std::unique_ptr<Verdict> verdict(uint64_t epoch, const std::vector<int32_t>& members,
                                            int32_t me) = 0;

@@ -36,7 +36,7 @@ class MpiRuntime {
   bool is_inherited() const;
 
   enum class Sweep : uint8_t { kNow, kLast };
-  // What is left of a communicator that its rank has destroyed. Its number must not be used again
+  // Remains of a communicator that its rank has destroyed. Its number must not be used again
   // before all messages to it have been read: a late one would reach the next communicator.
   class Remains {
    public:

@@ -1,4 +1,4 @@
-// What an operation on device memory enqueues: claims, bytes by NCCL, sums in rank order. Nothing
+// An operation on device memory enqueues claims, bytes by NCCL and sums in rank order. Nothing
 // here allocates after construction or waits, so that graphs can have it.
 #pragma once
 
@@ -73,7 +73,7 @@ inline bool agree(const DeviceClaim& mine, const DeviceClaim& theirs) {
          mine.offered == theirs.expected;
 }
 
-// What differs, in words.
+// Says in words what differs.
 std::string text_of(const ClaimPair& claims, int32_t rank);
 
 }  // namespace conclave::inline v0::comm

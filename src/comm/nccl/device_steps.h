@@ -36,7 +36,7 @@ struct DeviceClaims {
 inline constexpr int32_t kMarkCells = 65;
 inline constexpr int32_t kGraphCell = kMarkCells - 1;
 
-// What a rank and a peer mean, where that differs.
+// A rank and a peer mean these, where they differ.
 struct ClaimPair {
   DeviceClaim mine;
   DeviceClaim theirs;

@@ -118,7 +118,7 @@ NcclCommunicator::NcclCommunicator(Parts parts)
                        .find_disagreement = [this] { return exchange_.find_disagreement(); }});
 }
 
-// What streams follow is waited for; peers of what nobody waits for learn that this rank is gone.
+// Work that streams follow is waited for; peers of other work learn that this rank is gone.
 NcclCommunicator::~NcclCommunicator() {
   const auto until = time_after(std::min(timeout_, kVerdictTime));
   const auto open = [&](Standing standing) {
@@ -306,7 +306,7 @@ NcclCommunicator::Slot& NcclCommunicator::take_slot(Lock& lock) {
                                   .limit = std::to_string(slots_.size())});
 }
 
-// What an abort has ended on the device is not complete.
+// An operation that an abort has ended on the device is not complete.
 bool NcclCommunicator::is_over(const Slot& slot) const {
   const bool has_ended =
       has_passed(read(marks_->ended[static_cast<size_t>(slot.cell)]), slot.number);

@@ -50,7 +50,7 @@ class NcclGroup {
     bool open_ = false;
   };
 
-  // What NCCL says of work that is under way; kNcclSuccess after end_work.
+  // NCCL's word on work that is under way; kNcclSuccess after end_work.
   NcclResult async_error();
   const char* error_text(NcclResult result) const { return library_.get_error_string(result); }
   // Ends the work on the device, on a thread that nobody waits for: NCCL keeps its memory until the

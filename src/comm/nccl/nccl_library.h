@@ -24,7 +24,7 @@ inline constexpr int kNcclByte = 1;  // ncclUint8
 struct NcclUniqueId {
   char bytes[128];
 };
-// What version 2.14 knows of a configuration: later ones take their defaults for the rest.
+// Version 2.14 knows these of a configuration: later ones take their defaults for the rest.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned int magic = 0xcafebeef;

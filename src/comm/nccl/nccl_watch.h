@@ -33,7 +33,7 @@ struct WatchedOperation {
   std::array<char, 64> phase{};
 };
 
-// What a CommError says beside its rank and phase.
+// A CommError says this beside its rank and phase.
 std::string text_of(const CommError& error);
 
 inline bool has_passed(uint32_t mark, uint32_t number) {
@@ -48,7 +48,7 @@ class NcclWatch {
     NcclGroup& group;
     const Marks& marks;
     std::function<void(const std::string& why)> end_host;  // ends what the host waits for
-    // What this rank and a peer mean in the collective that all are in, if that differs.
+    // Finds what this rank and a peer mean in the collective that all are in, if that differs.
     std::function<std::optional<ClaimPair>()> find_disagreement;
   };
   explicit NcclWatch(Parts parts);
@@ -97,7 +97,7 @@ class NcclWatch {
     WatchedOperation operation;
     Clock::time_point since{};  // zero: its turn has not come
   };
-  // What each rank says when the roll is called.
+  // Each rank says this when the roll is called.
   struct Presence {
     uint32_t collectives = 0;
     int32_t culprit = -1;

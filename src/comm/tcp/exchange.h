@@ -1,4 +1,4 @@
-// What ranks tell each other before they are connected, over whatever else they share.
+// Ranks tell each other these before they are connected, over whatever else they share.
 #pragma once
 
 #include "conclave/comm.h"

@@ -48,7 +48,7 @@ void Line::send(const LineMessage& message) {
   push();
 }
 
-// What cannot be sent shows where the connection is read.
+// A failure to send shows where the connection is read.
 void Line::push() {
   if (out_.empty() || ended_ || broken_) return;
   const int64_t put = write_some(socket_.fd(), out_, {});

@@ -121,7 +121,7 @@ std::optional<Present> LineVerdict::settle(const Present& mine) {
     state_ = State::kWrites;
   }
   while (awaited() < 0) {
-    // What lay here when the last cell had come everywhere counts: it is heard only now.
+    // Words that lay here when the last cell had come everywhere count: they are heard only now.
     listen();
     switch (ballots_.is_written()) {
       case Ballots::Outcome::kWrite:

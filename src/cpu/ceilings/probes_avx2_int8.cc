@@ -3,7 +3,7 @@
 namespace conclave::inline v0::cpu::ceilings {
 namespace {
 
-// What weights of 4 bits take; those of 8 bits take more.
+// Weights of 4 bits take these instructions; those of 8 bits take more.
 struct Vpmaddubsw {
   static void add(__m256i& sum, __m256i factors) {
     __m256i pairs;

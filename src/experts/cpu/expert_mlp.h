@@ -14,7 +14,7 @@ namespace conclave::inline v0::experts {
 struct ExpertMlpConfig {
   MlpFunctions functions;
   DType row_dtype = DType::kF32;  // for input and activated rows: kF32 or kBF16
-  // What quantised rows become, exact values of codes: kF32 or kBF16.
+  // Quantised rows become exact values of codes, of this type: kF32 or kBF16.
   DType code_dtype = DType::kF32;
   RowTiling tiling = {};
   std::string tile = {};  // "6x64"

@@ -1,4 +1,4 @@
-// What rows on their way to codes need of 16 lanes. Included by wholes_avx512-inl.h only.
+// Rows become codes by these steps on 16 lanes. Included by wholes_avx512-inl.h only.
 #pragma once
 
 #include "gemm/cpu/code_row.h"

@@ -1,4 +1,4 @@
-// What kernels of any vector width need to know of codes whose values are whole numbers.
+// Codes whose values are whole numbers, as kernels of any vector width need to know them.
 #pragma once
 
 #include "quant/code_values.h"

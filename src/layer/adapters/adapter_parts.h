@@ -1,4 +1,4 @@
-// What a rank keeps of an adapter: the factors of its experts and columns, by place.
+// A rank keeps of an adapter the factors of its experts and columns, by place.
 #pragma once
 
 #include "experts/adapters/pack.h"

@@ -24,7 +24,7 @@ class Key {
   uint64_t hash_;
 };
 
-// What all ranks see of an adapter, whichever experts they hold.
+// All ranks see the same of an adapter, whichever experts they hold.
 int64_t key_with(int64_t before, const LoraAdapter& adapter) {
   Key key(before);
   for (const LoraFactors& factors : adapter.factors) {

@@ -36,7 +36,7 @@ AdapterPart routed_part(const CudaPlan& plan, const LoraAdapter& adapter,
   return routed;
 }
 
-// What factors have on this device.
+// Factors have another type on this device where kernels read another.
 AdapterPart on_device(AdapterPart part) {
   part.shape.dtype = experts::device_factor_dtype(part.shape.dtype);
   return part;

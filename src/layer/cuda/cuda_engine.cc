@@ -180,7 +180,7 @@ size_t CudaRunner::workspace_bytes(int64_t tokens) const {
   return conclave::workspace_bytes(plan_, least);
 }
 
-// What a call with limits does before its chunks run: a budget routes all of them once.
+// A call with limits does this before its chunks run: a budget routes all of them once.
 template <class ForEachChunk>
 void run_limits(const LayerCall& call, const ForEachChunk& for_each_chunk) {
   for_each_chunk([&](const CudaChunk& chunk, const TokenChunk& at) {

@@ -25,13 +25,13 @@ struct StagedHalf {
   std::vector<int64_t> places = {};  // in the layer
   CudaMlpWeights staged;
 };
-// What a refit that keeps its memory leaves.
+// A refit that keeps its memory leaves this for the next one.
 struct RefitMemory {
   std::vector<StagedHalf> halves;
   PinnedRing ring;
 };
 
-// What a refit works on, all of which outlives it.
+// A refit works on these, all of which outlive it.
 struct RefittedWeights {
   const Context& context;
   DeviceAllocator& allocator;

@@ -245,7 +245,7 @@ void choose_other_ladder(const CudaPlan& plan, CudaMlpPlan& part) {
   part.ladder = build_ladder(request, verdicts);
 }
 
-// What the layer's own kernels lack for adapters, of all parts that take some.
+// Adapters need kernels that the layer's own may lack, in all parts that take some.
 void choose_adapter_kernels(CudaPlan& plan) {
   if (!plan.takes_adapters()) return;
   PartChecks checks(plan.summary.rows);

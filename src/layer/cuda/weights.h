@@ -34,7 +34,7 @@ struct CudaMatrixMemory {
   DeviceMemory factor_zero;
   DeviceMemory factor_offset;
 
-  // What the host knows: how many scales an expert has as float32, the form of those that are
+  // The host knows these: how many scales an expert has as float32, the form of those that are
   // bytes, and of which places they are short.
   int64_t num_scales = 0;
   std::optional<experts::ByteForm> form;

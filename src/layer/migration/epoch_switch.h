@@ -18,7 +18,7 @@ using EpochPointer = std::shared_ptr<const PlacementEpoch>;
 // Those who change a layer's weights or their places, one at a time.
 enum class Claimant : uint8_t { kMigration, kRefit };
 
-// What a rank brings to the agreement of a forward.
+// A rank brings these to the agreement of a forward.
 struct EpochOffer {
   EpochPointer current;
   EpochPointer next;  // null: nothing is ready here

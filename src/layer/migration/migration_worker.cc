@@ -73,7 +73,7 @@ MigrationWorker::~MigrationWorker() {
   layer_.epochs.wake();
   {
     const std::lock_guard lock(mutex_);
-    // What it waits for may never come, and what peers wait for.
+    // A message that it waits for may never come, nor one that peers wait for.
     const bool all_know = state_ == State::kFailed && rounds_->peers_know();
     if (!is_complete() && !all_know) communicator_.abort("a rank ended the migration");
   }

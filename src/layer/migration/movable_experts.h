@@ -1,4 +1,4 @@
-// What an engine lends to those who move a layer's experts.
+// An engine lends this to those who move a layer's experts.
 #pragma once
 
 #include "layer/migration/move_slabs.h"

@@ -23,7 +23,7 @@ namespace conclave::inline v0 {
 // Throws Error(kInvalidArgument) naming the field.
 void check_migration_options(const MigrationOptions& options);
 
-// What ranks must have in common before they move experts. `valid`: this rank can do as asked.
+// Ranks must have these in common before they move experts. `valid`: this rank can do as asked.
 std::vector<AgreedValue> request_values(bool valid, const PlacementEpoch& from,
                                         const ExpertSlots& slots, const MovableExperts& experts,
                                         const MigrationOptions& options);

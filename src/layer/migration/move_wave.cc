@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kComparePhase = "migration: compare the hashes";
 
-// What a rank says of a wave: whether it failed, and the hash of each end of each move.
+// A rank says of a wave whether it failed, and the hash of each end of each move.
 std::vector<uint64_t> report_of(bool failed, const MoveHashes& hashes) {
   std::vector<uint64_t> report = {failed ? uint64_t{1} : uint64_t{0}};
   report.insert(report.end(), hashes.sent.begin(), hashes.sent.end());

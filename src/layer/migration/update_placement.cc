@@ -57,7 +57,7 @@ class Update {
     }
   }
 
-  // What this rank cannot do it throws only after its peers have learnt of it.
+  // An error of this rank is thrown only after its peers have learnt of it.
   std::exception_ptr prepare() {
     if (communicator_ != nullptr) {
       check_migration_communicator(*communicator_, request_.plan.parallel);

@@ -21,7 +21,7 @@ struct Float64Factors {
 
   // The terms scale * a . x; none without factors.
   std::vector<double> terms(const double* x) const;
-  // What `terms` add to row `row` of the product.
+  // `terms` add this to row `row` of the product.
   double delta(const std::vector<double>& terms, int64_t row) const;
 };
 

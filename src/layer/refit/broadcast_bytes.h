@@ -37,7 +37,7 @@ class BroadcastBytes {
       : communicator_(communicator), root_(root) {}
 
   bool is_root() const { return communicator_.rank() == root_; }
-  // What a buffer for `bytes` must have, on every rank.
+  // A buffer for `bytes` must have as many, on every rank.
   size_t padded(size_t bytes) const;
   // Collective. `all` has padded(bytes) and is the root's to be sent, the others' to be filled; the
   // root's keeps its contents. `part` and, on the root, `echo` are as large, of the same memory.

@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kRowsBytes = size_t{2} << 20;  // one thread reads so much at a time
 constexpr const char* kBeginPhase = "broadcast of weights: begin";
 
-// What one exchange carries: rows that follow each other.
+// One exchange carries rows that follow each other.
 struct Chunk {
   std::span<const BroadcastRows> rows;
   size_t begin() const { return rows.front().at; }
@@ -187,7 +187,7 @@ void BroadcastWeights::Impl::exchange_matrices(size_t most_bytes) {
   pageable = {};
 }
 
-// What the root sends of a source in device memory goes by way of the host, as codes may.
+// Rows of a source in device memory go by way of the host, as codes may.
 void BroadcastWeights::Impl::read_rows(const BroadcastRows& rows, std::byte* to) const {
   const BroadcastTensor& tensor = *rows.tensor;
   const WeightBlock block{rows.begin, rows.end, 0, tensor.info.cols};

@@ -1,4 +1,4 @@
-// What an engine does for a refit: packs weights beside those that forwards read, or over them, and
+// An engine does this for a refit: packs weights beside those that forwards read, or over them, and
 // makes them the layer's.
 #pragma once
 

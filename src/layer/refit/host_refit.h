@@ -71,8 +71,8 @@ class HostRefit final : public EngineRefit {
   bool keeps_memory_;
   RefitMode mode_;
   RefitUnits scope_;
-  // What is staged, in the members that the scope touches; with kStagedCopy slabs of what changes
-  // alone. After publish, what the layer had.
+  // Weights are staged here, in the members that the scope touches; with kStagedCopy slabs that
+  // change alone. After publish it has those that the layer had.
   PackedWeights next_;
   std::vector<Kind> kinds_;  // gate_up and down of an MLP follow each other
   std::vector<LentKind> lent_;

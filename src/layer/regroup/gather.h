@@ -1,4 +1,4 @@
-// What each rank says of itself, from all ranks in order.
+// Gathers what each rank says of itself, from all ranks in order.
 #pragma once
 
 #include "conclave/comm.h"

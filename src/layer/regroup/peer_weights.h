@@ -1,4 +1,4 @@
-// What an engine does for ranks that give each other a layer's weights: packed bytes, whatever they
+// An engine does this for ranks that give each other a layer's weights: packed bytes, whatever they
 // mean. Ranks of one form key have the same bytes for the same weights.
 #pragma once
 

@@ -111,7 +111,7 @@ class Regrouping {
                                      .found = std::string(context.device())});
   }
 
-  // What this rank cannot do it throws only after the others have learnt of it.
+  // An error of this rank is thrown only after the others have learnt of it.
   std::exception_ptr prepare() {
     try {
       check_request();
@@ -300,7 +300,7 @@ class Regrouping {
          weights_ == nullptr ? none : engine_->peer_weights()->places(*weights_));
   }
 
-  // What every rank has goes to those that join, in one piece of memory.
+  // Weights that every rank has go to those that join, in one piece of memory.
   void bring_rest() {
     if (moves_.rest.empty()) return;
     std::vector<std::byte> bytes;

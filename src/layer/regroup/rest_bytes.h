@@ -1,4 +1,4 @@
-// What every rank of a layer has whole, as bytes that travel to a rank that joins: shared experts,
+// Weights that every rank of a layer has whole, as bytes for a rank that joins: shared experts,
 // the residual MLP, the router and other dense weights.
 #pragma once
 

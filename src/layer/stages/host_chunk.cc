@@ -348,7 +348,7 @@ const float* HostChunk::hand_out(const float* shared) const {
   return nullptr;
 }
 
-// What reads no other rank's rows.
+// These parts read no other rank's rows, so that they run while rows travel.
 void HostChunk::run_own_parts() {
   const StageTimer timer(args_.timings, &StageTimings::shared_ns);
   if (runs(kFactors)) results_.factors = factors(at(kFactors));

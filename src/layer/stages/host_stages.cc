@@ -98,7 +98,7 @@ class Declaration {
         BufferSet(kPhysicalIds) | kDispatch);
   }
 
-  // What the three stages of a rank's own tokens read and write.
+  // The three stages of a rank's own tokens read and write these.
   BufferSet factors_read() const {
     return when(plan_.facts.factors_read_hidden, floats_) | kSharedWeights;
   }

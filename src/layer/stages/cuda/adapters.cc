@@ -57,7 +57,7 @@ GroupedRows group_marked(const CudaChunk& chunk, const AdaptedMlp& adapted,
   return dispatch::device_group(group, chunk.stream);
 }
 
-// What weighs rows of slots: products, or rows before they are quantised and so terms, too.
+// Rows of slots are weighed as products, or before they are quantised and so as terms, too.
 struct SlotWeights {
   const float* products = nullptr;
   const float* terms = nullptr;

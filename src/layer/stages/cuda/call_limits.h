@@ -1,4 +1,4 @@
-// What stages are told of a call's limits.
+// Stages are told of a call's limits by these.
 #pragma once
 
 #include "routing/cuda/bans.h"
@@ -7,14 +7,14 @@
 
 namespace conclave::inline v0 {
 
-// What a whole call has, found once for all of its chunks.
+// A whole call has these limits, found once for all of its chunks.
 struct CudaCallLimits {
   bool any = false;
   bool reads_own_flags = false;  // the caller's bans lie in device memory
   bool bans_for_all = false;     // the workspace has bans of all tokens
 };
 
-// What a chunk obeys. Without any limit it routes in as few launches as it can.
+// A chunk obeys these. Without any limit it routes in as few launches as it can.
 struct CudaLimits {
   int64_t top_k = 0;  // choices of a token; 0: no limits
   routing::DeviceBans banned = {};

@@ -343,7 +343,7 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
 void count_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   if (chunk.count == 0) return;
   CudaGiven given = given_to(chunk, args, live_rows(chunk, args));
-  // What the budget bans is not known yet.
+  // Experts that the budget bans are not known yet.
   if (args.banned_experts.empty()) given.limits.banned = {};
   enqueue_budget_pass(chunk.at(CudaStage::kRoute), logits_of(chunk, args, {}), given);
 }

@@ -24,7 +24,7 @@ struct CudaOutputs {
 
 // The weighted sums of slots before they are projected up, [T, Hl] float32.
 RoutedRows sum_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows);
-// What this rank's experts add to the sums of slots, [T, padded Hl] in the type that travels: the
+// This rank's experts add these to the sums of slots, [T, padded Hl] in the type that travels: the
 // rows themselves where they are such sums.
 RoutedRows expert_part(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows);
 void norm_sums(const CudaChunk& chunk, const RoutedRows& sums);

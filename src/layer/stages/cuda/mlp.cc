@@ -250,7 +250,7 @@ SourceRows weigh_slots(const CudaChunk& chunk, const SourceRows& source, const f
   return {.data = rows, .dtype = DType::kF32, .stride = columns, .rows_per_token = rows_per_token};
 }
 
-// What the rows of experts' own are multiplied by, or null, and where they go.
+// Rows of experts' own are multiplied by the weights, unless null, and go to the buffer.
 struct OwnRowArgs {
   const float* weights = nullptr;
   CudaBuffer buffer = kWeighted;

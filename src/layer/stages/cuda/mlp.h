@@ -56,7 +56,7 @@ RoutedRows store_experts(const CudaChunk& chunk, const CudaRouting& routing,
 // The rows of slots where no experts are: nothing is enqueued, and no slot names one of them.
 RoutedRows no_rows(const CudaChunk& chunk);
 
-// What kernels with adapters share with the others.
+// Kernels with adapters share these steps with the others.
 // The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
 DeviceRows unsorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source);
 experts::DeviceExpertsCall experts_call(const CudaChunk& chunk, const CudaMlp& mlp,

@@ -83,7 +83,7 @@ struct Work : CudaRouteArgs {
   SharedSlots shared;       // slots of fused shared experts
 };
 
-// What the stage itself writes, without groups.
+// The stage itself writes these; groups come later.
 CudaRouting own_routing(const CudaChunk& chunk, const Work& args) {
   return {.topk_ids = chunk.scratch.at<int32_t>(kTopkIds),
           .topk_weights = chunk.scratch.at<float>(kTopkWeights),
