@@ -430,6 +430,19 @@ def test_experts_arrive_beside_forwards(name: str) -> None:
             assert worst_error(sum(out[index] for out in outs), expected) <= bar_of(name)
 
 
+def test_experts_arrive_beside_forwards_of_processes(tmp_path: Any) -> None:
+    name, isa = METHODS[0], os.environ.get("CONCLAVE_ISA")
+    ranks = run_ranks(work.moved_beside_forwards, 2, tmp_path, name, isa, timeout=200)
+    for found in ranks:
+        assert not isinstance(found, Failed), found.trace
+        seen, expected, old, new = found
+        assert old != new == ranks[0][3]
+        assert len(seen) == len(ranks[0][0]) > work.LAYERS
+        for outs in seen:
+            for out in outs:
+                assert worst_error(out, expected) <= bar_of(name)
+
+
 def test_weights_that_are_loaded_meanwhile_are_sent_again() -> None:
     name = "qwen3_moe-awq-group32"
     of_workers = conclave.local_group(2)

@@ -96,6 +96,25 @@ def moved(rank: int, folder: Any, names: list[str], isa: str | None) -> list[Any
     return found
 
 
+def moved_beside_forwards(rank: int, folder: Any, name: str, isa: str | None) -> Any:
+    """Results before each step of a move whose experts a thread receives, and the slots; the thread
+    has connections of its own, made of the layers' group."""
+    if isa is not None:
+        os.environ["CONCLAVE_ISA"] = isa
+    model = Model(name, 2, rank, dist.group.WORLD)
+    state = vllm.EplbState(config())
+    of_model = state.add_model(model)
+    old = of_model.physical_to_logical_map.tolist()
+    state.start_async_loop()
+    state.rearrange(global_expert_loads=[skewed(model)])
+    seen = []
+    while of_model.rebalanced:
+        seen.append(model())
+        state.step()
+    seen.append(model())
+    return seen, model.expected, old, of_model.physical_to_logical_map.tolist()
+
+
 def with_a_rank_that_differs(rank: int, folder: Any, name: str) -> Any:
     """Ranks that were given other loads do not agree on slots; nothing is written."""
     model = Model(name, 2, rank, dist.group.WORLD)
