@@ -3,8 +3,8 @@
 # Compiles the target's cold files (conclave_cold_folder) up to a dozen of a folder at a time, in a
 # generated source that includes them by their path below the root: reading headers takes most of the
 # time of each. So names in the unnamed namespaces of a folder's cold files differ, but in those of the
-# folders that are excepted. The preset `dev` compiles each file on its own: it finds a missing include,
-# and editors take its compile commands.
+# folders that are excepted. The preset `dev` compiles each file on its own: it finds a missing include
+# of ours, and editors take its compile commands.
 option(CONCLAVE_UNITE "Compile cold files together" ${PROJECT_IS_TOP_LEVEL})
 
 function(conclave_unite_cold target root)
