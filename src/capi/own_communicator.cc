@@ -336,7 +336,7 @@ Survivors CCommunicator::shrink(std::chrono::nanoseconds deadline, std::string_v
   }
   const std::string why = "rank " + std::to_string(rank()) + " calls for the survivors";
   if (!failure_) this->abort(why);
-  // What ended the group stays its failure; that of the roll call is the caller's alone.
+  // The first failure stays that of the group; one of the roll call is the caller's alone.
   const Failure before =
       failure_.value_or(Failure{.code = ErrorCode::kCommAborted, .peer = rank(), .what = why});
   failure_.reset();

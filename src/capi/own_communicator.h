@@ -62,7 +62,7 @@ class CCommunicator final : public Communicator {
   CommHandle start(const CommOperation& operation) override;
 
  private:
-  // What made this communicator unusable.
+  // This made the communicator unusable.
   struct Failure {
     ErrorCode code;
     int32_t peer;

@@ -237,7 +237,7 @@ TEST(Refit, ValuesThatMeanNothing_AreRefusedInEveryModeBeforeAnyIsOverwritten) {
   }
 }
 
-// Of the last expert that is packed, when others would have been overwritten.
+// The last expert that is packed has them, when others would have been overwritten.
 TEST(Refit, ScalesThatMeanNothing_LeaveTheOldWeightsInPlaceToo) {
   MoeSpec spec = testing::e4m3_spec(6, 2, 96, 64, {.weights = WeightScale::kChannel});
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};

@@ -65,7 +65,7 @@ uint64_t view_of_machine() {
   return hash_of(text);
 }
 
-// What a rank tells the others.
+// A rank tells this to the others.
 struct View {
   uint64_t machine = 0;
   int64_t gpus = 0;

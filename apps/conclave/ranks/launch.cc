@@ -84,7 +84,7 @@ pid_t start(const std::vector<char*>& arguments) {
   return child;
 }
 
-// What started processes are told by the environment, as long as this lives.
+// As long as this lives, the environment tells started processes where they belong.
 class Told {
  public:
   explicit Told(const ReportDirectory& reports) {

@@ -23,7 +23,7 @@ struct LauncherRow {
   const char* size;
   const char* local_size;          // ranks of this machine; null where the next says it
   const char* machines = nullptr;  // how many there are
-  // What tells this launch from others of the same user on the machine.
+  // These tell this launch from others of the same user on the machine.
   std::array<const char*, 4> key = {};
   // Ranks are children of one process, which is part of the key.
   bool same_parent = false;

@@ -49,7 +49,7 @@ std::string process_mark(const std::string& pid) {
   throw Error(ErrorCode::kFileWrite, {.what = what, .file = file, .found = found});
 }
 
-// What the folder's rank has said, if its writer lives. The first line is the writer's mark.
+// A rank's words count as long as their writer lives. The first line is the writer's mark.
 std::optional<std::string> said_by_living(const std::string& path) {
   const std::string text = text_of(path);
   const size_t line_end = text.find('\n');

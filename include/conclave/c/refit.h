@@ -60,9 +60,9 @@ typedef struct conclave_refit conclave_refit;
 // `options` may be NULL. CONCLAVE_ERROR_INVALID_ARGUMENT naming the expert, the tensor, or an epoch
 // that is not larger; _UNSUPPORTED with the reason: experts that are read in place, of which
 // a part or on CUDA any are named; _STATE if a migration or refit is under way, or if the layer has
-// no complete weights and the scope is not all of them; _OUT_OF_MEMORY. Where ranks share the layer,
-// whoever is refused calls conclave_layer_withdraw_refit first, and so waits for the others' commit,
-// unless CONCLAVE_REFIT_SILENT_REFUSAL.
+// no complete weights and the scope is not all of them; _OUT_OF_MEMORY. Where ranks share the
+// layer, whoever is refused calls conclave_layer_withdraw_refit first, and so waits for the others'
+// commit, unless CONCLAVE_REFIT_SILENT_REFUSAL.
 CONCLAVE_C_API conclave_status conclave_refit_create(conclave_layer* layer,
                                                      const conclave_refit_options* options,
                                                      conclave_refit** out) CONCLAVE_C_NOTHROW;

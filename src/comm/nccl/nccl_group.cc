@@ -20,7 +20,7 @@ constexpr auto kPatience = 1s;
 // For NCCL to free what it has, where nothing holds it up.
 constexpr auto kEndTime = 5s;
 
-// What a call returns where CUDA has failed.
+// A call returns it where CUDA has failed.
 constexpr NcclResult kCudaFailed = 1;
 
 struct Making {
