@@ -72,12 +72,14 @@ DIFFERENCES = {
         "+input_ids": _NEWER_BEHIND,
         "+num_tokens": _NEW + ": vLLM reads it from its forward context",
         "+padding_mask": _NEW + ": VLLM_MOE_SKIP_PADDING is not read",
+        "+rank_tokens": _NEW + ": vLLM reads them from its forward context",
     },
     "layer.FusedMoE.forward_cuda": {
         "router_logits default": "may be left out with a gate",
         "+input_ids": _NEWER_BEHIND,
         "+num_tokens": _NEW + ": vLLM reads it from its forward context",
         "+padding_mask": _NEW + ": VLLM_MOE_SKIP_PADDING is not read",
+        "+rank_tokens": _NEW + ": vLLM reads them from its forward context",
     },
     "layer.FusedMoE.update_expert_map": {"+moe_parallel_config": _BEHIND + ": the new split"},
     "layer.maybe_roundup_hidden_size": {

@@ -43,15 +43,16 @@ TEST(Backends, ThisBuild_ExplainsEachAbsence) {
   for (const BackendInfo& backend : backends()) {
     EXPECT_FALSE(backend.reason.empty()) << backend.name;
     if (backend.name == "cuda") continue;
-    // A build with a transport of this name has what the backend is for.
+    // A build with a transport of this name says of the backend what that says of itself.
     const std::vector<TransportInfo> infos = transports();
-    const bool connects =
-        std::any_of(infos.begin(), infos.end(), [&](const TransportInfo& transport) {
-          return transport.name == backend.name && transport.usable;
-        });
-    EXPECT_EQ(backend.usable, connects) << backend.name;
-    if (connects) continue;
-    EXPECT_TRUE(backend.reason.starts_with("this build has no ")) << backend.reason;
+    const auto found = std::ranges::find(infos, backend.name, &TransportInfo::name);
+    if (found == infos.end()) {
+      EXPECT_FALSE(backend.usable) << backend.name;
+      EXPECT_TRUE(backend.reason.starts_with("this build has no ")) << backend.reason;
+      continue;
+    }
+    EXPECT_EQ(backend.usable, found->usable) << backend.name;
+    EXPECT_EQ(backend.reason, found->reason);
   }
 }
 

@@ -129,7 +129,8 @@ def agreed_on_arrival(worker: TransferWorker, communicator: _conclave.Communicat
     """The least of what the ranks say. Raises on every rank where one has failed: there its own
     error, on the others ConclaveCommError naming it."""
     mine = WAITS
-    if worker.error is not None:
+    error = worker.error  # one that comes after the ranks have spoken is the next step's
+    if error is not None:
         mine = FAILED
     elif worker.has_ended:
         mine = READY if worker.is_current else STALE
@@ -138,8 +139,8 @@ def agreed_on_arrival(worker: TransferWorker, communicator: _conclave.Communicat
         all_told = torch.empty(communicator.size, dtype=torch.int64)
         communicator.all_gather(torch.tensor([mine]), all_told, None, _PHASE)
         told = all_told.tolist()
-    if worker.error is not None:
-        raise worker.error
+    if error is not None:
+        raise error
     if FAILED in told:
         rank = told.index(FAILED)
         text = f"rank {rank}, phase {_PHASE}: rank {rank} could not receive its experts"
