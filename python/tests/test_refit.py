@@ -139,10 +139,20 @@ def test_an_exception_on_one_rank_is_told_to_the_others_at_once():
             if rank == 1:
                 refit.commit()
         np.testing.assert_array_equal(run(layer), before)
+        # Unless more was staged since: the others wait for another commit.
+        with contextlib.suppress(conclave.Error, ZeroDivisionError), layer.refit() as refit:
+            if rank != 1:
+                refit.stage(**new)
+            with pytest.raises(conclave.Error):
+                refit.commit()
+            refit.stage(**new)
+            if rank == 1:
+                raise ZeroDivisionError
+        np.testing.assert_array_equal(run(layer), before)
         with layer.refit() as refit:
             refit.stage(**new)
         assert layer.stats().refit_epoch == 1
-        return raised, took
+        return raised, time.monotonic() - began
 
     groups = [(rank,) for rank in conclave.local_group(3, timeout=50)]
     results = on_ranks(groups, work)
@@ -361,6 +371,11 @@ def test_a_root_that_fails_is_learnt_of_by_the_others():
                 refit.stage(communicator=experts, **wrong)
         with pytest.raises(conclave.Error):
             refit.stage(communicator=experts, **(wrong if rank == 0 else {}))
+        # A root that refuses to send ends the others' wait as well.
+        kind = conclave.ConclaveTypeError if rank == 0 else conclave.ConclaveCommError
+        with pytest.raises(kind, match="experts" if rank == 0 else "broadcast of weights"):
+            refit.stage(communicator=experts, **({"experts": "x"} if rank == 0 else {}))
+        np.testing.assert_array_equal(run(layer), before)
         with pytest.raises(conclave.Error):
             refit.commit()
         refit.rollback()

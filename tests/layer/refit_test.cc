@@ -56,6 +56,8 @@ std::vector<testing::NamedSpec> families() {
       6, 2, 96, 64,
       {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic});
   all.emplace_back("E4m3Steps", steps);
+  steps.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};
+  all.emplace_back("SharedE4m3Steps", steps);
   return all;
 }
 
@@ -237,6 +239,67 @@ TEST(Refit, ValuesThatMeanNothing_AreRefusedInEveryModeBeforeAnyIsOverwritten) {
   }
 }
 
+// A stage that fails takes back what it names, and one that succeeds what failed before it.
+TEST(Refit, WhatIsStagedAgain_CountsAsItCameLast) {
+  const Layers layers(testing::make_spec(6, 2, 40, 24, DType::kBF16));
+  MoeLayer layer = layers.make(*layers.first);
+  const Tensor before = layers.run(layer);
+  const FailsAtRead broken(*layers.second, 0);
+  Refit refit(layer);
+  refit.stage(*layers.second);
+  EXPECT_EQ(code_of([&] { refit.stage(broken, {.experts = {3}}); }), ErrorCode::kFileRead);
+  EXPECT_FALSE(refit.is_staged());
+  EXPECT_EQ(code_of([&] { refit.commit(); }), ErrorCode::kFileRead);
+  refit.stage(*layers.second, {.experts = {2}});
+  EXPECT_EQ(code_of([&] { refit.commit(); }), ErrorCode::kState);
+  EXPECT_TRUE(same_bits(layers.run(layer), before));
+  refit.stage(*layers.second, {.experts = {3}});
+  refit.commit();
+  EXPECT_TRUE(same_bits(layers.run(layer), layers.run(layers.make(*layers.second))));
+}
+
+// Its bytes changed while they were read.
+class ChangedSource final : public WeightSource {
+ public:
+  explicit ChangedSource(const WeightSource& inner) : inner_(inner) {}
+  WeightInfo describe(WeightId id) const override { return inner_.describe(id); }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    inner_.read(id, expert, block, destination);
+  }
+  void check_unchanged() const override {
+    throw Error(ErrorCode::kFileChanged, {.what = "written meanwhile"});
+  }
+
+ private:
+  const WeightSource& inner_;
+};
+
+TEST(Refit, SourceThatChangedMeanwhile_IsNotUsed) {
+  const Layers layers(testing::make_spec(6, 2, 40, 24, DType::kBF16));
+  MoeLayer layer = layers.make(*layers.first);
+  const Tensor before = layers.run(layer);
+  const ChangedSource changed(*layers.second);
+  Refit refit(layer);
+  EXPECT_EQ(code_of([&] { refit.stage(changed); }), ErrorCode::kFileChanged);
+  EXPECT_EQ(code_of([&] { refit.commit(); }), ErrorCode::kFileChanged);
+  EXPECT_TRUE(same_bits(layers.run(layer), before));
+}
+
+TEST(Refit, ContentHash_HasEveryStepOfRows) {
+  MoeSpec spec = testing::e4m3_spec(
+      6, 2, 96, 64,
+      {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic});
+  spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 64};
+  const Layers layers(spec);
+  const uint64_t hash = Refit::content_hash(layers.make(*layers.first));
+  for (const WeightId id :
+       {weights::kUp, weights::kDown, weights::kSharedUp, weights::kSharedDown}) {
+    const testing::FilledSource other(*layers.first, id.with(WeightPlane::kInputScale), 0, 9.0F);
+    EXPECT_NE(Refit::content_hash(layers.make(other)), hash) << to_string(id);
+  }
+}
+
 // The last expert that is packed has them, when others would have been overwritten.
 TEST(Refit, ScalesThatMeanNothing_LeaveTheOldWeightsInPlaceToo) {
   MoeSpec spec = testing::e4m3_spec(6, 2, 96, 64, {.weights = WeightScale::kChannel});
@@ -349,6 +412,42 @@ TEST(PartSource, HoldsNamedExpertsAlone) {
                                experts);
             }),
             ErrorCode::kNullPointer);
+}
+
+// Steps of rows count over all experts, and may come of all beside weights of one.
+TEST(PartSource, StepsOfAllExperts_StandBesideWeightsOfOne) {
+  const Layers layers(testing::e4m3_spec(
+      6, 2, 96, 64,
+      {.weights = WeightScale::kTensor, .activations = ActivationScale::kTensorStatic}));
+  constexpr int32_t kExpert = 4;
+  Tensor down(DType::kF8E4M3, {1, 96, 64});
+  layers.second->read(weights::kDown, kExpert, {0, 96, 0, 64},
+                      {down.as<std::byte>(), down.size_bytes()});
+  Tensor scale(DType::kF32, {1, 1, 1});
+  Tensor steps(DType::kF32, {6});
+  const auto number = [&](WeightPlane plane, int64_t expert, float& to) {
+    layers.second->read(weights::kDown.with(plane), expert, {0, 1, 0, 1},
+                        std::as_writable_bytes(std::span(&to, 1)));
+  };
+  number(WeightPlane::kScale, kExpert, *scale.as<float>());
+  for (int64_t expert = 0; expert < 6; ++expert) {
+    number(WeightPlane::kInputScale, expert, steps.as<float>()[expert]);
+  }
+  const std::array<int32_t, 1> experts = {kExpert};
+  const auto part = make_part_source({.gate_up = {},
+                                      .down = down.view(),
+                                      .down_scale = scale.view(),
+                                      .down_input_scale = steps.view()},
+                                     6, experts);
+  const RefitScope scope{.experts = {kExpert}, .tensors = {weights::kDown}};
+  MoeLayer layer = layers.make(*layers.first);
+  MoeLayer expected = layers.make(*layers.first);
+  for (const auto& [to, source] : {std::pair(&layer, part.get()), {&expected, &*layers.second}}) {
+    Refit refit(*to, {.scope = scope});
+    refit.stage(*source);
+    refit.commit();
+  }
+  EXPECT_EQ(Refit::content_hash(layer), Refit::content_hash(expected));
 }
 
 TEST(PartSource, TensorsHaveTheNamesOfArrays) {
