@@ -335,8 +335,8 @@ Survivors CCommunicator::shrink(std::chrono::nanoseconds deadline, std::string_v
                  .hint = "call conclave_survivors with the communicator that it returned"});
   }
   const std::string why = "rank " + std::to_string(rank()) + " calls for the survivors";
-  if (!failure_) this->abort(why);
-  // The first failure stays that of the group; one of the roll call is the caller's alone.
+  // No abort: it would also end what peers have yet to read of operations that this rank has
+  // completed. The first failure stays that of the group; one of the roll call is the caller's.
   const Failure before =
       failure_.value_or(Failure{.code = ErrorCode::kCommAborted, .peer = rank(), .what = why});
   failure_.reset();

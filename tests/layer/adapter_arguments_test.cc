@@ -171,13 +171,13 @@ TEST(AdapterArguments, UnknownIds_AreRefusedBeforeAnythingIsWritten) {
 
 // Ends with its set.
 struct CountedAdapter final : EngineAdapter {
-  explicit CountedAdapter(int& ended) : ended(ended) {}
+  explicit CountedAdapter(int& count) : ended(count) {}
   ~CountedAdapter() override { ++ended; }
   size_t bytes() const override { return 100; }
   int& ended;
 };
 struct CountedTable final : EngineAdapterTable {
-  explicit CountedTable(int& ended) : ended(ended) {}
+  explicit CountedTable(int& count) : ended(count) {}
   ~CountedTable() override { ++ended; }
   int& ended;
 };

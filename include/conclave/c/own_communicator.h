@@ -124,7 +124,8 @@ typedef struct conclave_own_communicator {
   // Goes on after a failure with the ranks that are left, all of which get the same answer: sets
   // *left to this rank's table among them, copied at once, and writes to old_ranks, for each new
   // rank, the one that it was, ascending. CONCLAVE_ERROR_COMM_EXCLUDED on a rank that came too
-  // late. Called once, after `abort` where nothing had failed.
+  // late. Called once. Peers that wait for this rank fail with CONCLAVE_ERROR_COMM_ABORTED, so that
+  // they come as well; operations that it has completed end on them as if it had not called.
   conclave_status (*shrink)(void* user, int64_t deadline_ns, const char* phase,
                             const struct conclave_own_communicator** left, int32_t* old_ranks,
                             conclave_comm_failure* failure);
