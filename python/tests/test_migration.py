@@ -161,6 +161,29 @@ def test_a_balancer_moves_experts_by_their_load(use_async, caplog):
     assert any("experts move" in line for line in caplog.messages)
 
 
+def test_a_step_has_its_own_rows_also_after_counts_begin_anew():
+    weights = made_weights()
+    rows = made_rows(7)
+    one = numpy.zeros((7, 2), "int32")  # all of expert 0
+    each = numpy.stack([numpy.arange(7), numpy.arange(7)], axis=1).astype("int32")
+    shares = numpy.full((7, 2), 0.5, "float32")
+
+    def work(rank, experts, second):
+        layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **weights)
+        balancer = conclave.Balancer([layer], second, use_async=False)
+        found = []
+        for ids, resets in ((one, False), (each, False), (one, True), (each, True)):
+            if resets:
+                layer.reset_stats()
+            layer(rows, topk_ids=ids, topk_weights=shares)
+            balancer.step()
+            found.append(balancer.status.balancedness)
+        return found
+
+    for found in on_ranks(groups_of(2), work):
+        assert found == pytest.approx([0.5, 7 / 8, 0.5, 7 / 8])
+
+
 def test_wrong_balancers_are_named():
     weights = made_weights()
     layer = conclave.Layer.from_tensors(SPEC, **weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import threading
 from typing import Any
 
@@ -14,6 +15,7 @@ transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5
 
 from conclave import errors  # noqa: E402
 from conclave.transformers import patch, refit, refit_epoch, unpatch  # noqa: E402
+from conclave.transformers._turns import Turns  # noqa: E402
 from support import models  # noqa: E402
 from support.devices import host_only  # noqa: E402
 
@@ -96,6 +98,38 @@ def test_tensors_come_in_pieces_and_of_chosen_blocks() -> None:
     patch(expected)
     assert torch.equal(logits(model), logits(expected))
     assert refit_epoch(model) == 1
+
+
+def test_forwards_wait_while_weights_are_exchanged() -> None:
+    turns, entered = Turns(), threading.Event()
+
+    def forward() -> None:
+        with turns.running():
+            entered.set()
+
+    late = threading.Thread(target=forward)
+    with turns.closed():
+        late.start()
+        assert not entered.wait(0.1)
+    late.join(20)
+    assert entered.is_set()
+
+
+@host_only
+def test_a_directory_that_lacks_a_tensor_is_refused(tmp_path: Any) -> None:
+    files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    directory = tmp_path / "mixtral"
+    shutil.copytree(models.MODELS / "mixtral", directory)
+    for path in directory.glob("model*.safetensors"):
+        held = files.load_file(path)
+        held = {name: tensor for name, tensor in held.items() if "q_proj" not in name}
+        files.save_file(held, path, metadata={"format": "pt"})
+    model = load("mixtral")
+    patch(model)
+    before = logits(model)
+    with pytest.raises(errors.ConclaveCheckpointError, match="lacks"), refit(model) as new:
+        new.stage(directory)
+    assert torch.equal(logits(model), before)
 
 
 @host_only

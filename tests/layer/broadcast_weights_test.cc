@@ -3,6 +3,7 @@
 #include "conclave/broadcast_weights.h"
 
 #include "layer/moving_layers.h"
+#include "layer/refit/broadcast_table.h"
 #include "layer/refit_sources.h"
 #include "support/role_sources.h"
 #include "support/thread_ranks.h"
@@ -240,6 +241,26 @@ TEST(BroadcastWeights, RanksThatDisagree_AreToldApart) {
                   ErrorCode::kInvalidArgument);
       });
   EXPECT_EQ(testing::first_failure(outside), "");
+}
+
+// What comes from another rank is a list of numbers until it is checked.
+TEST(BroadcastTable, DamagedWords_AreRefused) {
+  const MoeSpec spec = testing::make_spec(3, 2, 40, 24, DType::kBF16);
+  const auto source = make_synthetic_source(spec, 3);
+  const std::vector<int64_t> good = BroadcastTable(*source, {.experts = {2}}).words();
+  EXPECT_EQ(BroadcastTable(good).words(), good);
+  // The index, the count, and the rows.
+  for (const auto& [at, value] : {std::pair<size_t, int64_t>{0, -1}, {1, 0}, {2, -2}}) {
+    std::vector<int64_t> damaged = good;
+    damaged[at] = value;
+    EXPECT_EQ(code_of([&] { BroadcastTable{damaged}; }), ErrorCode::kInvalidArgument) << at;
+  }
+  std::vector<int64_t> more_than_there_are(good.begin(), good.begin() + 5);
+  more_than_there_are.insert(more_than_there_are.end(), {4, 0, 1, 2, 2});
+  EXPECT_EQ(code_of([&] { BroadcastTable{more_than_there_are}; }), ErrorCode::kInvalidArgument);
+  std::vector<int64_t> cut = good;
+  cut.pop_back();
+  EXPECT_EQ(code_of([&] { BroadcastTable{cut}; }), ErrorCode::kInvalidArgument);
 }
 
 }  // namespace

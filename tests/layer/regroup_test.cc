@@ -84,6 +84,7 @@ TEST(Regroup, EveryPartOfALayer_ComesToRanksThatJoin) {
   hash.router.has_logit_bias = true;
   hash.router.has_selection_bias = true;
   hash.router.has_expert_scale = true;
+  hash.router.has_global_scale = true;
   specs.emplace_back("Biases", hash);
   const std::vector<RankChange> changes = {{"3 to 3, two others", 5, {0, 1, 2}, {4, 0, 3}},
                                            {"1 to another", 2, {0}, {1}}};
