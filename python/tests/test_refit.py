@@ -130,7 +130,6 @@ def test_an_exception_on_one_rank_is_told_to_the_others_at_once():
                     raise ZeroDivisionError
         except (ZeroDivisionError, conclave.ConclaveCommError) as error:
             raised = error
-        took = time.monotonic() - began
         np.testing.assert_array_equal(run(layer), before)
         # A commit that failed has told them; leaving the block afterwards waits for nobody.
         with contextlib.suppress(conclave.Error), layer.refit() as refit:
