@@ -93,13 +93,7 @@ conclave_status conclave_recorder_record(conclave_recorder* recorder, int64_t la
 conclave_status conclave_recorder_counts(const conclave_recorder* recorder, int64_t layer,
                                          int64_t* recorded, int64_t* dropped) noexcept {
   return capi::guarded([&] {
-    const conclave::RoutingRecorder& from = capi::required(recorder, "recorder").recorder;
-    capi::check_aligned("recorded", recorded, alignof(int64_t));
-    capi::check_aligned("dropped", dropped, alignof(int64_t));
-    const int64_t given = from.recorded_tokens(layer);
-    const int64_t gone = from.dropped_tokens(layer);
-    if (recorded != nullptr) *recorded = given;
-    if (dropped != nullptr) *dropped = gone;
+    capi::tell_counts(capi::required(recorder, "recorder").recorder, layer, recorded, dropped);
   });
 }
 

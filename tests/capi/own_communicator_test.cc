@@ -168,7 +168,7 @@ TEST(OwnCommunicators, OperationsAreToldWhole) {
   while (letters.size() < 300) letters += "\xC3\xA9";
   ASSERT_EQ(conclave_communicator_barrier(communicator.get(), letters.c_str()), CONCLAVE_OK);
   EXPECT_EQ(rank.asked_phase, letters.substr(0, 126));
-  // What the library refuses never reaches the transport.
+  // The library refuses this before it reaches the transport.
   expect_error(conclave_communicator_all_reduce(communicator.get(), mine, sums, 3,
                                                 CONCLAVE_DTYPE_BF16, "sums"),
                CONCLAVE_ERROR_DTYPE, "");

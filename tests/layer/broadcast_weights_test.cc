@@ -243,7 +243,7 @@ TEST(BroadcastWeights, RanksThatDisagree_AreToldApart) {
   EXPECT_EQ(testing::first_failure(outside), "");
 }
 
-// What comes from another rank is a list of numbers until it is checked.
+// Words of another rank are a list of numbers until they are checked.
 TEST(BroadcastTable, DamagedWords_AreRefused) {
   const MoeSpec spec = testing::make_spec(3, 2, 40, 24, DType::kBF16);
   const auto source = make_synthetic_source(spec, 3);

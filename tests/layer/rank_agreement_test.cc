@@ -218,7 +218,7 @@ TEST(RankAgreement, RanksThatExchangeTokens_AreComparedToo) {
   }
 }
 
-// What ranks say whose rows gather on devices; with the numbers of a call they say nothing.
+// Ranks whose rows gather on devices say this; with the numbers of a call they say nothing.
 TEST(RankAgreement, RanksWhoseRowsGather_TellTokensAndCompareRefits) {
   constexpr std::array<int64_t, 2> kTokens = {5, 0};
   const auto run = [&](std::array<uint64_t, 2> refits, std::span<const int64_t> given) {

@@ -39,7 +39,7 @@ Tensor rows_of(int32_t rank) {
   return random_tensor(DType::kF32, 3 * rank, kHidden, static_cast<uint64_t>(rank));
 }
 
-// What a call with this list ends with, as text; empty where it comes through.
+// A call with this list ends with this text, or with none where it comes through.
 std::string message_of(const MoeLayer& layer, const Tensor& hidden,
                        const std::vector<int64_t>& tokens, ErrorCode expected) {
   try {

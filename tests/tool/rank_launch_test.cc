@@ -48,7 +48,7 @@ Words by_srun(int32_t rank, int32_t size, const std::string& id) {
 // Other runs of this test meet elsewhere.
 std::string id_of(const char* name) { return std::string(name) + std::to_string(::getpid()); }
 
-// What each rank's process ended with.
+// Each rank's process ended with one of these.
 std::vector<ToolResult> run_launched(Launcher launcher, int32_t size, const std::string& id,
                                      const Words& words) {
   std::vector<ToolResult> results(static_cast<size_t>(size));

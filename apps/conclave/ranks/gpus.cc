@@ -24,7 +24,7 @@ struct Gpus {
   std::string hint;  // empty, or what a build without GPUs lacks
 };
 
-// As many as layers could run on, which asks the driver and takes no memory of a device.
+// Layers could run on so many. It asks the driver, and takes no memory of a device.
 Gpus usable_gpus(int32_t most) {
   Gpus gpus;
   try {

@@ -84,7 +84,7 @@ pid_t start(const std::vector<char*>& arguments) {
   return child;
 }
 
-// As long as this lives, the environment tells started processes where they belong.
+// The environment tells started processes where they belong while this lives.
 class Told {
  public:
   explicit Told(const ReportDirectory& reports) {

@@ -197,7 +197,7 @@ std::string launcher_transport() {
   return {};
 }
 
-// Where this process is a rank of a transport whose ranks need no launcher of their own.
+// None if this process is no rank of a transport whose ranks need no launcher of their own.
 std::optional<Seat> process_seat(const std::string& launched_by) {
   // Over MPI ranks of several machines meet, too.
   if (!launched_by.empty() && !is_rank_of_tool()) return Seat{.launched = {}, .host = launched_by};

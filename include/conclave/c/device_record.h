@@ -15,7 +15,7 @@ extern "C" {
 // must not be replayed once it is ended.
 typedef struct conclave_device_recorder conclave_device_recorder;
 
-// As conclave_recorder_create. CONCLAVE_ERROR_UNSUPPORTED for a context on "cpu",
+// Works as conclave_recorder_create. CONCLAVE_ERROR_UNSUPPORTED for a context on "cpu",
 // _INVALID_ARGUMENT, _OUT_OF_MEMORY, _DEVICE.
 CONCLAVE_C_API conclave_status conclave_device_recorder_create(
     const conclave_context* context, const int64_t* layers, const conclave_spec* const* specs,

@@ -24,7 +24,7 @@ struct WorkspaceBooking {
 // Books for `calls`; if several rungs serve them, the slices hold what each rung needs, all at
 // once. Throws Error(kSizeOverflow).
 WorkspaceBooking book_workspace(const CudaPlan& plan, const CallRange& calls);
-// Where rows gather: for chunks of up to so many tokens of this rank, and so many of all. Kernels
+// Serves gathered rows, in chunks of up to so many tokens of this rank and so many of all. Kernels
 // of fewer tokens run beside those of all, as this rank's own are counted, and in later chunks.
 WorkspaceBooking book_gathered(const CudaPlan& plan, int64_t own, int64_t all);
 // One booking per rung, up to calls of `max_tokens` tokens. Where rows gather there is one for all,

@@ -121,7 +121,7 @@ DeviceRing::DeviceRing(const Context& context, const RecordedLayer& layer, int64
 }
 
 DeviceRing::~DeviceRing() {
-  // Where a capture lets nobody wait, forwards may write here until the process ends.
+  // Forwards may write here until the process ends if a capture lets nobody wait.
   if (cuda::has_ended(ordinal_)) allocator_->deallocate(memory_, bytes_, {});
 }
 

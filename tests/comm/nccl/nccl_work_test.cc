@@ -18,7 +18,7 @@ using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using Clock = std::chrono::steady_clock;
 
-// As CUDA has for each thread that calls it.
+// CUDA has such for each thread that calls it.
 struct OwnOfThread {
   explicit OwnOfThread(std::atomic<bool>& gone) : gone_(gone) {}
   OwnOfThread(const OwnOfThread&) = delete;

@@ -168,7 +168,7 @@ TEST_F(CudaExpertRankFaults, AfterALoss_TheOtherGoesOnOverTheRanksThatNcclMetOve
   EXPECT_EQ(testing::first_failure(outcomes), "");
 }
 
-// What would move experts of layers on GPUs is refused at once.
+// Layers on GPUs refuse at once to let their experts move.
 TEST_F(CudaExpertRankFaults, ExpertsThatWouldMove_AreRefused) {
   on_nccl_ranks(10s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec_of(), rank, comm);

@@ -1,4 +1,4 @@
-// What a test tells the host's memory that stands for a device's.
+// Tests tell this to the host's memory that stands for a device's.
 #pragma once
 
 namespace conclave::testing {
