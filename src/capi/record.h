@@ -2,6 +2,7 @@
 #pragma once
 
 #include "capi/handles.h"
+#include "capi/structs.h"
 
 #include "conclave/c/record.h"
 #include "conclave/routing_record.h"

@@ -125,7 +125,12 @@ class FaultyCommunicator final : public Communicator {
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override {
     const auto place = std::ranges::find(begun_, handle.sequence);
     if (place != begun_.end()) trap_.learn(static_cast<uint64_t>(place - begun_.begin()), phase);
-    trap_.at_wait(phase);
+    try {
+      trap_.at_wait(phase);
+    } catch (const std::runtime_error&) {
+      settle(handle, deadline, phase);
+      throw;
+    }
     inner_->wait(handle, deadline, phase);
   }
   bool test(CommHandle handle, std::string_view phase) override {
@@ -147,6 +152,15 @@ class FaultyCommunicator final : public Communicator {
   }
 
  private:
+  // Callers free their buffers as soon as a wait has thrown, so no peer may still write to them.
+  void settle(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) {
+    try {
+      inner_->wait(handle, deadline, phase);
+    } catch (const CommError&) {
+      return;  // the planted error is the one to tell
+    }
+  }
+
   std::unique_ptr<Communicator> inner_;
   Trap& trap_;
   std::vector<uint64_t> begun_;
