@@ -115,8 +115,9 @@ function(conclave_cuda_sources target)
     endif()
   endif()
   conclave_cuda_code(flags code ${architectures})
-  # The standard is a flag because CMake has no architecture to try it with.
-  set(options -std=c++20 ${flags} --expt-relaxed-constexpr --extended-lambda -lineinfo
+  # The standard is a flag because CMake has no architecture to try it with. Lines of sources, which only a
+  # profiler reads, would take a sixth of nvcc's time and most of the library: CMAKE_CUDA_FLAGS=-lineinfo.
+  set(options -std=c++20 ${flags} --expt-relaxed-constexpr --extended-lambda
               -Xptxas=--warn-on-spills -Xcudafe=--diag_suppress=186)
   # The kernels of one library differ in few of their instructions: packed as tightly as nvcc can,
   # they take a fifth of the room. Drivers of CUDA 12.4 and later unpack them as a module is loaded.
