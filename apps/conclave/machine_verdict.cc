@@ -45,10 +45,10 @@ double process_cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-CeilingMeasurement measure_once(const Context& context) {
+CeilingMeasurement measure_once(const Context& context, const CeilingOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const double cpu_begin = process_cpu_seconds();
-  CeilingMeasurement measurement{.ceilings = measure_ceilings(context)};
+  CeilingMeasurement measurement{.ceilings = measure_ceilings(context, options)};
   const double cpu_seconds = process_cpu_seconds() - cpu_begin;
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   // More threads than CPUs share the CPUs even if nobody else is at work.
@@ -107,10 +107,11 @@ Judgement judge_arithmetic(std::span<const CeilingMeasurement> measurements,
 }
 
 std::vector<CeilingMeasurement> measure_machine(const Context& context,
-                                                const std::string& arithmetic) {
+                                                const std::string& arithmetic,
+                                                const CeilingOptions& options) {
   std::vector<CeilingMeasurement> measurements;
   do {
-    measurements.push_back(measure_once(context));
+    measurements.push_back(measure_once(context, options));
   } while (measurements.size() < kMostMeasurements &&
            seems_wrong(best_of(measurements), arithmetic));
   return measurements;

@@ -36,6 +36,7 @@ Ceilings best_of(std::span<const CeilingMeasurement> measurements);
 
 // Measures once, and up to twice more as long as the table's choice does not seem to fit.
 std::vector<CeilingMeasurement> measure_machine(const Context& context,
-                                                const std::string& arithmetic);
+                                                const std::string& arithmetic,
+                                                const CeilingOptions& options = {});
 
 }  // namespace conclave::tool
