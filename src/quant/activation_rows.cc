@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace conclave::inline v0::quant {
 namespace {
@@ -45,11 +46,31 @@ int64_t exact_columns(const CodeBook& weights, const CodeBook& rows) {
   return static_cast<int64_t>(std::bit_floor((uint64_t{1} << 24) / largest));
 }
 
+struct RowCodes {
+  const CodeBook* codes;
+  bool are_usual;  // rows become these beside weights of the same format
+};
+
+template <class Format>
+constexpr RowCodes matrix_and_rows() {
+  return {.codes = &kCodeBook<Format>, .are_usual = std::is_same_v<typename Format::Rows, Format>};
+}
+
 template <class... Matrix, class... Row>
 constexpr auto list_row_codes(FormatList<Matrix...>, FormatList<Row...>) {
-  return std::array{&kCodeBook<Matrix>..., &kCodeBook<Row>...};
+  return std::array{matrix_and_rows<Matrix>()..., RowCodes{&kCodeBook<Row>, false}...};
 }
 constexpr auto kCodes = list_row_codes(CodedFormats{}, RowFormats{});
+
+const RowCodes* find_listed(DType element) {
+  const auto* const found = std::ranges::find_if(
+      kCodes, [element](const RowCodes& row) { return row.codes->element == element; });
+  return found == kCodes.end() ? nullptr : found;
+}
+
+bool is_whole_beside(const CodeBook& weights, const CodeBook& rows) {
+  return exact_columns(weights, rows) != ActivationRule::kNoLimit;
+}
 
 float dynamic_step(float amax, const ActivationRule& rule) {
   const float largest = rule.codes->largest;
@@ -89,18 +110,17 @@ bool is_finite_step(float scale) { return scale > 0 && scale <= std::numeric_lim
 }  // namespace
 
 const CodeBook* find_row_codes(DType element) noexcept {
-  const auto* const found = std::ranges::find_if(kCodes, [element](const CodeBook* codes) {
-    return codes->element == element && (codes->mantissa_bits || element == DType::kI8);
-  });
-  return found == kCodes.end() ? nullptr : *found;
+  const RowCodes* const listed = find_listed(element);
+  if (listed == nullptr) return nullptr;
+  return listed->are_usual || listed->codes->mantissa_bits ? listed->codes : nullptr;
 }
 
 std::string float_row_types() {
   std::string text;
-  for (const CodeBook* codes : kCodes) {
-    if (!codes->mantissa_bits) continue;
+  for (const RowCodes& row : kCodes) {
+    if (!row.codes->mantissa_bits) continue;
     if (!text.empty()) text += ", ";
-    text += to_string(codes->element);
+    text += to_string(row.codes->element);
   }
   return text;
 }
@@ -152,13 +172,13 @@ ActivationRule activation_rule(DType weights, const QuantSpec& quant) {
 }
 
 bool takes_int8_rows(DType weights) {
-  return exact_columns(*format_of(weights).codes, *format_of(DType::kI8).codes) !=
-         ActivationRule::kNoLimit;
+  return is_whole_beside(*format_of(weights).codes, *format_of(DType::kI8).codes);
 }
 
 bool takes_quotient_rows(DType weights, DType rows) {
-  if (rows == DType::kI8) return takes_int8_rows(weights);
-  return rows == DType::kF8E4M3 || rows == format_of(weights).row_codes->element;
+  const RowCodes* const listed = find_listed(rows);
+  if (listed == nullptr || !listed->are_usual) return false;
+  return listed->codes->mantissa_bits || is_whole_beside(*format_of(weights).codes, *listed->codes);
 }
 
 uint8_t activation_code(const CodeBook& codes, float value, float scale) {

@@ -78,6 +78,19 @@ void check_scale_rule(const MoeSpec& spec) {
   }
 }
 
+// Whole numbers go beside some weights only, and are named where they are usual.
+std::string quotient_row_types(DType weights) {
+  const CodeBook& usual = *format_of(weights).row_codes;
+  std::string text(to_string(usual.element));
+  for (const WeightFormat& format : format_catalog().rows()) {
+    const bool are_floats = format.codes != nullptr && format.codes->mantissa_bits;
+    if (!are_floats || format.element == usual.element) continue;
+    if (!takes_quotient_rows(weights, format.element)) continue;
+    text += " or " + std::string(to_string(format.element));
+  }
+  return text;
+}
+
 void check_row_type(const MoeSpec& spec) {
   const std::optional<DType>& rows = spec.quant.activation_dtype;
   if (!rows) return;
@@ -85,12 +98,10 @@ void check_row_type(const MoeSpec& spec) {
   if (spec.quant.activations == ActivationScale::kNone) {
     refuse("quant.activation_dtype", found, "none for ActivationScale::kNone");
   }
-  const DType usual = format_of(spec.weight_dtype).row_codes->element;
   if (spec.quant.activation_scale_rule != RowScaleRule::kQuotient) return check_float_rows(*rows);
   if (takes_quotient_rows(spec.weight_dtype, *rows)) return;
-  const char* const other = usual == DType::kF8E4M3 ? "" : " or F8_E4M3";
   refuse("quant.activation_dtype", found,
-         fmt::format("{}{} beside weights of {}", to_string(usual), other,
+         fmt::format("{} beside weights of {}", quotient_row_types(spec.weight_dtype),
                      to_string(spec.weight_dtype)));
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/float8.h"
 #include "quant/code_quotient.h"
+#include "quant/plane_types.h"
 #include "quant/weight_format.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string>
 
 namespace conclave::inline v0::quant {
@@ -23,6 +25,15 @@ uint8_t exponent_of(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint8_t>(bits >> 23);
 }
+
+// Scales of these types are known to be more than floats.
+struct NarrowScale {
+  DType type;
+  ScaleValues values;
+};
+constexpr std::array kNarrowScales = {NarrowScale{DType::kF8E8M0, ScaleValues::kPowerOfTwo},
+                                      NarrowScale{DType::kF8E4M3, ScaleValues::kFloat8},
+                                      NarrowScale{DType::kF16, ScaleValues::kF16}};
 
 using Bytes = std::array<std::byte, sizeof(float)>;
 
@@ -38,10 +49,8 @@ float smallest(DType dtype) { return decode(dtype, {std::byte{1}}); }
 }  // namespace
 
 Support is_scale_type(DType dtype) {
-  if (is_exponent(dtype)) return Support::yes();
-  const WeightFormat* const format = find_format(dtype);
-  const bool is_float = format != nullptr && (format->codes == nullptr || dtype == DType::kF8E4M3);
-  if (is_float) return Support::yes();
+  const std::span<const DType> types = types_of(PlaneType::kScale);
+  if (std::ranges::find(types, dtype) != types.end()) return Support::yes();
   return Support::no("scales are never " + std::string(to_string(dtype)));
 }
 
@@ -54,31 +63,13 @@ DType scale_type_of(DType codes, const QuantSpec& quant, DType stored) {
 }
 
 ScaleValues values_of_scales(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E8M0:
-      return ScaleValues::kPowerOfTwo;
-    case DType::kF8E4M3:
-      return ScaleValues::kFloat8;
-    case DType::kF16:
-      return ScaleValues::kF16;
-    default:
-      return ScaleValues::kFloat;
-  }
+  const auto* const found = std::ranges::find(kNarrowScales, dtype, &NarrowScale::type);
+  return found == kNarrowScales.end() ? ScaleValues::kFloat : found->values;
 }
 
 DType type_of_scales(ScaleValues values) {
-  switch (values) {
-    case ScaleValues::kPowerOfTwo:
-      return DType::kF8E8M0;
-    case ScaleValues::kFloat8:
-      return DType::kF8E4M3;
-    case ScaleValues::kF16:
-      return DType::kF16;
-    case ScaleValues::kSteps:
-    case ScaleValues::kFloat:
-      break;
-  }
-  return DType::kF32;
+  const auto* const found = std::ranges::find(kNarrowScales, values, &NarrowScale::values);
+  return found == kNarrowScales.end() ? DType::kF32 : found->type;
 }
 
 float largest_scale(DType dtype) {

@@ -131,6 +131,18 @@ TEST(SmallFloats, OtherTypes_AreNoRows) {
   EXPECT_NE(find_row_codes(DType::kI8), nullptr);
 }
 
+TEST(RowTypes, Quotients_AreE4m3BesideAnyCodesAndInt8BesideWholeNumbers) {
+  for (const WeightFormat& weights : format_catalog().rows()) {
+    if (weights.codes == nullptr) continue;
+    for (int type = 0; type <= static_cast<int>(DType::kI6); ++type) {
+      const auto rows = static_cast<DType>(type);
+      const bool whole = rows == DType::kI8 && takes_int8_rows(weights.element);
+      EXPECT_EQ(takes_quotient_rows(weights.element, rows), rows == DType::kF8E4M3 || whole)
+          << to_string(rows) << " beside " << weights.name;
+    }
+  }
+}
+
 TEST(ScaleRules, PowersOfTwo_OfEveryMagnitude) {
   for (const Numbers& rows : all_numbers()) {
     for (const auto& [rule, fixed_bits] : kPowers) {
