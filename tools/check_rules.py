@@ -21,6 +21,9 @@ LONG_FILE_LINES = 400
 # Types of codes. U8 is also plain bytes and F8_E8M0 a type of scales: neither is a weight format.
 CODE_TYPE = r"(?:\w+::)*DType::k(?:F8E4M3|F8E5M2|F8E4M3Fnuz|F8E5M2Fnuz|F6E2M3|F6E3M2|F4|I8|I4|NF4|BnbFP4|IQ4|U4|I6)\b"
 
+# Types that hold values.
+PLAIN_TYPE = r"(?:\w+::)*DType::k(?:F32|F16|BF16)\b"
+
 
 class Rule(NamedTuple):
     name: str
@@ -65,9 +68,15 @@ RULES = [
          "nothing switches on a router's name: ask its row or its traits"),
     Rule("no-format-switch",
          re.compile(rf"[=!]=\s*{CODE_TYPE}|\b{CODE_TYPE}\s*[=!]=|\bcase\s+{CODE_TYPE}"),
-         ("src", "include", "apps", "python/src"), re.compile(r"^src/quant/"), without_literals,
+         ("src", "include", "apps", "python/src"), re.compile(r"^src/quant/\w+/"), without_literals,
          "nothing asks for a weight format by its type: ask quant::format_of(), is_plain() or "
          "bit_size()"),
+    Rule("no-plain-list",
+         re.compile(rf"[=!]=\s*{PLAIN_TYPE}[^;{{}}]*?[=!]=\s*{PLAIN_TYPE}[^;{{}}]*?[=!]=\s*{PLAIN_TYPE}"),
+         ("src", "apps"), re.compile(r"^(?:src/core/|apps/conclave/value_types\.h$)"),
+         without_literals,
+         "which types hold values is asked of is_plain(), or of the tool's holds_values(), not "
+         "spelt out"),
     Rule("no-shared-mode",
          re.compile(r"[=!]=\s*(?:\w+::)*SharedMode::k\w+|\bSharedMode::k\w+\s*[!=]="
                     r"|\bcase\s+(?:\w+::)*SharedMode::"),
@@ -86,6 +95,10 @@ RULES = [
          re.compile(r"[<>]=?\s*(?:Weight(?:Mlp|Matrix|Plane)|LayerWeight)::k\w+\b(?!\s*>)"),
          ("src", "include", "apps", "python/src"), None, without_literals,
          "the order of ids means nothing: ask an id for its MLP, matrix or plane"),
+    Rule("no-type-order",
+         re.compile(r"[<>]=?\s*(?:conclave::)?DType::k\w+\b(?!\s*[>,])"),
+         ("src", "include", "apps", "python/src"), None, without_literals,
+         "the order of types means nothing: ask a list or a property of them"),
     Rule("no-mutable-static",
          re.compile(r"\b(?:static|thread_local)\s+(?!const\b|constexpr\b|inline\b|CONCLAVE_|void\b)"
                     r"[\w:<>,&*\s+]+?[\s&*]\w+\s*(?:;|=|\{|\[)"),

@@ -4,6 +4,7 @@
 #include "input/machine_options.h"
 #include "output/numbers.h"
 #include "spec_text.h"
+#include "value_types.h"
 
 #include "conclave/checkpoint.h"
 
@@ -34,10 +35,6 @@ int widest(const Checkpoint& checkpoint, int least, const Text& text) {
   return width;
 }
 
-bool is_value_type(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 // Bytes of the experts' matrices that a layer could read in the mapped files.
 uint64_t in_place_bytes(const Checkpoint& checkpoint, int64_t layer) {
   const std::unique_ptr<WeightSource> source = checkpoint.layer_source(layer);
@@ -45,7 +42,7 @@ uint64_t in_place_bytes(const Checkpoint& checkpoint, int64_t layer) {
   for (const WeightId id : weights::kAll) {
     if (!id.mlp() || id.plane() != WeightPlane::kWeights) continue;
     const WeightInfo info = source->describe(id);
-    if (!is_value_type(info.dtype)) continue;
+    if (!holds_values(info.dtype)) continue;
     for (int64_t expert = 0; expert < info.count; ++expert) {
       const ConstTensorView view = source->view(id, expert);
       if (!view.empty()) bytes += dense_bytes(view.dtype, view.shape);

@@ -1,6 +1,7 @@
 #include "dispatch/unpermute_reduce.h"
 
 #include "core/checked.h"
+#include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "dispatch/round_row.h"
 
@@ -58,7 +59,7 @@ void store(const TensorView& out, const FinishTile& tile, const float* sum) {
 
 void check_out(const UnpermuteArgs& args) {
   const DType dtype = args.out.dtype;
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
+  if (!is_plain(dtype)) {
     throw Error(ErrorCode::kDType, {.what = "combine cannot round to this type",
                                     .tensor = "out",
                                     .expected = "F32, F16 or BF16",

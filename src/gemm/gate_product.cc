@@ -1,6 +1,7 @@
 #include "gemm/gate_product.h"
 
 #include "core/float_convert.h"
+#include "core/weight_types.h"
 #include "cpu/memory.h"
 #include "cpu/parallel.h"
 #include "gemm/cpu/dense_kernels.h"
@@ -126,7 +127,7 @@ class PackedDenseProduct final : public DenseProduct {
 };
 
 void check_dtype(DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return;
+  if (is_plain(dtype)) return;
   throw Error(ErrorCode::kDType, {.what = "a dense product takes float weights",
                                   .expected = "F32, F16 or BF16",
                                   .found = std::string(to_string(dtype))});

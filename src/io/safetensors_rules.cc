@@ -9,10 +9,21 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
 namespace conclave::inline v0::io {
+namespace {
+
+constexpr std::array kSafetensorsTypes = {
+    DType::kBool,   DType::kU8,     DType::kI8,         DType::kU16,        DType::kI16,
+    DType::kU32,    DType::kI32,    DType::kU64,        DType::kI64,        DType::kF16,
+    DType::kBF16,   DType::kF32,    DType::kF64,        DType::kC64,        DType::kF8E4M3,
+    DType::kF8E5M2, DType::kF8E8M0, DType::kF8E4M3Fnuz, DType::kF8E5M2Fnuz, DType::kF4,
+    DType::kF6E2M3, DType::kF6E3M2};
+
+}  // namespace
 
 std::string describe_tensor(DType dtype, std::span<const int64_t> shape) {
   return fmt::format("{} [{}]", to_string(dtype), fmt::join(shape, ", "));
@@ -70,7 +81,9 @@ void check_tensor_name(std::string_view name, std::string_view file) {
   }
 }
 
-bool is_safetensors_type(DType dtype) { return dtype <= DType::kF6E3M2; }
+bool is_safetensors_type(DType dtype) {
+  return std::ranges::find(kSafetensorsTypes, dtype) != kSafetensorsTypes.end();
+}
 
 uint64_t tensor_bytes(std::string_view name, DType dtype, std::span<const int64_t> shape,
                       std::string_view file) {

@@ -1,6 +1,7 @@
 #include "routing/check_router.h"
 
 #include "core/shared_facts.h"
+#include "core/weight_types.h"
 #include "routing/check_spec.h"
 #include "routing/router.h"
 
@@ -16,7 +17,7 @@ namespace conclave::inline v0::routing {
 namespace {
 
 void check_rounding(std::string_view field, DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) return;
+  if (is_plain(dtype)) return;
   throw Error(ErrorCode::kDType,
               {.what = "RouterSpec." + std::string(field) + " is not a rounding type",
                .expected = "F32, F16 or BF16",

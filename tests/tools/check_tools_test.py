@@ -245,9 +245,42 @@ class CheckRules(CheckCase):
                 self.expect(0)
         self.write("src/quant/int8/a.h", "bool a = dtype == DType::kI8;\n")
         self.expect(0)
+        self.write("src/quant/a.cc", "bool a = dtype == DType::kI8;\n")
+        self.expect(1, "src/quant/a.cc:1: no-format-switch")
+        self.write("src/quant/a.cc", "bool a = codes.mantissa_bits.has_value();\n")
         self.write("src/experts/a.cc", "bool a = dtype == DType::kI8;\n")
         self.write("tools/check_rules.allow", "no-format-switch src/experts/a.cc  # its own kernels\n")
         self.expect(0)
+
+    def test_types_that_hold_values_spelt_out_fail(self):
+        spelt = ("bool a = d == DType::kF32 ||\n    d == conclave::DType::kF16 || d == DType::kBF16;\n",
+                 "if (d != DType::kBF16 && d != DType::kF16 && d != DType::kF32) refuse(d);\n")
+        for code in spelt:
+            with self.subTest(code=code):
+                self.write("src/gemm/a.cc", code)
+                self.expect(1, "no-plain-list")
+        for code in ("if (d == DType::kF32) a();\nif (d == DType::kF16) b();\n"
+                     "if (d == DType::kBF16) c();\n", "if (is_plain(d)) a();\n"):
+            with self.subTest(code=code):
+                self.write("src/gemm/a.cc", code)
+                self.expect(0)
+        self.write("src/core/a.h", spelt[0])
+        self.write("apps/conclave/value_types.h", spelt[0])
+        self.expect(0)
+        self.write("apps/conclave/a.cc", spelt[0])
+        self.expect(1, "apps/conclave/a.cc:2: no-plain-list")
+
+    def test_order_of_types_fails(self):
+        for code in ("bool f(DType d) { return d <= DType::kF6E3M2; }",
+                     "bool f(DType d) { return d > conclave::DType::kC64; }"):
+            with self.subTest(code=code):
+                self.write("src/io/a.cc", code + "\n")
+                self.expect(1, "src/io/a.cc:1: no-type-order")
+        for code in ("auto x = g<DType::kF32>(d);", "using X = Y<DType::kF32, int>;",
+                     "bool f(DType d) { return d == DType::kF32; }"):
+            with self.subTest(code=code):
+                self.write("src/io/a.cc", code + "\n")
+                self.expect(0)
 
     def test_format_named_without_a_reason_fails(self):
         self.write("src/layer/a.cc", "// e4m3 is fast\nint kind = 4;\nuint4 words; int8_t byte;\n")

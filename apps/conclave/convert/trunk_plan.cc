@@ -3,6 +3,7 @@
 #include "convert/forms/target_form.h"
 #include "convert/json_edit.h"
 #include "convert/tokenizer/tokenizer_keys.h"
+#include "value_types.h"
 
 #include <fmt/format.h>
 
@@ -28,10 +29,6 @@ std::string upper(std::string text) {
   return text;
 }
 
-bool is_value(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-}
-
 std::string_view torch_name(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -54,7 +51,7 @@ Support have_values(const SourceModel& source, const std::vector<TrunkTensor>& t
     for (const std::string& name : tensor.sources) {
       const SourceTensor& found = *source.find(name);
       const std::optional<DType> plain = parse_dtype(found.type);
-      if (plain ? is_value(*plain) : source.container() == Container::kGguf) continue;
+      if (plain ? holds_values(*plain) : source.container() == Container::kGguf) continue;
       return Support::no(fmt::format("{} has codes, {}", name, found.type));
     }
   }
@@ -115,7 +112,7 @@ std::vector<TrunkTensorInfo> TrunkPlan::tensors_of_source() const {
 // The type of a directory's values beside its experts.
 DType TrunkPlan::dtype() const {
   const std::optional<DType> asked = parse_dtype(upper(request_.form->name()));
-  return asked && is_value(*asked) ? *asked : DType::kBF16;
+  return asked && holds_values(*asked) ? *asked : DType::kBF16;
 }
 
 // llama.cpp takes vectors as F32 alone; matrices keep their type.

@@ -2,6 +2,7 @@
 
 #include "core/part_spec.h"
 #include "core/shared_facts.h"
+#include "core/weight_types.h"
 
 #include "conclave/error.h"
 
@@ -89,9 +90,7 @@ class Reader {
               .expected = pair.a == nullptr ? "lora_A beside it" : "lora_B beside it"});
     }
     for (const TensorInfo* tensor : {pair.a, pair.b}) {
-      const bool is_float = tensor->dtype == DType::kF32 || tensor->dtype == DType::kF16 ||
-                            tensor->dtype == DType::kBF16;
-      if (!is_float) {
+      if (!is_plain(tensor->dtype)) {
         refuse(tensor, ErrorCode::kTensorDType,
                {.what = "factors have another type",
                 .expected = "F32, F16 or BF16",
