@@ -176,6 +176,23 @@ def router_tensors_elsewhere(root: pathlib.Path) -> list[tuple[str, int]]:
     return found
 
 
+DEVICE_TABLE = "python/conclave/_devices.py"
+DEVICE_COMPARED = re.compile(r"(?:layer|context|core)\.device\s*[=!]="
+                             r"|[=!]=\s*[\w.]*(?:layer|context|core)\.device\b"
+                             r"|\.type\s*==\s*\"cpu\"\s+else\s+f?\"")
+
+
+def device_names_compared(root: pathlib.Path) -> list[tuple[str, int]]:
+    """Files of the Python package that compare the device of a layer or context with a name."""
+    found = []
+    for path in sorted((root / "python/conclave").rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        text = path.read_text(encoding="utf-8")
+        if name != DEVICE_TABLE:
+            found += [(name, line_of(text, m.start())) for m in DEVICE_COMPARED.finditer(text)]
+    return found
+
+
 CATALOG = re.compile(r"\bCatalog<\w+>\s+(\w+)\s*\(\s*\)\s*\{")
 
 
@@ -200,6 +217,8 @@ TREE_RULES = [
     TreeRule("no-router-tensor", router_tensors_elsewhere,
              "a router's own tensor is named in its folder only: go through router_tensors_of() or "
              "all_router_tensors()"),
+    TreeRule("no-device-name", device_names_compared,
+             f"what a kind of device does stands in its row of {DEVICE_TABLE}: ask traits_of()"),
     TreeRule("catalog-in-use", unused_catalogs,
              "a catalog that no other module asks decides nothing"),
     TreeRule("format-names", format_names.violations,

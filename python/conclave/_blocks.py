@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from conclave import _conclave, _frameworks, _runtime
+from conclave._devices import traits_of
 from conclave.layer import Layer
 from conclave.spec import LayerOptions, MoeSpec, to_dict
 
@@ -58,7 +59,7 @@ def layer_of_blocks(
     with _put(spec, blocks) as found:
         return Layer(
             _conclave.Layer.from_blocks(
-                context, found, to_dict(options or {}), {}, context.device == "cpu"
+                context, found, to_dict(options or {}), {}, traits_of(context.device).counts
             )
         )
 
@@ -66,4 +67,4 @@ def layer_of_blocks(
 def reload_of_blocks(layer: Layer, spec: MoeSpec, blocks: Iterable[Blocks]) -> None:
     """New blocks of the same types."""
     with _put(spec, blocks) as found:
-        layer._core.reload_from_blocks(found, "in_place" if layer.device == "cpu" else "staged")
+        layer._core.reload_from_blocks(found, traits_of(layer.device).reload_mode)

@@ -3,16 +3,13 @@ libraries' interfaces, where nobody says how long calls will be."""
 
 from __future__ import annotations
 
+from conclave._devices import traits_of
 from conclave.layer import Layer
 
 # A call of more tokens than are planned for has its layer planned for the next power of two of
-# them, up to this number. Longer calls run in equal chunks, of which each reads the weights once.
+# them, up to this number, and as far as the plan's scratch memory is within what the device has
+# as max_workspace_bytes. Longer calls run in equal chunks, of which each reads the weights once.
 MAX_PLANNED_TOKENS = 16384
-
-# And as far as the scratch memory of a plan is no more than this. A GPU's is borrowed for a call,
-# for its own tokens; a CPU's is kept for the next.
-MAX_WORKSPACE_BYTES_GPU = 4 << 30
-MAX_WORKSPACE_BYTES_CPU = 1 << 30
 
 
 def growing(layer: Layer) -> Layer:
@@ -23,6 +20,6 @@ def growing(layer: Layer) -> Layer:
     parallel = layer.parallel
     if parallel.ep_size > 1 and parallel.reduce == "full":
         return layer
-    limit = MAX_WORKSPACE_BYTES_CPU if layer.device == "cpu" else MAX_WORKSPACE_BYTES_GPU
+    limit = traits_of(layer.device).max_workspace_bytes
     layer._core.grow_with_calls(MAX_PLANNED_TOKENS, limit)
     return layer

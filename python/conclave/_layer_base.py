@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from conclave import _conclave, _limits, _runtime
+from conclave._devices import traits_of
 from conclave._process_groups import communicator_of
 from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
@@ -25,7 +26,7 @@ class LayerBase:
 
     def __init__(self, core: _conclave.Layer) -> None:
         self._core = core
-        self._on_cpu = core.device == "cpu"
+        self._enqueues = traits_of(core.device).enqueues
 
 
 LayerT = TypeVar("LayerT", bound=LayerBase)

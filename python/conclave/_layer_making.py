@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _runtime
+from conclave._devices import traits_of
 from conclave._layer_base import Array, LayerBase, LayerT, Ranks, ranks_of, split_of
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
 from conclave._weights import given_weights
@@ -58,7 +59,7 @@ class LayerMaking(LayerBase):
             layer,
             to_dict(options or {}),
             split_of(parallel, experts, slices),
-            context.device == "cpu" if count is None else count,
+            traits_of(context.device).counts if count is None else count,
             plain_rows,
         )
         if isinstance(checkpoint, Feed):
@@ -132,6 +133,6 @@ class LayerMaking(LayerBase):
                 *orders,
                 transposed,
                 list(expert_map) if expert_map is not None else [],
-                context.device == "cpu" if count is None else count,
+                traits_of(context.device).counts if count is None else count,
             )
         )

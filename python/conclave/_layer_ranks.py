@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _limits, _runtime
+from conclave._devices import traits_of
 from conclave._layer_base import (
     MOST_BYTES,
     MOST_LAYERS,
@@ -238,7 +239,7 @@ class LayerRanks(LayerBase):
                 context,
                 to_dict(spec),
                 to_dict(options or {}),
-                context.device == "cpu" if count is None else count,
+                traits_of(context.device).counts if count is None else count,
                 required_ranks(everyone, "everyone"),
                 None if parallel is None else to_dict(parallel),
                 *source_of(source),

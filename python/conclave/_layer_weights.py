@@ -121,7 +121,7 @@ class LayerWeights(LayerBase):
         Raises:
             ConclaveRuntimeError: weights are being overwritten in place.
         """
-        handle = 0 if self._on_cpu else _frameworks.stream_of(None, stream)
+        handle = _frameworks.stream_of(None, stream) if self._enqueues else 0
         replay = _conclave.Replay(self._core, handle)
         try:
             yield

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _frameworks
+from conclave._devices import traits_of
 from conclave.checkpoint import Feed
 from conclave.errors import Error
 from conclave.layer import Layer
@@ -51,10 +52,12 @@ def _fed(
     return feed, kept
 
 
-def needs_plain_rows(spec: MoeSpec, device_type: str) -> bool:
+def needs_plain_rows(spec: MoeSpec, device: str) -> bool:
     """Whether layers of modules leave rows as they are on a device, since it makes no codes of
     them: on a GPU, of groups of other widths than 128 whose scales are no powers of two."""
-    return device_type != "cpu" and _conclave.gpu_rows_reason(to_dict(spec)) != ""
+    if traits_of(device).makes_all_rows:
+        return False
+    return _conclave.gpu_rows_reason(to_dict(spec)) != ""
 
 
 def layer_of_method(
@@ -104,5 +107,5 @@ def reload_of_method(
     """New weights of the same shapes."""
     with _names_below_experts():
         feed, kept = _fed(spec, quantization, tensors, interleaved, modules)
-        layer.reload(feed, 0, mode="in_place" if layer.device == "cpu" else "staged")
+        layer.reload(feed, 0, mode=traits_of(layer.device).reload_mode)
     del feed, kept

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from conclave import _conclave
+from conclave._devices import traits_of
 from conclave._meeting_places import LOST, TIMEOUT, comm_error
 from conclave.errors import (
     ConclaveTypeError,
@@ -141,7 +142,7 @@ def from_process_group(
     device = _device_for(dist, group, device)
     exchange = Exchange(_store_of(dist, group), group.rank(), group.size(), timeout)
     made = _conclave.connect(
-        "tcp" if device == "cpu" else "nccl",
+        traits_of(device).transport,
         group.rank(),
         group.size(),
         "",

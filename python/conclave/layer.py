@@ -151,7 +151,7 @@ class Layer(LayerMaking, LayerAdapters, LayerWeights, LayerRanks):
             captured_weights,
         )
         _gradients.refuse_among(_ARGUMENTS, arguments)
-        if self._on_cpu:
+        if not self._enqueues:
             _runtime.follow_threads()
             if workspace is None:
                 self._core.forward(*arguments)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import conclave  # noqa: E402
-from conclave import _growing, vllm  # noqa: E402
+from conclave import _devices, _growing, vllm  # noqa: E402
 from conclave.errors import ConclaveValueError  # noqa: E402
 from conclave.vllm.experts import experts_layer  # noqa: E402
 from support.devices import host_only  # noqa: E402
@@ -99,8 +99,9 @@ def test_memory_bounds_the_plan(monkeypatch):
     )
     limit = probe.plan["workspace_bytes"]
     vllm.forget_packed_layers()
-    monkeypatch.setattr(_growing, "MAX_WORKSPACE_BYTES_CPU", limit)
-    monkeypatch.setattr(_growing, "MAX_WORKSPACE_BYTES_GPU", limit)
+    for kind, traits in _devices.TRAITS.items():
+        bounded = traits._replace(max_workspace_bytes=limit)
+        monkeypatch.setitem(_devices.TRAITS, kind, bounded)
     check(conclave.fused_experts(*case), case)
     assert planned(w1, w2) == 8192
     check(conclave.fused_experts(*case), case)

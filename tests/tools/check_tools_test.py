@@ -252,6 +252,20 @@ class CheckRules(CheckCase):
         self.write("tools/check_rules.allow", "no-format-switch src/experts/a.cc  # its own kernels\n")
         self.expect(0)
 
+    def test_comparing_names_of_devices_in_python_fails(self):
+        for line in ('mode = "in_place" if layer.device == "cpu" else "staged"',
+                     'if "cpu" != self._layer.device: wait()', 'if context.device != "cpu": wait()',
+                     'name = "cpu" if device.type == "cpu" else f"cuda:{device.index}"'):
+            with self.subTest(line=line):
+                self.write("python/conclave/vllm/a.py", "import b\n" + line + "\n")
+                status, output = self.check("check_rules.py")
+                self.assertEqual(status, 1)
+                self.assertIn("python/conclave/vllm/a.py:2: no-device-name", output)
+        self.write("python/conclave/_devices.py", 'a = "cpu" if device.type == "cpu" else f"cuda"\n')
+        self.write("python/conclave/vllm/a.py", "a = traits_of(layer.device).reload_mode\n"
+                                                'b = device_of(array) == "cpu"\n')
+        self.expect(0)
+
     def test_types_that_hold_values_spelt_out_fail(self):
         spelt = ("bool a = d == DType::kF32 ||\n    d == conclave::DType::kF16 || d == DType::kBF16;\n",
                  "if (d != DType::kBF16 && d != DType::kF16 && d != DType::kF32) refuse(d);\n")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from conclave import _conclave, _runtime
+from conclave._devices import name_of, traits_of
 from conclave._growing import growing
 from conclave._methods import needs_plain_rows
 from conclave.checkpoint import layer_info
@@ -110,7 +111,7 @@ def make_layer(
         raise NotOurs(f"layer {number} is no MoE layer by the model's configuration")
     taken, kept = _fill(feed, model, parts, further, number, names)
     context = _runtime.context(
-        "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}",
+        name_of(device),
         communicator=split.expert_communicator if split is not None else None,
         tensor_communicator=split.tensor_communicator if split is not None else None,
     )
@@ -119,9 +120,8 @@ def make_layer(
     spare = split.spare_experts if split is not None else 0
     options = to_dict(LayerOptions(max_tokens=max_tokens(device), spare_experts=spare))
     plain_rows = needs_plain_rows(spec, device.type)
-    core = _conclave.Layer.from_feed(
-        context, feed, number, options, parallel, counts or device.type == "cpu", plain_rows
-    )
+    counts = counts or traits_of(device.type).counts
+    core = _conclave.Layer.from_feed(context, feed, number, options, parallel, counts, plain_rows)
     del feed, kept
     return BlockLayer(growing(Layer(core)), taken)
 

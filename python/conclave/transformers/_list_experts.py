@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from conclave._devices import name_of
 from conclave._methods import layer_of_method
 from conclave.layer import Layer
 from conclave.spec import ActivationSpec, LayerOptions, MoeSpec
@@ -80,8 +81,7 @@ class ListTraits:
             weight_dtype="bfloat16",
         )
         device = next(iter(found.values())).device
-        name = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-        return layer_of_method(whole, method, found, device=name, options=options)
+        return layer_of_method(whole, method, found, device=name_of(device), options=options)
 
     def arrays(self, experts: torch.nn.Module) -> dict[str, Any]:
         """The arguments of `Layer.from_tensors`."""

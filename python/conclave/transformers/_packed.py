@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from conclave._devices import traits_of
 from conclave._growing import growing
 from conclave._locks import ForkSafeLock
 from conclave._watched import Watched, is_countable
@@ -24,9 +25,8 @@ from conclave.transformers._traits import ExpertsTraits, NotOurs, read_traits
 
 
 def max_tokens(device: torch.device) -> int:
-    """Tokens planned for at first: `conclave._growing` has what longer prompts are planned for.
-    Scratch memory of a CPU grows with the size."""
-    return 2048 if device.type == "cpu" else 4096
+    """Tokens planned for at first: `conclave._growing` has what longer prompts are planned for."""
+    return traits_of(device.type).module_tokens
 
 
 _packed: weakref.WeakKeyDictionary[torch.nn.Module, PackedExperts] = weakref.WeakKeyDictionary()

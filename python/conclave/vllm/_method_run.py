@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from conclave._devices import name_of
 from conclave.spec import QuantSpec
 from conclave.vllm._checks import Sizes, check_tokens
 from conclave.vllm._method_schemes import PackedScheme
@@ -47,17 +48,13 @@ def _packed(layer: Any, scheme: PackedScheme, top_k: int, device: torch.device) 
     )
     sizes = Sizes(layer.local_num_experts, layer.hidden_size, layer.intermediate_size_per_partition)
 
-    packer = scheme.packer(layer, spec, sizes, _name_of(device))
+    packer = scheme.packer(layer, spec, sizes, name_of(device))
     places = {name: param.detach() for name, param in _own_parameters(layer)}
     places |= scheme.aids(layer)
     rule = (spec, sizes, scheme.rule(layer))
     made = packed_layer(places, rule, packer.make, packer.reload)
     local_of = local_indices(layer.expert_map, layer.global_num_experts, sizes.experts)
     return RankExperts(made, local_of)
-
-
-def _name_of(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
 
 
 def _own_parameters(layer: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from conclave import _frameworks
 from conclave._blocks import Blocks, layer_of_blocks, reload_of_blocks
+from conclave._devices import traits_of
 from conclave._growing import growing
 from conclave._methods import layer_of_method, reload_of_method
 from conclave.errors import Error
@@ -129,8 +130,7 @@ class ArrayExperts:
     def reload(self, layer: Layer) -> None:
         """Packs what the arrays hold now."""
         with _names_of_vllm():
-            # On a GPU a layer that uses its weights in place cannot be written to.
-            mode = "in_place" if layer.device == "cpu" else "staged"
+            mode = traits_of(layer.device).reload_mode
             layer.reload(mode=mode, **self._layout, **self._arrays())
 
 
