@@ -1,9 +1,11 @@
-// refit_bench bf16|int4 [THREADS [REPEATS]]: refits a layer of Qwen3-30B-A3B's size from shared
-// memory, in every mode, and prints gigabytes of weights a second beside those of memcpy: on the
-// clock, and by processor time as if every thread had a core of its own.
+// refit_bench FORM [THREADS [REPEATS]]: FORM is one of forms() below, such as bf16 or int4; refits
+// a layer of Qwen3-30B-A3B's size from shared memory, in every mode, and prints gigabytes of
+// weights a second beside those of memcpy: on the clock, and by processor time as if every thread
+// had a core of its own.
 #include "conclave/conclave.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -24,16 +27,60 @@ namespace {
 using namespace conclave;
 using Clock = std::chrono::steady_clock;
 
-MoeSpec spec_of(std::string_view form) {
+QuantSpec groups_of(int64_t columns) {
+  return {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+}
+
+struct Form {
+  std::string_view name;
+  DType dtype;
+  QuantSpec quant;
+};
+
+std::vector<Form> forms() {
+  QuantSpec points = groups_of(128);
+  points.zeros = WeightZero::kPoint;
+  QuantSpec order = groups_of(128);
+  order.has_column_order = true;
+  QuantSpec mxfp4 = groups_of(32);
+  mxfp4.scale_values = ScaleValues::kPowerOfTwo;
+  QuantSpec nvfp4 = groups_of(16);
+  nvfp4.scale_values = ScaleValues::kFloat8;
+  nvfp4.has_global_scale = true;
+  QuantSpec iq4_nl = groups_of(32);
+  iq4_nl.signed_scales = true;
+  iq4_nl.scale_values = ScaleValues::kF16;
+  QuantSpec q4_k = groups_of(32);
+  q4_k.signed_scales = true;
+  q4_k.scale_values = q4_k.zero_values = ScaleValues::kSteps;
+  q4_k.zeros = WeightZero::kOffset;
+  return {{"bf16", DType::kBF16, {}},
+          {"int4", DType::kI4, groups_of(128)},
+          {"int4-g64", DType::kI4, groups_of(64)},
+          {"int4-g32", DType::kI4, groups_of(32)},
+          {"int4-zeros", DType::kU4, points},
+          {"int4-order", DType::kI4, order},
+          {"mxfp4", DType::kF4, mxfp4},
+          {"nvfp4", DType::kF4, nvfp4},
+          {"iq4_nl", DType::kIQ4, iq4_nl},
+          {"q4_k", DType::kU4, q4_k}};
+}
+
+MoeSpec spec_of(std::string_view name) {
+  const std::vector<Form> all = forms();
+  const auto form = std::ranges::find(all, name, &Form::name);
+  if (form == all.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("no form of weights is {}; there are {}", name,
+                            fmt::join(all | std::views::transform(&Form::name), ", ")));
+  }
   MoeSpec spec;
   spec.num_experts = 128;
   spec.top_k = 8;
   spec.hidden_size = 2048;
   spec.intermediate_size = 768;
-  spec.weight_dtype = form == "int4" ? DType::kI4 : DType::kBF16;
-  if (form == "int4") {
-    spec.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128};
-  }
+  spec.weight_dtype = form->dtype;
+  spec.quant = form->quant;
   return spec;
 }
 
@@ -115,9 +162,9 @@ int main(int argc, char** argv) {
   const std::string form = argc > 1 ? argv[1] : "bf16";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const int repeats = argc > 3 ? std::atoi(argv[3]) : 9;
-  const MoeSpec spec = spec_of(form);
   const std::filesystem::path path = fmt::format("/dev/shm/refit_bench.{}", getpid());
   try {
+    const MoeSpec spec = spec_of(form);
     uint64_t bytes = 0;
     {
       const auto random = make_synthetic_source(spec, 1);
@@ -151,6 +198,7 @@ int main(int argc, char** argv) {
     refit("staged, copied, kept", RefitMode::kStagedCopy, true);
     refit("in place", RefitMode::kInPlace);
     print("content hash", bytes, 1, time_of(repeats, [&] { Refit::content_hash(layer); }));
+    fmt::print("hash {:016x}\n", Refit::content_hash(layer));
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     std::filesystem::remove(path);

@@ -4,14 +4,17 @@
 
 #include "core/weight_types.h"
 #include "cpu/isa.h"
+#include "cpu/memory.h"
 #include "gemm/pack_by_lanes.h"
 #include "gemm/packed_layout.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,21 +38,31 @@ TEST_P(TransposeLanes, Panels_HaveTheBytesOfPackPanel) {
   const PanelLayout layout{.dtype = dtype, .k = k};
   const auto column_bytes = static_cast<size_t>(packed_bytes(dtype, k));
   std::mt19937_64 random(static_cast<uint64_t>(k));
-  std::vector<std::vector<std::byte>> memory;
+  std::vector<std::vector<std::byte>> sources;
   PanelColumns columns{};
   for (size_t i = 0; i < columns.size(); ++i) {
     const size_t begin = i % 5;
-    std::vector<std::byte>& column = memory.emplace_back(begin + column_bytes);
+    std::vector<std::byte>& column = sources.emplace_back(begin + column_bytes);
     for (std::byte& byte : column) byte = static_cast<std::byte>(random());
     const bool is_missing = skipped != 0 && static_cast<int64_t>(i) % skipped == 1;
     columns[i] = is_missing ? nullptr : column.data() + begin;
   }
   std::vector<std::byte> expected(layout.panel_bytes(), std::byte{0x5a});
   pack_panel(layout, columns, expected.data());
-  for (const cpu::Isa isa : vector_isas()) {
-    std::vector<std::byte> made(layout.panel_bytes(), std::byte{0xa5});
-    pack_panel_by_lanes(layout, columns, columns, transpose_function(isa), made.data(), {}, {});
-    EXPECT_TRUE(made == expected) << cpu::to_string(isa);
+  // Panels that begin with a line are written past the caches.
+  for (const size_t begin : {0U, 32U, 33U}) {
+    for (const cpu::Isa isa : vector_isas()) {
+      cpu::Buffer memory(cpu::default_allocator(), begin + layout.panel_bytes() + 64);
+      std::ranges::fill(memory.span(), std::byte{0xa5});
+      std::byte* const made = memory.data() + begin;
+      pack_panel_by_lanes(layout, columns, columns, transpose_function(isa), made, {}, {});
+      EXPECT_TRUE(std::ranges::equal(std::span(made, expected.size()), expected))
+          << cpu::to_string(isa) << " at " << begin;
+      const auto others = {memory.span().first(begin), memory.span().last(64)};
+      for (const std::span<std::byte> other : others) {
+        EXPECT_EQ(std::ranges::count(other, std::byte{0xa5}), std::ssize(other));
+      }
+    }
   }
 }
 

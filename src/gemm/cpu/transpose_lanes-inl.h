@@ -6,6 +6,8 @@
 #include "gemm/cpu/simd-inl.h"
 #include "gemm/packed_layout.h"
 
+#include <cstdint>
+
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 inline constexpr int kColumns = 64;
@@ -29,10 +31,13 @@ struct SquareColumns {
   }
 };
 
-// Returns how many 32-bit lanes it took: whole squares. While some columns are transposed, the next
-// ones are fetched into the second-level cache: columns whose distance is a power of two would
-// throw each other out of the first.
-template <class Square, bool kHalves>
+// Says what is fetched while some columns are transposed: the columns behind them, or in short
+// blocks, which would be over before anything came, the same columns of `ColumnLanes::next`.
+enum class Fetch { kColumnsBehind, kSameOfNext };
+
+// Returns how many 32-bit lanes it took: whole squares. What is fetched goes to the second-level
+// cache: columns whose distance is a power of two would throw each other out of the first.
+template <class Square, bool kHalves, Fetch kFetch = Fetch::kColumnsBehind>
 CONCLAVE_KERNEL_INLINE int64_t transpose_squares(const ColumnLanes& lanes, int64_t num_lanes,
                                                  std::byte* panel) {
   constexpr int kSize = Square::kSize;
@@ -41,7 +46,12 @@ CONCLAVE_KERNEL_INLINE int64_t transpose_squares(const ColumnLanes& lanes, int64
     SquareColumns<kSize> source;
     SquareColumns<kSize> next;
     source.take(lanes.columns + first);
-    next.take(first + kSize < kColumns ? lanes.columns + first + kSize : lanes.next);
+    if constexpr (kFetch == Fetch::kSameOfNext) {
+      next.take(lanes.next + first);
+    } else {
+      const bool is_last = first + kSize == kColumns;
+      next.take(is_last ? lanes.next : lanes.columns + first + kSize);
+    }
     std::byte* to = panel + first * (kHalves ? 2 : 4);
     for (int64_t n = 0; n < squares; ++n) {
       const int64_t offset = n * kSize * 4;
@@ -69,7 +79,7 @@ CONCLAVE_KERNEL_INLINE int64_t transpose_squares(const ColumnLanes& lanes, int64
 // Lanes of codes: 8 KiB of transposed ones stay in the first-level cache beside the columns that
 // they come from, until all 64 columns of a lane are there to be spread. Rows of a lane take as
 // many bytes as the lane.
-template <class Square, int kBits>
+template <class Square, int kBits, bool kStreams>
 __attribute__((noinline)) int64_t transpose_codes(const ColumnLanes& codes, std::byte* panel) {
   constexpr int64_t kLaneCodes = 32 / kBits;
   constexpr int64_t kBlockLanes = 32;
@@ -87,16 +97,26 @@ __attribute__((noinline)) int64_t transpose_codes(const ColumnLanes& codes, std:
       const std::byte* const later = column != nullptr ? column + (done + count) * 4 : nullptr;
       next[i] = count < left ? later : codes.next[i];
     }
-    const int64_t taken = transpose_squares<Square, false>(
+    const int64_t taken = transpose_squares<Square, false, Fetch::kSameOfNext>(
         {.columns = columns, .next = next, .element_bits = 32, .count = count}, count, lanes);
     for (int64_t lane = 0; lane < taken; ++lane) {
-      Square::template spread<kBits>(lanes + lane * kLaneRowBytes,
-                                     panel + (done + lane) * kLaneRowBytes);
+      Square::template spread<kBits, kStreams>(lanes + lane * kLaneRowBytes,
+                                               panel + (done + lane) * kLaneRowBytes);
     }
     done += taken;
     if (taken < count) break;
   }
+  if constexpr (kStreams) _mm_sfence();
   return done * kLaneCodes;
+}
+
+// Where lines begin with the panel they are written whole, and pass the caches by: nobody reads
+// them soon, and the memory's old contents are not read first.
+template <class Square, int kBits>
+CONCLAVE_KERNEL_INLINE int64_t transpose_codes(const ColumnLanes& codes, std::byte* panel) {
+  const bool has_whole_lines = reinterpret_cast<uintptr_t>(panel) % 64 == 0;
+  return has_whole_lines ? transpose_codes<Square, kBits, true>(codes, panel)
+                         : transpose_codes<Square, kBits, false>(codes, panel);
 }
 
 template <class Square>

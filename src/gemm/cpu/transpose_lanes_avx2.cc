@@ -50,7 +50,7 @@ struct Square8 {
 
   // Lanes of 64 columns; a lane's bytes end in four rows. Of 4 bits, columns 0 to 31 are in the
   // lower halves of a row's bytes, and 32 to 63 in the upper ones.
-  template <int kBits>
+  template <int kBits, bool kStreams>
   CONCLAVE_KERNEL_INLINE static void spread(const std::byte* lanes, std::byte* rows) {
     __m256i left[4];
     __m256i right[4];
@@ -60,14 +60,14 @@ struct Square8 {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBits == 8) {
-        put(left[i], right[i], rows + 64 * i);
+        put<kStreams>(left[i], right[i], rows + 64 * i);
       } else {
         const __m256i lower =
             _mm256_or_si256(_mm256_and_si256(left[i], mask),
                             _mm256_slli_epi16(_mm256_and_si256(right[i], mask), 4));
         const __m256i upper = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(left[i], 4), mask),
                                               _mm256_andnot_si256(mask, right[i]));
-        put(lower, upper, rows + 64 * i);
+        put<kStreams>(lower, upper, rows + 64 * i);
       }
     }
   }
@@ -93,9 +93,16 @@ struct Square8 {
     bytes[2] = _mm256_permute2x128_si256(even_01, even_23, 0x31);
     bytes[3] = _mm256_permute2x128_si256(odd_01, odd_23, 0x31);
   }
+  template <bool kStreams>
   CONCLAVE_KERNEL_INLINE static void put(__m256i first, __m256i second, std::byte* rows) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows), first);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + 32), second);
+    auto* const to = reinterpret_cast<__m256i*>(rows);
+    if constexpr (kStreams) {
+      _mm256_stream_si256(to, first);
+      _mm256_stream_si256(to + 1, second);
+    } else {
+      _mm256_storeu_si256(to, first);
+      _mm256_storeu_si256(to + 1, second);
+    }
   }
 };
 

@@ -56,7 +56,7 @@ struct Square16 {
 
   // Lanes of 64 columns; a lane's bytes end in four rows. Of 4 bits, columns 0 to 31 are in the
   // lower halves of a row's bytes, and 32 to 63 in the upper ones.
-  template <int kBits>
+  template <int kBits, bool kStreams>
   CONCLAVE_KERNEL_INLINE static void spread(const std::byte* lanes, std::byte* rows) {
     // Quarter b of each vector gets byte b of its 16 columns.
     const __m512i by_byte =
@@ -74,11 +74,10 @@ struct Square16 {
     const __m512i right_02 = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0x88);
     const __m512i right_13 = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0xdd);
     if constexpr (kBits == 8) {
-      put_rows(left_02, right_02, rows);
-      put_rows(left_13, right_13, rows + 64);
+      put_rows<kStreams>(left_02, right_02, left_13, right_13, rows);
     } else {
-      put_rows(lower(left_02, right_02), upper(left_02, right_02), rows);
-      put_rows(lower(left_13, right_13), upper(left_13, right_13), rows + 64);
+      put_rows<kStreams>(lower(left_02, right_02), upper(left_02, right_02),
+                         lower(left_13, right_13), upper(left_13, right_13), rows);
     }
   }
 
@@ -94,10 +93,22 @@ struct Square16 {
     return _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(left, 4), mask),
                            _mm512_andnot_si512(mask, right));
   }
-  // Rows of two bytes of a lane, one apart from the other by another one's.
-  CONCLAVE_KERNEL_INLINE static void put_rows(__m512i first, __m512i second, std::byte* rows) {
-    _mm512_storeu_si512(rows, _mm512_shuffle_i32x4(first, second, 0x88));
-    _mm512_storeu_si512(rows + 128, _mm512_shuffle_i32x4(first, second, 0xdd));
+  // Rows of the first and third byte of lanes, and of the second and fourth.
+  template <bool kStreams>
+  CONCLAVE_KERNEL_INLINE static void put_rows(__m512i first_02, __m512i second_02, __m512i first_13,
+                                              __m512i second_13, std::byte* rows) {
+    put<kStreams>(_mm512_shuffle_i32x4(first_02, second_02, 0x88), rows);
+    put<kStreams>(_mm512_shuffle_i32x4(first_13, second_13, 0x88), rows + 64);
+    put<kStreams>(_mm512_shuffle_i32x4(first_02, second_02, 0xdd), rows + 128);
+    put<kStreams>(_mm512_shuffle_i32x4(first_13, second_13, 0xdd), rows + 192);
+  }
+  template <bool kStreams>
+  CONCLAVE_KERNEL_INLINE static void put(__m512i row, std::byte* to) {
+    if constexpr (kStreams) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), row);
+    } else {
+      _mm512_storeu_si512(to, row);
+    }
   }
 };
 
