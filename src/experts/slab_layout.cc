@@ -192,7 +192,7 @@ std::string SlabLayout::name() const {
 }
 
 void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab,
-                      gemm::TransposeFunction transpose) const {
+                      const gemm::PackFunctions& functions) const {
   const auto write = [&](const gemm::PanelLayout& layout, const auto& sources_of, int64_t columns,
                          int64_t rows, std::byte* slab) {
     const int64_t num_panels = ceil_div(rows, columns);
@@ -202,7 +202,7 @@ void SlabLayout::pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std
       const PanelSources next = index + 1 < num_panels ? sources_of(index + 1) : PanelSources{};
       std::byte* const panel = slab + static_cast<size_t>(index) * stride(layout);
       const gemm::UnfitNumber unfit = gemm::pack_panel_by_lanes(
-          layout, sources.columns, next.columns, transpose, panel, sources.scales, sources.offsets);
+          layout, sources.columns, next.columns, functions, panel, sources.scales, sources.offsets);
       if (unfit.column >= 0) refuse(layout, unfit);
       if (has_bias) std::memcpy(panel + layout.panel_bytes(), sources.biases.data(), kBiasBytes);
       sources = next;

@@ -87,9 +87,9 @@ struct SlabLayout {
   }
   std::string name() const;  // "panel64.k2.v1"; "panel64.k2.single.bias.v1" without gate, with bias
 
-  // `transpose` makes it faster, and may be null.
+  // Vector code makes it faster.
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab, std::byte* down_slab,
-            gemm::TransposeFunction transpose = nullptr) const;
+            const gemm::PackFunctions& functions = {}) const;
   // Make one panel of weights that are values, with its biases: the bytes that `pack` writes for
   // it.
   void make_gate_up_panel(const PanelInPlace& panel, gemm::TransposeFunction transpose,

@@ -36,25 +36,34 @@ void pack_codes(const PanelLayout& layout, const PanelColumns& columns, const Pa
   pack_rest(layout, columns, taken, panel);
 }
 
+// Numbers that have no form are found once more, and named, by the code that has no vectors.
+UnfitNumber pack_numbers_by_lanes(const NumberPlane& plane, const PanelNumbers& numbers,
+                                  NumbersFunction function, std::byte* packed) {
+  const bool is_done = function != nullptr && function(plane, numbers.data(), packed);
+  return is_done ? UnfitNumber{} : pack_numbers(plane, numbers, packed);
+}
+
 }  // namespace
 
 UnfitNumber pack_panel_by_lanes(const PanelLayout& layout, const PanelColumns& columns,
-                                const PanelColumns& next, TransposeFunction transpose,
+                                const PanelColumns& next, const PackFunctions& functions,
                                 std::byte* panel, const PanelNumbers& scales,
                                 const PanelNumbers& offsets) {
   const int64_t bits = is_plain(layout.dtype) ? 0 : bit_size(layout.dtype);
   const bool has_lanes = bits == 0 || bits == 4 || bits == 8;
-  if (transpose == nullptr || !has_lanes || layout.k == 0) {
+  if (functions.transpose == nullptr || !has_lanes || layout.k == 0) {
     return pack_panel(layout, columns, panel, scales, offsets);
   }
   if (bits == 0) {
-    pack_values(layout, columns, next, transpose, panel);
+    pack_values(layout, columns, next, functions.transpose, panel);
   } else {
-    pack_codes(layout, columns, next, transpose, panel);
+    pack_codes(layout, columns, next, functions.transpose, panel);
   }
-  const UnfitNumber unfit = pack_numbers(layout.scale_plane(), scales, panel + layout.scales_at());
+  const UnfitNumber unfit = pack_numbers_by_lanes(layout.scale_plane(), scales, functions.numbers,
+                                                  panel + layout.scales_at());
   if (unfit.column >= 0) return unfit;
-  return pack_numbers(layout.offset_plane(), offsets, panel + layout.offsets_at());
+  return pack_numbers_by_lanes(layout.offset_plane(), offsets, functions.numbers,
+                               panel + layout.offsets_at());
 }
 
 }  // namespace conclave::inline v0::gemm

@@ -129,6 +129,12 @@ struct ColumnLanes {
 // gemm/cpu/transpose_lanes.h has some.
 using TransposeFunction = int64_t (*)(const ColumnLanes& lanes, std::byte* panel) noexcept;
 
+// The vector code of one instruction set that packs panels, null where there is none.
+struct PackFunctions {
+  TransposeFunction transpose = nullptr;
+  NumbersFunction numbers = nullptr;
+};
+
 // Writes the bytes of pack_panel for weights that are values. `transpose` may be null.
 void pack_values(const PanelLayout& layout, const PanelColumns& columns, const PanelColumns& next,
                  TransposeFunction transpose, std::byte* panel) noexcept;

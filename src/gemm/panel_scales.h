@@ -55,6 +55,11 @@ struct UnfitNumber {
   float value = 0;
 };
 
+// Writes the bytes of pack_numbers from 64 columns, or returns false: a number may have no form.
+// gemm/cpu/pack_numbers.h has some.
+using NumbersFunction = bool (*)(const NumberPlane& plane, const float* const* columns,
+                                 std::byte* packed) noexcept;
+
 // Writes all bytes of a plane, unless a number does not fit: it returns the first.
 UnfitNumber pack_numbers(const NumberPlane& plane, const PanelNumbers& columns, std::byte* packed);
 

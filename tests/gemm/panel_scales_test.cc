@@ -2,17 +2,23 @@
 
 #include "core/float8.h"
 #include "core/float_convert.h"
+#include "cpu/isa.h"
+#include "gemm/cpu/pack_numbers.h"
 #include "gemm/cpu/widen_numbers.h"
 #include "gemm/packed_layout.h"
 #include "support/guarded.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 namespace conclave::testing {
@@ -48,10 +54,35 @@ class Numbers {
 // The number of columns that do not exist.
 float none_of(ScaleValues values) { return values == ScaleValues::kPowerOfTwo ? 0x1p-127F : 0.0F; }
 
+// What vectors pack has the bytes of what no vectors pack, and nothing is written beside it.
+void expect_same_by_vectors(const NumberPlane& plane, const PanelNumbers& columns) {
+  std::vector<std::byte> expected(plane.bytes(), std::byte{0x5a});
+  const bool fits = gemm::pack_numbers(plane, columns, expected.data()).column == -1;
+  for (const cpu::Isa isa : kIsas) {
+    if (!cpu::usable(isa)) continue;
+    for (const GuardSide side : {GuardSide::kBegin, GuardSide::kEnd}) {
+      const GuardedBuffer packed(plane.bytes(), side, 0xa5);
+      const bool is_done = gemm::numbers_function(isa)(plane, columns.data(), packed.data());
+      if (!is_done) continue;  // it may leave any to the other
+      EXPECT_TRUE(fits);
+      const std::span<const std::byte> bytes(packed.data(), plane.bytes());
+      EXPECT_TRUE(std::ranges::equal(bytes, expected)) << cpu::to_string(isa);
+    }
+  }
+}
+
+bool is_done_by_vectors(const NumberPlane& plane, const PanelNumbers& columns) {
+  std::vector<std::byte> packed(plane.bytes());
+  return std::ranges::all_of(kIsas, [&](cpu::Isa isa) {
+    return !cpu::usable(isa) || gemm::numbers_function(isa)(plane, columns.data(), packed.data());
+  });
+}
+
 // Packs numbers and expects them back, from every function that reads them.
 void expect_kept(const NumberPlane& plane, const PanelNumbers& columns) {
   const GuardedBuffer packed(plane.bytes(), GuardSide::kEnd, 0xff);
   ASSERT_EQ(gemm::pack_numbers(plane, columns, packed.data()).column, -1);
+  expect_same_by_vectors(plane, columns);
   const auto count = static_cast<size_t>(plane.groups * kPanelColumns);
   for (const cpu::Isa isa : kIsas) {
     if (!cpu::usable(isa)) continue;
@@ -164,7 +195,9 @@ TEST(PanelNumbers, NumbersWithoutAForm_AreNamed) {
     const NumberPlane plane{
         .values = values, .groups = static_cast<int64_t>(numbers.size()), .unit_groups = 4};
     std::vector<std::byte> packed(plane.bytes());
-    return gemm::pack_numbers(plane, columns, packed.data());
+    const gemm::UnfitNumber found = gemm::pack_numbers(plane, columns, packed.data());
+    expect_same_by_vectors(plane, columns);
+    return found;
   };
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -187,6 +220,95 @@ TEST(PanelNumbers, NumbersWithoutAForm_AreNamed) {
   }
   // The next unit takes what the first has no steps for.
   EXPECT_EQ(unfit(ScaleValues::kSteps, {1, 2, 3, -128, 0.1F, 0.2F}).column, -1);
+}
+
+// Numbers of groups that no tile has whole, in columns that begin anywhere, some of them missing.
+TEST(PanelNumbers, AnyNumberOfGroups_IsPackedByVectors) {
+  std::mt19937 random(5);
+  for (const ScaleValues values :
+       {ScaleValues::kFloat, ScaleValues::kF16, ScaleValues::kPowerOfTwo, ScaleValues::kSteps}) {
+    for (const int64_t unit_groups : {1, 2, 4, 8, 16}) {
+      for (const int64_t groups : {1, 3, 6, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 129}) {
+        const NumberPlane plane{.values = values, .groups = groups, .unit_groups = unit_groups};
+        const auto bytes = static_cast<size_t>(groups) * sizeof(float);
+        std::vector<GuardedBuffer> sources;
+        PanelNumbers columns{};
+        for (int64_t column = 0; column < kPanelColumns; ++column) {
+          if (column % 5 == 3) continue;
+          auto* const numbers = static_cast<float*>(
+              static_cast<void*>(sources.emplace_back(bytes, GuardSide::kEnd, 0).data()));
+          for (int64_t group = 0; group < groups; ++group) {
+            const auto step = static_cast<float>(static_cast<int>(random() % 256) - 128);
+            numbers[group] = values == ScaleValues::kPowerOfTwo
+                                 ? std::ldexp(1.0F, static_cast<int>(random() % 255) - 127)
+                                 : step * 0x3p-9F;
+          }
+          columns[static_cast<size_t>(column)] = numbers;
+        }
+        expect_same_by_vectors(plane, columns);
+        EXPECT_TRUE(is_done_by_vectors(plane, columns));
+      }
+    }
+  }
+}
+
+// Each column of a panel has a number that fits not, or that the vectors leave to other code.
+TEST(PanelNumbers, OneOtherNumberAnywhere_IsSeenByVectors) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr int64_t kGroups = 19;
+  const auto try_other = [](ScaleValues values, float other) {
+    for (int64_t column = 0; column < kPanelColumns; ++column) {
+      Numbers numbers(kGroups);
+      for (int64_t i = 0; i < kGroups * kPanelColumns; ++i) {
+        numbers.at(i / kPanelColumns, i % kPanelColumns) = 0.5F;
+      }
+      numbers.at(column % kGroups, column) = other;
+      const NumberPlane plane{.values = values, .groups = kGroups, .unit_groups = 8};
+      expect_same_by_vectors(plane, numbers.pointers());
+      std::vector<std::byte> packed(plane.bytes());
+      const PanelNumbers columns = numbers.pointers();
+      if (gemm::pack_numbers(plane, columns, packed.data()).column == -1) continue;
+      for (const cpu::Isa isa : kIsas) {
+        if (!cpu::usable(isa)) continue;
+        EXPECT_FALSE(gemm::numbers_function(isa)(plane, columns.data(), packed.data()));
+      }
+    }
+  };
+  for (const ScaleValues values :
+       {ScaleValues::kF16, ScaleValues::kPowerOfTwo, ScaleValues::kSteps}) {
+    for (const float other :
+         {0.1F,      -0.5F,    0.0F,        -0.0F,    kNan,     0x1p-127F,       0x1p-126F,
+          0x1p-149F, 0x1p127F, 0x1.8p-127F, 0x1p-24F, 0x1p-25F, 65504.0F,        65536.0F,
+          63.5F,     64.0F,    64.5F,       -64.0F,   -64.5F,   0x1.fffffep127F, HUGE_VALF}) {
+      SCOPED_TRACE(other);
+      try_other(values, other);
+    }
+  }
+}
+
+// What numbers have in common is found whatever they are: units of any size, with many odd steps.
+TEST(PanelNumbers, UnitsOfLongNumbers_AreThoseOfTheScalarCode) {
+  std::mt19937 random(6);
+  constexpr int64_t kGroups = 16;
+  for (const int64_t unit_groups : {2, 8, 16}) {
+    const NumberPlane plane{
+        .values = ScaleValues::kSteps, .groups = kGroups, .unit_groups = unit_groups};
+    for (int round = 0; round < 200; ++round) {
+      Numbers numbers(kGroups);
+      for (int64_t column = 0; column < kPanelColumns; ++column) {
+        const int bits = 1 + static_cast<int>(random() % 17);
+        const auto odd = static_cast<float>(random() % (1U << bits) | 1U);
+        const float unit = std::ldexp(odd, static_cast<int>(random() % 200) - 100);
+        const auto range = 1 + random() % 127;
+        for (int64_t group = 0; group < kGroups; ++group) {
+          const auto step = static_cast<int>(random() % range);
+          numbers.at(group, column) = static_cast<float>(random() % 2 == 0 ? step : -step) * unit;
+        }
+      }
+      expect_same_by_vectors(plane, numbers.pointers());
+      EXPECT_TRUE(is_done_by_vectors(plane, numbers.pointers()));
+    }
+  }
 }
 
 TEST(PanelNumbers, NarrowNumbers_TakeFewerBytes) {

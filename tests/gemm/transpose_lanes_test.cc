@@ -55,7 +55,8 @@ TEST_P(TransposeLanes, Panels_HaveTheBytesOfPackPanel) {
       cpu::Buffer memory(cpu::default_allocator(), begin + layout.panel_bytes() + 64);
       std::ranges::fill(memory.span(), std::byte{0xa5});
       std::byte* const made = memory.data() + begin;
-      pack_panel_by_lanes(layout, columns, columns, transpose_function(isa), made, {}, {});
+      pack_panel_by_lanes(layout, columns, columns, {.transpose = transpose_function(isa)}, made,
+                          {}, {});
       EXPECT_TRUE(std::ranges::equal(std::span(made, expected.size()), expected))
           << cpu::to_string(isa) << " at " << begin;
       const auto others = {memory.span().first(begin), memory.span().last(64)};

@@ -8,6 +8,7 @@
 #include "experts/cpu/panel_stage.h"
 #include "experts/cpu/row_groups.h"
 #include "experts/slab_layout.h"
+#include "gemm/cpu/pack_numbers.h"
 #include "gemm/cpu/transpose_lanes.h"
 
 #include <algorithm>
@@ -79,7 +80,8 @@ class ExpertMlp final : public ExpertsKernel {
                 .code_dtype = config_.code_dtype}),
         parameters_(activation::formula_parameters(problem.activation)),
         panel_room_(problem.reads_in_place ? layout_.panel_room() : 0),
-        transpose_(gemm::transpose_function(problem.cpu().isa)),
+        packing_({.transpose = gemm::transpose_function(problem.cpu().isa),
+                  .numbers = gemm::numbers_function(problem.cpu().isa)}),
         adapters_(problem, problem.cpu().isa, config_.row_dtype) {
     // A panel that is made once for every block should be made seldom.
     if (problem.reads_in_place) config_.tiling.block *= kBlocksInPlace;
@@ -99,7 +101,7 @@ class ExpertMlp final : public ExpertsKernel {
   PackGranule pack_granule() const override { return layout_.granule(); }
   void pack(const ExpertMatrices& expert, std::byte* gate_up_slab,
             std::byte* down_slab) const override {
-    layout_.pack(expert, gate_up_slab, down_slab, transpose_);
+    layout_.pack(expert, gate_up_slab, down_slab, packing_);
   }
   size_t workspace_bytes(int64_t max_slots, int32_t workers) const override {
     WorkspaceLayout workspace;
@@ -306,7 +308,7 @@ class ExpertMlp final : public ExpertsKernel {
                 const std::byte* next_panel = next != nullptr ? stage.panel(*next) : nullptr;
                 if (call.in_place()) {
                   std::byte* const made = panel_of(call, worker);
-                  layout_.make_gate_up_panel(call.panel(item, next), transpose_, made);
+                  layout_.make_gate_up_panel(call.panel(item, next), packing_.transpose, made);
                   panel = made;
                 }
                 gemm::PanelTask task = gate_up_task(call, item, panel, next_panel);
@@ -365,7 +367,7 @@ class ExpertMlp final : public ExpertsKernel {
                 const std::byte* next_panel = next != nullptr ? stage.panel(*next) : nullptr;
                 if (call.in_place()) {
                   std::byte* const made = panel_of(call, worker);
-                  layout_.make_down_panel(call.panel(item, next), transpose_, made);
+                  layout_.make_down_panel(call.panel(item, next), packing_.transpose, made);
                   panel = made;
                 }
                 gemm::PanelTask task = down_task(call, item, panel, next_panel);
@@ -418,7 +420,7 @@ class ExpertMlp final : public ExpertsKernel {
   CodedRows inner_;
   activation::FormulaParameters parameters_;
   size_t panel_room_;
-  gemm::TransposeFunction transpose_;
+  gemm::PackFunctions packing_;
   AdapterPass adapters_;
 };
 

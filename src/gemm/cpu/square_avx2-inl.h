@@ -4,15 +4,27 @@
 #include "gemm/cpu/simd-inl.h"
 
 #include <cstddef>
+#include <cstdint>
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 struct Square8 {
   static constexpr int kSize = 8;
-  __m256i rows[8];
+  using Vector = __m256i;
+  // The same as numbers, which operators take.
+  using Ints = int32_t __attribute__((vector_size(32)));
+  using Floats = float __attribute__((vector_size(32)));
+  Vector rows[8];
 
   CONCLAVE_KERNEL_INLINE void load(int i, const std::byte* from) {
     rows[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+
+  // The first `count` lanes, and zeros.
+  CONCLAVE_KERNEL_INLINE void load(int i, const std::byte* from, int count) {
+    const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count), places);
+    rows[i] = _mm256_maskload_epi32(reinterpret_cast<const int*>(from), mask);
   }
 
   // First 4 x 4 lanes within each half of a vector, then the halves.
@@ -70,6 +82,23 @@ struct Square8 {
         put<kStreams>(lower, upper, rows + 64 * i);
       }
     }
+  }
+
+  static CONCLAVE_KERNEL_INLINE bool any(__m256i lanes) {
+    return _mm256_testz_si256(lanes, lanes) == 0;
+  }
+  // Writes float32 numbers as float16, and returns what became of them.
+  static CONCLAVE_KERNEL_INLINE __m256i store_f16(__m256i numbers, std::byte* to) {
+    const __m128i halves = _mm256_cvtps_ph(_mm256_castsi256_ps(numbers), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+    return _mm256_castps_si256(_mm256_cvtph_ps(halves));
+  }
+  // Writes the lowest bytes.
+  static CONCLAVE_KERNEL_INLINE void store_bytes(__m256i lanes, std::byte* to) {
+    const __m256i lowest = _mm256_and_si256(lanes, _mm256_set1_epi32(0xff));
+    const __m128i pairs =
+        _mm_packus_epi32(_mm256_castsi256_si128(lowest), _mm256_extracti128_si256(lowest, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(pairs, pairs));
   }
 
  private:

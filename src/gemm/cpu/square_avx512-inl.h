@@ -4,15 +4,25 @@
 #include "gemm/cpu/simd-inl.h"
 
 #include <cstddef>
+#include <cstdint>
 
 namespace conclave::inline v0::gemm::CONCLAVE_ISA_NAMESPACE {
 
 struct Square16 {
   static constexpr int kSize = 16;
-  __m512i rows[16];
+  using Vector = __m512i;
+  // The same as numbers, which operators take.
+  using Ints = int32_t __attribute__((vector_size(64)));
+  using Floats = float __attribute__((vector_size(64)));
+  Vector rows[16];
 
   CONCLAVE_KERNEL_INLINE void load(int i, const std::byte* from) {
     rows[i] = _mm512_loadu_si512(from);
+  }
+
+  // The first `count` lanes, and zeros.
+  CONCLAVE_KERNEL_INLINE void load(int i, const std::byte* from, int count) {
+    rows[i] = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << count) - 1U), from);
   }
 
   // First 4 x 4 lanes within each quarter of a vector, then the quarters.
@@ -79,6 +89,20 @@ struct Square16 {
       put_rows<kStreams>(lower(left_02, right_02), upper(left_02, right_02),
                          lower(left_13, right_13), upper(left_13, right_13), rows);
     }
+  }
+
+  static CONCLAVE_KERNEL_INLINE bool any(__m512i lanes) {
+    return _mm512_test_epi32_mask(lanes, lanes) != 0;
+  }
+  // Writes float32 numbers as float16, and returns what became of them.
+  static CONCLAVE_KERNEL_INLINE __m512i store_f16(__m512i numbers, std::byte* to) {
+    const __m256i halves = _mm512_cvtps_ph(_mm512_castsi512_ps(numbers), _MM_FROUND_TO_NEAREST_INT);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
+    return _mm512_castps_si512(_mm512_cvtph_ps(halves));
+  }
+  // Writes the lowest bytes.
+  static CONCLAVE_KERNEL_INLINE void store_bytes(__m512i lanes, std::byte* to) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(lanes));
   }
 
  private:
