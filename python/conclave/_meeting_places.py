@@ -29,6 +29,10 @@ def comm_error(code: int, name: str, rank: int, text: str) -> Error:
     return error
 
 
+# In a directory that a meeting has made: whoever leaves it last removes it.
+_MADE = "made-by-conclave"
+
+
 class Files:
     """Texts in files of a directory that all ranks see: one for each rank and round."""
 
@@ -36,11 +40,10 @@ class Files:
         self._path, self._rank, self._size = pathlib.Path(path), rank, size
         self._until = time.monotonic() + timeout
         self._round = 0
-        self._made: list[pathlib.Path] = []
+        self._said: list[pathlib.Path] = []
 
     def __call__(self, mine: str) -> list[str]:
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
             self._say(mine)
         except OSError as error:
             raise ConclaveValueError(f"bootstrap: {self._path}: {error.strerror}") from error
@@ -49,28 +52,52 @@ class Files:
         return texts
 
     def clear(self) -> None:
-        """By now every rank has read them: the next meeting may have the same path."""
-        for path in self._made:
+        """Takes this rank's texts back, and with the last ones the directory, if a rank made it.
+
+        By now every rank has read them: the next meeting may have the same path. A directory that
+        was there before, or that holds anything else, stays.
+        """
+        for path in self._said:
             with contextlib.suppress(OSError):
-                path.unlink()
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._path.rmdir()
+            if not any(_is_text(entry.name) for entry in self._path.iterdir()):
+                (self._path / _MADE).unlink()  # raises where the directory was there before
+                self._path.rmdir()  # raises where something of others lies there
+
+    def _make(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.mkdir()
+        except FileExistsError:
+            return
+        (self._path / _MADE).touch()
 
     def _file(self, rank: int) -> pathlib.Path:
         return self._path / f"{self._round}.{rank}"
 
     def _say(self, mine: str) -> None:
         path = self._file(self._rank)
-        # A text of an earlier meeting would lead others to nobody.
-        if path.exists():
-            raise ConclaveValueError(
-                f"bootstrap: rank {self._rank} has spoken in {self._path} before, in a meeting "
-                "that has failed; expected a path of its own for each meeting"
-            )
-        part = path.with_suffix(f".{self._rank}.new")
-        part.write_text(mine)
-        part.rename(path)
-        self._made.append(path)
+        while True:
+            self._make()
+            # A text of an earlier meeting would lead others to nobody.
+            if path.exists():
+                raise ConclaveValueError(
+                    f"bootstrap: rank {self._rank} has spoken in {self._path} before, in a meeting "
+                    "that has failed; expected a path of its own for each meeting"
+                )
+            part = path.with_suffix(f".{self._rank}.new")
+            self._said += [part, path]
+            try:
+                part.write_text(mine)
+                part.rename(path)
+            except FileNotFoundError:
+                # The last rank of an earlier meeting has just removed the directory.
+                if time.monotonic() >= self._until:
+                    raise
+                time.sleep(_PAUSE)
+                continue
+            return
 
     def _read(self, rank: int) -> str:
         while True:
@@ -79,6 +106,11 @@ class Files:
             if time.monotonic() >= self._until:
                 raise comm_error(*TIMEOUT, rank, f"rank {rank} did not connect in time")
             time.sleep(_PAUSE)
+
+
+def _is_text(name: str) -> bool:
+    number, _, rank = name.removesuffix(".new").partition(".")
+    return number.isdigit() and rank.isdigit()
 
 
 class _Lines:

@@ -52,9 +52,9 @@ def connect(
         bootstrap: what the same ranks share already, over which they tell each other where they
             are; "tcp" and "nccl" need it. A Communicator of theirs; a group of torch.distributed
             or a store of it; "tcp://host:port", where rank 0 listens until all have come; the path
-            of a directory that all of them see; or a function that is given this rank's text and
-            returns those of all ranks in rank order, each time it is called. With the last four,
-            rank and size are to be given.
+            of a directory that all of them see, which is removed afterwards if they had to make it;
+            or a function that is given this rank's text and returns those of all ranks in rank
+            order, each time it is called. With the last four, rank and size are to be given.
         device: whose memory it carries: "cpu", by default, or "cuda:0" for "nccl", whose default
             is the current device, and for "torch.distributed", as in `from_process_group`.
         group: splits the launcher's ranks: those that give the same number are a group of their

@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 import conclave
+from conclave import _meeting_places
 from conclave.errors import (
     ConclaveCommError,
     ConclaveTypeError,
@@ -62,6 +63,51 @@ def test_ranks_meet_over_files(tmp_path):
             lambda rank: conclave.connect("tcp", rank=rank, size=3, bootstrap=tmp_path / "meet"), 3
         )
     assert not (tmp_path / "meet").exists()
+
+
+def test_a_directory_of_the_caller_stays_and_what_lies_in_it(tmp_path):
+    (tmp_path / "mine").write_text("of the caller")
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path, tmp_path / "empty", str(tmp_path / "empty")):
+
+        def connect(rank, place=place):
+            return conclave.connect("tcp", rank=rank, size=3, bootstrap=place)
+
+        expect_sums(connect, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mine"]
+    assert not list((tmp_path / "empty").iterdir())
+    assert (tmp_path / "mine").read_text() == "of the caller"
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_a_meeting_that_fails_leaves_what_was_there(tmp_path, there_before):
+    place = tmp_path / "meet"
+    if there_before:
+        place.mkdir()
+
+    def come(rank):
+        return conclave.connect("tcp", rank=rank, size=3, bootstrap=place, timeout=0.3)
+
+    for outcome in on_threads(2, come):
+        assert isinstance(outcome, ConclaveCommError) and outcome.name == "kCommTimeout"
+    assert place.exists() == there_before
+    assert not there_before or not list(place.iterdir())
+
+
+def test_what_others_put_into_a_meeting_stays(tmp_path):
+    place = tmp_path / "meet"
+    meeting = _meeting_places.Files(place, rank=0, size=1, timeout=20)
+    assert meeting("here") == ["here"]
+    (place / "notes").write_text("of somebody")
+    meeting.clear()
+    assert [path.name for path in place.iterdir()] == ["notes"]
+
+
+def test_texts_of_a_meeting_that_failed_are_neither_taken_nor_removed(tmp_path):
+    (tmp_path / "0.0").write_text("an old place")
+    with pytest.raises(ConclaveValueError, match="path of its own"):
+        conclave.connect("tcp", rank=0, size=2, bootstrap=tmp_path)
+    assert (tmp_path / "0.0").read_text() == "an old place"
 
 
 def test_ranks_meet_at_an_address():
@@ -150,12 +196,6 @@ def test_other_sizes_at_an_address_are_a_mismatch():
     assert isinstance(first, ConclaveCommError) and first.name == "kCommMismatch"
     assert first.peer == 1
     assert isinstance(second, ConclaveCommError)
-
-
-def test_texts_of_a_meeting_that_failed_are_not_taken(tmp_path):
-    (tmp_path / "0.0").write_text("an old place")
-    with pytest.raises(ConclaveValueError, match="path of its own"):
-        conclave.connect("tcp", rank=0, size=2, bootstrap=tmp_path)
 
 
 def test_wrong_bootstraps_are_refused(tmp_path):
