@@ -181,6 +181,24 @@ TEST(FileMeetings, EveryRank_GetsTheTextsOfAll) {
   EXPECT_FALSE(std::filesystem::exists(folder)) << "something is left behind";
 }
 
+TEST(FileMeetings, ATextThatCannotBeSaid_LeavesNothingBehind) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch / "meeting";
+  {
+    tool::FileMeeting meeting(folder, 0, 1, 20s);
+    std::filesystem::create_directory(folder + "/0.0");
+    try {
+      meeting.exchange("here");
+      ADD_FAILURE() << "a text took the place of a folder";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFileWrite);
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder + "/0.0.new"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder + "/0.0.new"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/0.0")) << "it is of somebody else";
+}
+
 TEST(FileMeetings, AFolderThatOthersMayWrite_IsRefused) {
   const ScratchDirectory scratch;
   const std::string folder = scratch / "meeting";

@@ -104,7 +104,10 @@ std::vector<std::string> FileMeeting::exchange(const std::string& mine) {
 }
 
 FileMeeting::~FileMeeting() {
-  for (int32_t round = 0; round < round_; ++round) ::unlink(own_text(round).c_str());
+  for (int32_t round = 0; round < round_; ++round) {
+    ::unlink(own_text(round).c_str());
+    ::unlink((own_text(round) + ".new").c_str());  // is there where it could not be renamed
+  }
   ::rmdir(folder_.c_str());  // unless texts of others are there
 }
 
