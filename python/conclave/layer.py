@@ -181,7 +181,8 @@ class Layer(LayerMaking, LayerAdapters, LayerWeights, LayerRanks):
         tokens while a CUDA graph is captured; graphs captured before stay right.
 
         Raises:
-            ConclaveValueError: max_tokens is out of range.
+            ConclaveValueError: max_tokens is out of range. ConclaveMemoryError: the scratch memory
+                of such calls exceeds that of the machine or GPU; the layer is as before.
         """
         self._core.plan_for(_limits.integer("max_tokens", max_tokens, -MOST_BYTES, MOST_BYTES))
 

@@ -124,6 +124,7 @@ void PyLayer::prepare_counting() {
 
 void PyLayer::adopt(MoeLayer layer) {
   plans_.push_back(std::make_unique<MoeLayer>(std::move(layer)));
+  if (first_ == nullptr) first_ = plans_.back().get();
   largest_.store(plans_.back().get(), std::memory_order_release);
 }
 
@@ -146,6 +147,16 @@ const MoeLayer& PyLayer::layer_for(int64_t tokens) {
   return grown(tokens);
 }
 
+// Nothing where calls of so many tokens could have no memory on this machine.
+static std::optional<MoeLayer> planned_for(const MoeLayer& layer, int64_t tokens) {
+  try {
+    return layer.with_max_tokens(tokens);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    return std::nullopt;
+  }
+}
+
 // Plans for the next power of two, or the largest one below it whose workspace is within the limit.
 // A size that was too large once is not tried again.
 const MoeLayer& PyLayer::grown(int64_t tokens) {
@@ -157,9 +168,9 @@ const MoeLayer& PyLayer::grown(int64_t tokens) {
     wanted = std::min(limit, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens))));
   }
   for (; wanted > planned; wanted /= 2) {
-    MoeLayer larger = layer().with_max_tokens(wanted);
-    if (larger.workspace_bytes() <= grows_to_bytes_.load()) {
-      adopt(std::move(larger));
+    std::optional<MoeLayer> larger = planned_for(layer(), wanted);
+    if (larger && larger->workspace_bytes() <= grows_to_bytes_.load()) {
+      adopt(*std::move(larger));
       break;
     }
     grows_to_.store(wanted / 2);

@@ -85,7 +85,7 @@ class PyLayer {
   // The layer with the largest plan. Smaller ones stay alive, as other threads may be using them.
   const MoeLayer& layer() const noexcept { return *largest_.load(std::memory_order_acquire); }
   // The layer that all plans share weights and placement with, for those who move its experts.
-  MoeLayer& first_layer() noexcept { return *plans_.front(); }
+  MoeLayer& first_layer() noexcept { return *first_; }
   const PyContext& context() const noexcept { return *context_; }
   // Rows of each expert and nanoseconds of each stage, summed over all calls since the last reset.
   nb::dict stats();
@@ -117,6 +117,7 @@ class PyLayer {
   std::shared_ptr<PyContext> context_;
   std::shared_ptr<const WeightSource> kept_;
   std::vector<std::unique_ptr<MoeLayer>> plans_;  // on one set of weights; tokens ascend
+  MoeLayer* first_ = nullptr;                     // others may read it while a plan is added
   std::atomic<const MoeLayer*> largest_ = nullptr;
   std::atomic<int64_t> grows_to_ = 0;  // tokens; no growth up to the planned number
   std::atomic<size_t> grows_to_bytes_ = 0;

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import conclave  # noqa: E402
 from conclave import _devices, _growing, vllm  # noqa: E402
-from conclave.errors import ConclaveValueError  # noqa: E402
+from conclave.errors import ConclaveMemoryError, ConclaveValueError  # noqa: E402
 from conclave.vllm.experts import experts_layer  # noqa: E402
 from support.devices import host_only  # noqa: E402
 from support.problems import HALF_BAR, worst_error  # noqa: E402
@@ -162,6 +162,11 @@ def test_a_layer_is_planned_for_more_by_hand():
     assert layer.stats().forwards == 2
     with pytest.raises(ConclaveValueError, match="max_tokens"):
         layer.plan_for(1 << 41)
+    for tokens in (1 << 36, 1 << 40) if layer.device == "cpu" else ():
+        with pytest.raises(ConclaveMemoryError, match=f"max_tokens.*found {tokens}.*limit"):
+            layer.plan_for(tokens)
+    assert layer.plan["max_tokens"] == 64
+    check(layer(hidden, topk_ids=ids, topk_weights=weights), case)
 
 
 def test_compiled_calls_grow():

@@ -9,16 +9,13 @@
 #include <numeric>
 
 namespace conclave::inline v0::dispatch {
-namespace {
 
-int64_t product(int64_t a, int64_t b) {
+int64_t bounded_product(int64_t a, int64_t b) {
   if (const auto result = checked_mul(a, b)) return *result;
   throw Error(ErrorCode::kSizeOverflow,
               {.what = "a bound of the expert-parallel plan does not fit 63 bits",
                .found = std::to_string(a) + " x " + std::to_string(b)});
 }
-
-}  // namespace
 
 EpPlan make_ep_plan(const DispatchProblem& problem) {
   EpPlan plan;
@@ -37,22 +34,22 @@ EpPlan make_ep_plan(const DispatchProblem& problem) {
   const auto self = static_cast<size_t>(problem.ep_rank);
   plan.num_local_experts = static_cast<int64_t>(places.experts[self].size());
   plan.terms = plan.reduced ? ranks : problem.top_k;
-  product(tokens, plan.terms);
+  bounded_product(tokens, plan.terms);
 
-  plan.max_send_rows = product(tokens, std::min(problem.top_k, ranks));
-  plan.max_received_rows = plan.num_local_experts == 0 ? 0 : product(tokens, ranks);
-  product(plan.max_received_rows, problem.top_k);
+  plan.max_send_rows = bounded_product(tokens, std::min(problem.top_k, ranks));
+  plan.max_received_rows = plan.num_local_experts == 0 ? 0 : bounded_product(tokens, ranks);
+  bounded_product(plan.max_received_rows, problem.top_k);
   plan.slots_per_expert = plan.max_received_rows;
-  plan.max_slots = product(
+  plan.max_slots = bounded_product(
       plan.max_received_rows,
       plan.fixed_slots ? plan.num_local_experts : std::min(problem.top_k, plan.num_local_experts));
-  plan.max_owed_rows = product(plan.max_received_rows, plan.results_per_row[self]);
+  plan.max_owed_rows = bounded_product(plan.max_received_rows, plan.results_per_row[self]);
   // With fixed slots every rank returns as many results as it could; otherwise a token has at most
   // k.
   const int64_t all_results =
       std::accumulate(plan.results_per_row.begin(), plan.results_per_row.end(), int64_t{0});
-  plan.max_home_rows =
-      product(tokens, plan.fixed_slots ? all_results : std::min(problem.top_k, all_results));
+  plan.max_home_rows = bounded_product(
+      tokens, plan.fixed_slots ? all_results : std::min(problem.top_k, all_results));
   return plan;
 }
 

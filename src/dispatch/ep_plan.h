@@ -35,6 +35,9 @@ struct EpPlan {
   MovesBytes moves_results() const { return moves(problem.results_in_background); }
 };
 
+// a * b. Throws Error(kSizeOverflow) where that does not fit 63 bits.
+int64_t bounded_product(int64_t a, int64_t b);
+
 // Throws Error(kSizeOverflow).
 EpPlan make_ep_plan(const DispatchProblem& problem);
 

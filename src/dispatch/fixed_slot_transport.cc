@@ -73,17 +73,18 @@ class FixedSlotTransport final : public RowTransport {
   };
 
   static int64_t id_bytes(const EpPlan& plan) {
-    return plan.problem.max_tokens * plan.problem.top_k * static_cast<int64_t>(sizeof(int32_t));
+    return bounded_product(bounded_product(plan.problem.max_tokens, plan.problem.top_k),
+                           static_cast<int64_t>(sizeof(int32_t)));
   }
 
   static int64_t description_rows(const EpPlan& plan) {
     static_assert(sizeof(int32_t) == sizeof(float));
-    const int64_t bytes = kHeaderBytes + id_bytes(plan) * (plan.reduced ? 2 : 1);
+    const int64_t bytes = kHeaderBytes + bounded_product(id_bytes(plan), plan.reduced ? 2 : 1);
     return ceil_div(bytes, plan.problem.row_bytes);
   }
 
   static WorkspaceSlice book(const EpPlan& plan, int64_t block_rows, WorkspaceLayout& layout) {
-    return layout.book_bytes(plan.ranks() * block_rows,
+    return layout.book_bytes(bounded_product(plan.ranks(), block_rows),
                              static_cast<size_t>(plan.problem.row_bytes));
   }
 

@@ -78,7 +78,7 @@ class VariableTransport final : public RowTransport {
   };
 
   static Slices book(const EpPlan& plan, int64_t rows, WorkspaceLayout& layout) {
-    const int64_t ids = rows * plan.problem.top_k;
+    const int64_t ids = bounded_product(rows, plan.problem.top_k);
     return {layout.book_bytes(rows, static_cast<size_t>(plan.problem.row_bytes)),
             layout.book<int32_t>(ids), layout.book<float>(plan.reduced ? ids : 0)};
   }

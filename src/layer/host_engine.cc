@@ -12,6 +12,7 @@
 #include "layer/stages/budget.h"
 #include "layer/stages/chunk.h"
 #include "layer/take_over.h"
+#include "layer/workspace_memory.h"
 
 #include "conclave/error.h"
 #include "conclave/layer.h"
@@ -118,6 +119,7 @@ class HostEngine final : public Engine, public PeerWeights {
       : context_(request.context),
         plan_(
             plan_layer(request.context, request.spec, request.options, request.parallel, places)) {
+    check_workspace_memory(plan_);
     std::vector<AgreedValue> own = own_agreed_values(plan_);
     // Without a source they agree next on what is missing.
     own.push_back({"weight source", places.source != nullptr ? 1 : 0});

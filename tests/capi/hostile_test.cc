@@ -122,6 +122,12 @@ TEST_F(Layers, AbsurdOptions_NameTheField) {
                  CONCLAVE_ERROR_INVALID_ARGUMENT, "max_tokens");
     EXPECT_EQ(out, nullptr);
   }
+  for (const int64_t tokens : {int64_t{1} << 36, int64_t{1} << 40}) {
+    conclave_layer* out = nullptr;
+    expect_error(conclave_layer_with_max_tokens(layer_.get(), tokens, &out),
+                 CONCLAVE_ERROR_OUT_OF_MEMORY, "max_tokens");
+    EXPECT_EQ(out, nullptr);
+  }
   size_t bytes = 0;
   expect_error(conclave_layer_workspace_bytes(layer_.get(), kLeast64, &bytes),
                CONCLAVE_ERROR_INVALID_ARGUMENT, "tokens");

@@ -2,6 +2,11 @@
 
 #include "support/layer_fixture.h"
 
+#include "conclave/comm.h"
+#include "conclave/context.h"
+#include "conclave/error.h"
+#include "conclave/layer.h"
+
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -259,14 +264,40 @@ TEST_F(Create, ImpossibleOptions_AreRejected) {
   EXPECT_EQ(rejection(zero), ErrorCode::kInvalidArgument);
 }
 
-TEST_F(Create, WorkspaceBeyondMemory_IsATypedErrorAtForward) {
+// From so many tokens on no machine has the memory that a call could need; for the last of them it
+// does not fit 63 bits where experts are many.
+TEST_F(Create, WorkspaceBeyondMemory_IsATypedErrorAtOnce) {
   const auto source = make_synthetic_source(spec_, 1);
-  const MoeLayer layer =
-      MoeLayer::create(context_, spec_, *source, {.max_tokens = int64_t{1} << 36});
-  const Tensor hidden = random_tensor(DType::kF32, 1, 16, 1);
-  Tensor out(DType::kF32, {1, 16});
-  EXPECT_EQ(code_of([&] { layer.forward({.hidden = hidden.view(), .out = out.view()}); }),
-            ErrorCode::kOutOfMemory);
+  const auto group = make_local_group({.num_ranks = 2});
+  const Context with_ranks({.communicator = group[0].get()});
+  for (const EpTransport transport : {EpTransport::kVariable, EpTransport::kFixedSlots}) {
+    for (const int64_t tokens : {int64_t{1} << 36, (int64_t{1} << 40) - 1, int64_t{1} << 40}) {
+      const LayerOptions options{.max_tokens = tokens, .transport = transport};
+      EXPECT_EQ(rejection(spec_, options), ErrorCode::kOutOfMemory) << tokens;
+      try {
+        MoeLayer::create(with_ranks, spec_, *source, options, {.ep_size = 2});
+        ADD_FAILURE() << "planned for " << tokens << " tokens";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+        EXPECT_EQ(error.detail().tensor, "LayerOptions.max_tokens");
+        EXPECT_EQ(error.detail().found.find(std::to_string(tokens)), 0U) << error.what();
+        EXPECT_NE(error.detail().limit.find("bytes of memory"), std::string::npos) << error.what();
+      }
+    }
+  }
+}
+
+TEST_F(Create, ALayerThatCannotPlanForMore_ServesOn) {
+  const auto source = make_synthetic_source(spec_, 1);
+  const MoeLayer layer = MoeLayer::create(context_, spec_, *source, {.max_tokens = 2});
+  EXPECT_EQ(code_of([&] { layer.with_max_tokens(int64_t{1} << 36); }), ErrorCode::kOutOfMemory);
+  EXPECT_EQ(code_of([&] { layer.with_max_tokens(int64_t{1} << 41); }), ErrorCode::kInvalidArgument);
+  const Tensor hidden = random_tensor(DType::kF32, 5, 16, 1);
+  Tensor out(DType::kF32, {5, 16});
+  layer.forward({.hidden = hidden.view(), .out = out.view()});
+  // A plan alone asks for no memory: it may be one for another machine.
+  EXPECT_GT(make_plan(context_, spec_, {.max_tokens = int64_t{1} << 36}).workspace_bytes,
+            size_t{1} << 40);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "layer/rank_agreement.h"
 #include "layer/stages/cuda/chunk.h"
 #include "layer/stages/cuda/limits.h"
+#include "layer/workspace_memory.h"
 
 #include "conclave/error.h"
 #include "conclave/interop/cuda.h"
@@ -282,6 +283,7 @@ class CudaEngine final : public Engine {
       : context_(context),
         ordinal_(parse_device(context.device()).ordinal),
         plan_(std::move(plan)) {
+    check_workspace_memory(plan_, plan_.device.memory_bytes);
     check_ranks_agree(plan_, kOwnValues, context.communicator());
   }
 
