@@ -111,17 +111,26 @@ std::vector<int32_t> counts_of(const ExpertSlots& slots) {
 }
 
 // Experts that were on the rank before take their slots again; the others fill the rest in order.
-void keep_slots(std::span<const int32_t> previous, std::vector<int32_t>& experts) {
+// `waiting` [E] has zeros, before and after.
+void keep_slots(std::span<const int32_t> previous, std::vector<int32_t>& experts,
+                std::vector<int32_t>& waiting) {
+  const auto replicas = [&waiting](int32_t expert) -> int32_t& {
+    return waiting[static_cast<size_t>(expert)];
+  };
+  for (const int32_t expert : experts) ++replicas(expert);
   std::vector<int32_t> kept(experts.size(), -1);
   for (size_t slot = 0; slot < kept.size(); ++slot) {
-    const auto found = std::ranges::find(experts, previous[slot]);
-    if (found == experts.end()) continue;
-    kept[slot] = *found;
-    experts.erase(found);
+    if (replicas(previous[slot]) == 0) continue;
+    --replicas(previous[slot]);
+    kept[slot] = previous[slot];
   }
-  auto next = experts.begin();
-  for (int32_t& expert : kept) {
-    if (expert < 0) expert = *next++;
+  // The first replicas of an expert have found their slots, so that the last ones wait.
+  auto next = experts.rbegin();
+  for (size_t slot = kept.size(); slot-- > 0;) {
+    if (kept[slot] >= 0) continue;
+    while (replicas(*next) == 0) ++next;
+    --replicas(*next);
+    kept[slot] = *next++;
   }
   experts = std::move(kept);
 }
@@ -144,10 +153,11 @@ ExpertSlots balance_experts(std::span<const double> load, const BalanceRequest& 
   }
   Packs ranks = rule.balance(load, request);
   ExpertSlots slots{.num_experts = num_experts, .first_of = {0}};
+  std::vector<int32_t> waiting(load.size());
   for (std::vector<int32_t>& experts : ranks) {
     const auto first = static_cast<size_t>(slots.first_of.back());
     if (!request.previous.empty()) {
-      keep_slots(std::span(request.previous).subspan(first, experts.size()), experts);
+      keep_slots(std::span(request.previous).subspan(first, experts.size()), experts, waiting);
     }
     std::ranges::copy(experts, std::back_inserter(slots.logical_of));
     slots.first_of.push_back(static_cast<int32_t>(slots.logical_of.size()));
@@ -182,11 +192,12 @@ double balancedness(std::span<const double> load, const ExpertSlots& slots) {
 bool survives_any_rank(const ExpertSlots& slots) {
   check_slots(slots);
   std::vector<int32_t> ranks(static_cast<size_t>(slots.num_experts));
+  std::vector<int32_t> last_rank(ranks.size(), -1);
   for (int32_t rank = 0; rank < slots.num_ranks(); ++rank) {
-    const std::span<const int32_t> own = slots.of_rank(rank);
-    for (size_t slot = 0; slot < own.size(); ++slot) {
-      const bool seen = std::ranges::count(own.first(slot), own[slot]) > 0;
-      if (!seen) ++ranks[static_cast<size_t>(own[slot])];
+    for (const int32_t expert : slots.of_rank(rank)) {
+      const auto at = static_cast<size_t>(expert);
+      if (last_rank[at] != rank) ++ranks[at];
+      last_rank[at] = rank;
     }
   }
   return std::ranges::all_of(ranks, [](int32_t count) { return count >= 2; });
@@ -201,17 +212,14 @@ int64_t moved_experts(const ExpertSlots& before, const ExpertSlots& after) {
            fmt::format("{} experts on {} ranks", after.num_experts, after.num_ranks()));
   }
   int64_t moved = 0;
+  std::vector<int32_t> there(static_cast<size_t>(before.num_experts));  // slots on one rank
   for (int32_t rank = 0; rank < after.num_ranks(); ++rank) {
-    const std::span<const int32_t> old = before.of_rank(rank);
-    std::vector<int32_t> there(old.begin(), old.end());
+    for (const int32_t expert : before.of_rank(rank)) ++there[static_cast<size_t>(expert)];
     for (const int32_t expert : after.of_rank(rank)) {
-      const auto found = std::ranges::find(there, expert);
-      if (found == there.end()) {
-        ++moved;
-      } else {
-        there.erase(found);
-      }
+      if (--there[static_cast<size_t>(expert)] < 0) ++moved;
     }
+    for (const int32_t expert : before.of_rank(rank)) there[static_cast<size_t>(expert)] = 0;
+    for (const int32_t expert : after.of_rank(rank)) there[static_cast<size_t>(expert)] = 0;
   }
   return moved;
 }

@@ -5,58 +5,6 @@
 #include <queue>
 
 namespace conclave::inline v0::placement {
-namespace {
-
-int64_t copies(const std::vector<int32_t>& experts, int32_t expert) {
-  return std::ranges::count(experts, expert);
-}
-
-double load_of(const std::vector<int32_t>& experts, std::span<const double> share) {
-  double load = 0;
-  for (const int32_t expert : experts) load += share[static_cast<size_t>(expert)];
-  return load;
-}
-
-// The swap of a second replica with another rank's slot after which the heavier of the two ranks is
-// lightest. It must not make a new pair without ending one: so the number of pairs shrinks.
-class Swap {
- public:
-  Swap(std::span<const double> share, size_t first, size_t last, Packs& ranks)
-      : share_(share), first_(first), last_(last), ranks_(ranks) {}
-
-  bool perform(size_t rank, size_t slot) {
-    const int32_t expert = ranks_[rank][slot];
-    const double load = load_of(ranks_[rank], share_);
-    int32_t* best = nullptr;
-    double least = 0;
-    for (size_t other = first_; other < last_; ++other) {
-      if (copies(ranks_[other], expert) > 0) continue;
-      const double other_load = load_of(ranks_[other], share_);
-      for (int32_t& candidate : ranks_[other]) {
-        const bool new_pair = copies(ranks_[rank], candidate) > 0;
-        if (new_pair && copies(ranks_[other], candidate) < 2) continue;
-        const double moved =
-            share_[static_cast<size_t>(expert)] - share_[static_cast<size_t>(candidate)];
-        const double heavier = std::max(load - moved, other_load + moved);
-        if (best != nullptr && heavier >= least) continue;
-        best = &candidate;
-        least = heavier;
-      }
-    }
-    if (best == nullptr) return false;
-    std::swap(ranks_[rank][slot], *best);
-    return true;
-  }
-
- private:
-  std::span<const double> share_;
-  size_t first_;
-  size_t last_;
-  Packs& ranks_;
-};
-
-}  // namespace
-
 std::vector<int32_t> capacities(int64_t num_slots, int32_t num_ranks) {
   std::vector<int32_t> slots(static_cast<size_t>(num_ranks),
                              static_cast<int32_t>(num_slots / num_ranks));
@@ -137,19 +85,6 @@ Packs pack(std::span<const double> weights, std::span<const int32_t> capacities)
     if (static_cast<int32_t>(packs[open.pack].size()) < capacities[open.pack]) lightest.push(open);
   }
   return packs;
-}
-
-void separate(std::span<const double> share, size_t first, size_t last, Packs& ranks) {
-  Swap swap(share, first, last, ranks);
-  for (bool swapped = true; swapped;) {
-    swapped = false;
-    for (size_t rank = first; rank < last; ++rank) {
-      for (size_t slot = 0; slot < ranks[rank].size(); ++slot) {
-        if (copies(ranks[rank], ranks[rank][slot]) < 2) continue;
-        swapped = swap.perform(rank, slot) || swapped;
-      }
-    }
-  }
 }
 
 }  // namespace conclave::inline v0::placement
