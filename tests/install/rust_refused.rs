@@ -1,0 +1,101 @@
+// What the crate of Rust must not let through: each case is compiled alone, and refused with the
+// code that rust_crate.sh names. Without a case it compiles.
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_mut,
+    unused_assignments,
+    unused_variables
+)]
+use conclave::*;
+
+const SHAPE: [usize; 3] = [4, 8, 8];
+
+fn source_of(data: &[f32]) -> Source<'_> {
+    Source::new(&[("down", View::new(data, &SHAPE).unwrap())]).unwrap()
+}
+
+// Arrays end before the source that reads them.
+#[cfg(case = "source")]
+fn source() {
+    let kept;
+    {
+        let data = vec![0.0f32; 256];
+        kept = source_of(&data);
+    }
+    drop(kept);
+}
+
+// A packed layer has its own copy, and may live longer than its arrays.
+fn packed(context: &Context, spec: &Spec) -> Layer {
+    let data = vec![0.0f32; 256];
+    let source = source_of(&data);
+    Layer::new(context, spec, &source, LayerOptions::default()).unwrap()
+}
+
+// One that reads them where they are may not.
+#[cfg(case = "in_place")]
+fn in_place(context: &Context, spec: &Spec) {
+    let layer;
+    {
+        let data = vec![0.0f32; 256];
+        layer = Layer::in_place(context, spec, &source_of(&data), LayerOptions::default());
+    }
+    drop(layer);
+}
+
+fn refit_of_packed(layer: &Layer) {
+    let mut refit = layer.refit(&RefitOptions::default()).unwrap();
+    {
+        let data = vec![0.0f32; 256];
+        refit.stage(&source_of(&data)).unwrap();
+    }
+    refit.commit().unwrap();
+}
+
+// The commit would leave the layer with arrays that have ended.
+#[cfg(case = "refit")]
+fn refit_in_place<'w>(layer: &Layer<InPlace<'w>>) {
+    let mut refit = layer.refit(&RefitOptions::default()).unwrap();
+    {
+        let data = vec![0.0f32; 256];
+        refit.stage(&source_of(&data)).unwrap();
+    }
+    refit.commit().unwrap();
+}
+
+fn is_shared<T: Send + Sync>() {}
+fn is_moved<T: Send>() {}
+fn threads() {
+    is_shared::<Layer>();
+    is_shared::<Layer<InPlace<'static>>>();
+    is_shared::<Recorder>();
+    is_moved::<Refit>();
+    is_moved::<Workspace>();
+}
+
+// One thread at a time uses a refit, and a workspace.
+#[cfg(case = "refit_of_threads")]
+fn refit_of_threads() {
+    is_shared::<Refit>();
+}
+#[cfg(case = "workspace_of_threads")]
+fn workspace_of_threads() {
+    is_shared::<Workspace>();
+}
+
+// Two forwards at the same time cannot have one workspace.
+#[cfg(case = "workspace")]
+fn workspace<'a>(first: Call<'a>, second: Call<'a>, workspace: &'a mut Workspace) {
+    let one = first.workspace(workspace);
+    let other = second.workspace(workspace);
+    drop((one, other));
+}
+
+// What a forward writes is not read meanwhile.
+#[cfg(case = "out")]
+fn out(data: &mut [f32]) {
+    let out = ViewMut::new(data, &[1, 8]).unwrap();
+    let call = Call::new(View::new(data, &[1, 8]).unwrap(), out);
+    drop(call);
+}
