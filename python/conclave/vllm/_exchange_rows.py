@@ -8,6 +8,7 @@ import torch
 
 from conclave import _conclave
 from conclave.errors import ConclaveValueError, Error, from_code
+from conclave.vllm._row_bytes import bytes_of_rows, rows_of_bytes
 
 _MISMATCH = (702, "kCommMismatch")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -65,16 +66,8 @@ def rank_of_slots(ids: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
 
 def packed_rows(rows: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """[T, bytes] uint8: each row with its weights and ids behind it."""
-    parts = (rows, weights.float(), ids.to(torch.int64))
-    return torch.cat(
-        [
-            part.detach().contiguous().view(torch.uint8).reshape(len(part), -1)
-            if part.numel()
-            else torch.empty((len(part), part.shape[1] * part.element_size()), dtype=torch.uint8)
-            for part in parts
-        ],
-        dim=1,
-    )
+    parts = (rows, weights.detach().float(), ids.to(torch.int64))
+    return torch.cat([bytes_of_rows(part) for part in parts], dim=1)
 
 
 def unpacked_rows(
@@ -88,10 +81,7 @@ def unpacked_rows(
         (ids.shape[1], torch.int64),
     ):
         end = begin + columns * dtype.itemsize
-        part = packed[:, begin:end].contiguous()
-        found.append(
-            part.view(dtype) if part.numel() else torch.empty((len(packed), columns), dtype=dtype)
-        )
+        found.append(rows_of_bytes(packed, begin, end, dtype))
         begin = end
     return found[0], found[1], found[2].to(ids.dtype)
 

@@ -13,6 +13,7 @@ from conclave.errors import ConclaveUnsupportedError, ConclaveValueError, from_c
 from conclave.vllm._checks import check_tokens
 from conclave.vllm._rank_split import AXES, place_of
 from conclave.vllm._rank_tokens import counts_of_groups
+from conclave.vllm._row_bytes import bytes_of_rows, rows_of_bytes
 from conclave.vllm.parallel import FusedMoEParallelConfig
 
 _GATHERING = ("naive", "allgather_reducescatter")
@@ -195,8 +196,8 @@ def _gather(
     """All ranks' tokens in rank order, and the number of each rank's."""
     _check_memory(rows)
     counts = _agreed_counts(group, rows, ids) if known is None else known
-    parts = [rows.detach(), weights.detach().float(), ids.to(torch.int64)]
-    mine = torch.cat([_bytes_of_rows(part) for part in parts], dim=1)
+    parts = [rows, weights.detach().float(), ids.to(torch.int64)]
+    mine = torch.cat([bytes_of_rows(part) for part in parts], dim=1)
     width = mine.shape[1]
     if known is None:
         gathered = torch.empty((sum(counts), width), dtype=torch.uint8)
@@ -207,15 +208,9 @@ def _gather(
     found, begin = [], 0
     for part in parts:
         end = begin + part.shape[1] * part.element_size()
-        columns = gathered[:, begin:end].contiguous()
-        found.append(columns.view(part.dtype).reshape(len(gathered), part.shape[1]))
+        found.append(rows_of_bytes(gathered, begin, end, part.dtype))
         begin = end
     return found[0], found[1], found[2].to(ids.dtype), counts
-
-
-def _bytes_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    width = rows.shape[1] * rows.element_size()
-    return rows.contiguous().view(torch.uint8).reshape(len(rows), width)
 
 
 def _gather_announced(
