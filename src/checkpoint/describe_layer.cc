@@ -17,6 +17,11 @@ CheckpointLayer describe_layer(const ModelConfig& config, const LayerConfig& lay
   const WeightInfo& down = map.stored[weights::kDown].info;
   const bool quantised = !is_plain(result.spec.weight_dtype);
   if (!quantised && down.count > 0 && is_plain(down.dtype)) result.spec.weight_dtype = down.dtype;
+  const WeightInfo& residual = map.stored[weights::kResidualDown].info;
+  const bool is_apart = residual.count > 0 && residual.dtype != result.spec.weight_dtype;
+  if (!quantised && is_apart && is_plain(residual.dtype)) {
+    result.spec.residual.weight_dtype = residual.dtype;
+  }
   const WeightInfo& router = map.stored[weights::kRouter].info;
   if (router.count > 0 && is_plain(router.dtype)) {
     set_stored_rounding(config, router.dtype, result.spec.router);

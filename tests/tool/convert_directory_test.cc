@@ -91,6 +91,24 @@ INSTANTIATE_TEST_SUITE_P(Models, DirectoryOf,
                                            "qwen3moe-q4_k_m"),
                          [](const auto& instance) { return case_name(instance.param); });
 
+// Experts have the type that was asked for, the MLP beside them keeps float32.
+TEST(ConvertDirectory, ResidualMlpOfAnotherType_RunsAndIsTheFiles) {
+  for (const char* const form : {"bf16", "f16"}) {
+    SCOPED_TRACE(form);
+    const ScratchDirectory scratch;
+    const std::string source = model_of("arctic-q8_0");
+    const fs::path out = scratch / "out";
+    const ToolResult result = convert(source, out, form);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Checkpoint before = Checkpoint::open(source);
+    const Checkpoint after = Checkpoint::open(out);
+    EXPECT_EQ(after.layer(0).spec.residual.weight_dtype, DType::kF32);
+    EXPECT_EQ(values_of(after, 0, weights::kResidualUp, 0),
+              values_of(before, 0, weights::kResidualUp, 0));
+    expect_verified(out);
+  }
+}
+
 // A tensor of a GGUF file by what a directory calls it.
 std::string kept_name(const GgufTensorInfo& tensor) {
   const std::string name = "gguf." + tensor.name;
