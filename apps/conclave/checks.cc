@@ -181,8 +181,9 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
        .banned_experts = input.banned_experts,
        .adapters = {input.adapter, adapted ? size_t{1} : size_t{0}},
        .adapter_ids = adapted ? first_adapter.view() : ConstTensorView{},
-       .code_ambiguity = context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity
-                                                              : kFloat32CodeAmbiguity});
+       .code_ambiguity =
+           context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity : kFloat32CodeAmbiguity,
+       .tp_size = run.tp_size});
   judge_output(check.token_errors, tokens, result);
   if (judges_routing) {
     result.routing_mismatches = check.mismatched_tokens;

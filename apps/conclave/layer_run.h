@@ -54,6 +54,7 @@ struct LayerRun {
   std::vector<int64_t> expert_load;  // [E]
   double median_ms = 0;
   WeightMemory weights;
+  int32_t tp_size = 1;  // ranks that shared each expert
 
   bool has_logits() const { return logits.size_bytes() > 0; }
 };

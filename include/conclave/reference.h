@@ -56,6 +56,9 @@ struct ReferenceArgs {
   ConstTensorView adapter_ids = {};  // [T] int32 or int64
   // A code is ambiguous if a relative error of this size would change it.
   double code_ambiguity = 0;
+  // Tensor-parallel ranks, 1 to 2^20. Activated rows become codes slice by slice (tensor_slice), as
+  // each rank has the scales of its own columns. Nothing else depends on it.
+  int32_t tp_size = 1;
 };
 
 // Reads only the experts that are hit; uses the context's threads. Throws as MoeLayer::forward, and
@@ -110,6 +113,7 @@ struct LayerResult {
   ConstTensorView adapter_ids = {};
   // Ambiguity of the device that computed the result: kTensorCoreCodeAmbiguity for a GPU.
   double code_ambiguity = kFloat32CodeAmbiguity;
+  int32_t tp_size = 1;  // as in ReferenceArgs: the ParallelSpec's of the layer
 };
 CONCLAVE_API StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                                                 const WeightSource& source,

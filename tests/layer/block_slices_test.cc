@@ -205,10 +205,13 @@ TEST_P(BlockSlices, EveryRank_IsWithinTheBarOfItsSlice_AndTheirSumOfTheLayer) {
         sum.as<float>()[i] += out.as<float>()[i];
       }
     }
-    if (whole.quant.activations != ActivationScale::kNone) continue;
     const ReferenceResult expected =
-        reference_forward(context, whole, *source, {.hidden = hidden.view()});
+        reference_forward(context, whole, *source, {.hidden = hidden.view(), .tp_size = ranks});
     EXPECT_LE(worst(token_errors(sum.view(), expected.output)), bar) << ranks << " ranks";
+    if (ranks != 2 || whole.quant.activations != ActivationScale::kToken) continue;
+    const ReferenceResult unsliced =
+        reference_forward(context, whole, *source, {.hidden = hidden.view()});
+    EXPECT_NE(expected.output, unsliced.output) << "codes by the scale of the whole row";
   }
 }
 

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 
 namespace conclave {
 namespace {
@@ -84,6 +86,15 @@ TEST_F(ReferenceArguments, AnotherTypeOrNoData_IsRefused) {
               a.topk_weights = weights_.const_view();
             }),
             ErrorCode::kDType);
+}
+
+TEST_F(ReferenceArguments, ANumberOfSlicesThatNoLayerHas_IsRefused) {
+  for (const int32_t slices : {0, -1, (1 << 20) + 1, std::numeric_limits<int32_t>::max()}) {
+    EXPECT_EQ(rejection([&](ReferenceArgs& a) { a.tp_size = slices; }), ErrorCode::kInvalidArgument)
+        << slices;
+  }
+  // More than there are columns, so that some ranks have none.
+  EXPECT_EQ(rejection([](ReferenceArgs& a) { a.tp_size = 100; }), ErrorCode{0});
 }
 
 TEST_F(ReferenceArguments, RoutingThatIsNotThere_IsRefused) {

@@ -52,6 +52,22 @@ class RankCommands : public ::testing::TestWithParam<const char*> {
   }
 };
 
+// Rows of these models have a scale for the whole of them or for groups that slices cut, elements
+// of 4, 6 and 8 bits, and in one of them shared experts beside.
+TEST(RankSlices, ActivatedRows_AreJudgedByTheCodesOfTheirSlices) {
+  for (const char* const model :
+       {"mixtral-compressed-int8-token", "mixtral-compressed-channel", "qwen3_moe-fp8-stacked",
+        "qwen2_moe-fp8-block-shared-bf16", "qwen3_moe-quark-fp4-rows",
+        "mixtral-quark-fp6-e3m2-rows", "mixtral-quark-int8-static"}) {
+    for (const char* const ranks : {"2", "3"}) {
+      const ToolResult result = run_ranks_of_tool(
+          {"verify", bundled(std::string("quantised/") + model), "--ranks", ranks, "--tp", ranks});
+      EXPECT_EQ(result.exit_code, 0) << model << " on " << ranks << ": " << result.out;
+      EXPECT_NE(result.out.find("layers within tolerance"), std::string::npos) << result.out;
+    }
+  }
+}
+
 TEST_P(RankCommands, Run_WritesTheBytesOfOneRank) {
   const ScratchDirectory scratch;
   const std::string model = bundled("qwen3-moe-tiny");

@@ -70,6 +70,7 @@ LayerRun run_split_layer(const SplitLayer& split, const LayerInput& input, int32
   const auto run_share = [&](const LayerInput& share) {
     LayerRun run = run_layer(split.context, layer, share, timed);
     run.weights = weight_memory(layer.plan());
+    run.tp_size = team.tp_size();
     return run;
   };
   if (team.alone()) return run_share(input);

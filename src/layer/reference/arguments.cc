@@ -1,5 +1,6 @@
 #include "layer/reference/arguments.h"
 
+#include "core/max_ranks.h"
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/choice_limits.h"
@@ -56,9 +57,18 @@ void check_adapters(const ReferenceArgs& args, const MoeSpec& spec, int64_t toke
   }
 }
 
+void check_slices(const ReferenceArgs& args) {
+  if (args.tp_size >= 1 && args.tp_size <= kMaxRanks) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "no layer has so many slices",
+                                            .tensor = "tp_size",
+                                            .found = std::to_string(args.tp_size),
+                                            .limit = "1 to " + std::to_string(kMaxRanks)});
+}
+
 }  // namespace
 
 void check_reference_arguments(const ReferenceArgs& args, const MoeSpec& spec) {
+  check_slices(args);
   if (args.hidden.shape.rank() != 2) {
     throw Error(ErrorCode::kShape, {.what = "an argument has the wrong shape",
                                     .tensor = "hidden",

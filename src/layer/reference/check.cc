@@ -161,7 +161,8 @@ StageCheck check_against_reference(const Context& context, const MoeSpec& spec,
                       .banned_experts = result.banned_experts,
                       .adapters = result.adapters,
                       .adapter_ids = result.adapter_ids,
-                      .code_ambiguity = result.code_ambiguity};
+                      .code_ambiguity = result.code_ambiguity,
+                      .tp_size = result.tp_size};
   check_reference_arguments(given, spec);
   StageCheck check;
   if (!result.logits.empty()) {

@@ -4,6 +4,8 @@
 #include "core/weight_types.h"
 #include "quant/code_meaning.h"
 
+#include "conclave/placement.h"
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -83,9 +85,10 @@ float other_step(const quant::ActivationRule& rule, float largest, double ambigu
   return step;
 }
 
-double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, double ambiguity) {
-  const quant::ActivationRule& rule = mlp.inner_rule;
-  if (rule.form == ActivationScale::kNone || ambiguity <= 0) return 0;
+// `squares_of_down` has the squares of the columns of down that the row's values are multiplied by.
+double allowed_square(const quant::ActivationRule& rule, std::span<const double> inner,
+                      std::span<const double> squares_of_down, double ambiguity) {
+  if (ambiguity <= 0) return 0;
   const auto count = static_cast<int64_t>(inner.size());
   const int64_t width = quant::scale_width(rule, count);
   double squares = 0;
@@ -100,10 +103,30 @@ double allowed_square(const Float64Mlp& mlp, const std::vector<double>& inner, d
     const float other = other_step(rule, largest, ambiguity);
     for (size_t i = first; i < last; ++i) {
       const double move = move_of(*rule.codes, inner[i], step, other, ambiguity);
-      if (std::isfinite(move)) squares += move * move * mlp.down_squares[i];
+      if (std::isfinite(move)) squares += move * move * squares_of_down[i];
     }
   }
   return squares;
+}
+
+// Makes codes of an activated row, slice by slice. Returns how far the result may move as
+// Float64Row::allowed.
+double make_codes(const Float64Mlp& mlp, const RowCodes& codes, std::vector<double>& inner) {
+  const quant::ActivationRule& rule = mlp.inner_rule;
+  if (rule.form == ActivationScale::kNone) return 0;
+  const std::span row(inner);
+  double allowed = 0;
+  for (int32_t rank = 0; rank < codes.slices; ++rank) {
+    const TensorSlice cut = tensor_slice(std::ssize(inner), rank, codes.slices);
+    const auto first = static_cast<size_t>(cut.begin);
+    const auto count = static_cast<size_t>(cut.size());
+    if (count == 0) continue;
+    const std::span<double> part = row.subspan(first, count);
+    allowed += allowed_square(rule, part, std::span(mlp.down_squares).subspan(first, count),
+                              codes.ambiguity);
+    std::ranges::copy(seen_row(rule, {part.begin(), part.end()}), part.begin());
+  }
+  return allowed;
 }
 
 std::vector<double> column_squares(const WeightRows& matrix) {
@@ -177,7 +200,7 @@ Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp p
 }
 
 void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
-             std::span<Float64Row> rows, double code_ambiguity) {
+             std::span<Float64Row> rows, const RowCodes& codes) {
   struct Working {
     std::vector<double> seen;
     std::vector<double> inner;
@@ -220,8 +243,7 @@ void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
     std::vector<double>& inner = working[i].inner;
     working[i].down_terms = adapter_of(rows[i]).down.terms(inner.data());
     inner = times(inner.data(), mlp.up.rows(), mlp.inner_factors, mlp.inner_rule);
-    rows[i].allowed = allowed_square(mlp, inner, code_ambiguity);
-    inner = seen_row(mlp.inner_rule, std::move(inner));
+    rows[i].allowed = make_codes(mlp, codes, inner);
   }
   std::vector<double> down;
   for (int64_t h = 0; h < mlp.down.rows(); ++h) {

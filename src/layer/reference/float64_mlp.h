@@ -36,6 +36,12 @@ activation::Activation activation_of(const MoeSpec& spec, WeightMlp part);
 Float64Mlp read_mlp(const MoeSpec& spec, const WeightSource& source, WeightMlp part,
                     int64_t expert);
 
+// How activated rows become codes, where they do.
+struct RowCodes {
+  double ambiguity = 0;  // as ReferenceArgs::code_ambiguity
+  int32_t slices = 1;    // parts of the row, each with scales of its own
+};
+
 // With matrices of codes and quantised rows, x and the activated row are rounded to float32, then
 // to codes, by the kernels' rule; all else is float64.
 // out = down . act(gate . x + gate_bias, up . x + up_bias) + down_bias
@@ -44,12 +50,12 @@ struct Float64Row {
   double* out = nullptr;
   const Float64Adapter* adapter = nullptr;  // reads rows before they become codes
   // The square of how far `out` may move in L2 if codes of the activated row are ambiguous at the
-  // relative error `code_ambiguity`: the sum of the squares of their moves, each through its column
+  // relative error of RowCodes: the sum of the squares of their moves, each through its column
   // of down, as if these columns were orthogonal.
   double allowed = 0;
 };
 // Rows share the widened weights: all that one thread has should come at once.
 void run_mlp(const Float64Mlp& mlp, const activation::Activation& activation,
-             std::span<Float64Row> rows, double code_ambiguity);
+             std::span<Float64Row> rows, const RowCodes& codes);
 
 }  // namespace conclave::inline v0

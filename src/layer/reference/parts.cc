@@ -72,7 +72,7 @@ struct SlotRows {
 };
 SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const WeightSource& source,
                             const AdaptedRows& input, const ReferenceResult& result,
-                            double code_ambiguity) {
+                            const RowCodes& codes) {
   const Float64Matrix& rows = input.hidden;
   const int64_t width = rows.cols;
   const int64_t slots = num_slots(spec);
@@ -98,7 +98,7 @@ SlotRows weighted_slot_rows(const Context& context, const MoeSpec& spec, const W
                        .out = made.rows.data() + slot * width,
                        .adapter = input.adapters.of_token(adapters, slot / slots)});
     }
-    run_mlp(mlp, activation, batch, code_ambiguity);
+    run_mlp(mlp, activation, batch, codes);
     for (size_t i = 0; i < batch.size(); ++i) {
       const auto slot = static_cast<size_t>(its_slots[i]);
       const double weight = weigh_input ? 1.0 : result.topk_weights[slot];
@@ -147,7 +147,7 @@ double shared_weight(const MoeSpec& spec, const ReferenceResult& result, int64_t
 template <class AdapterOf, class Finish>
 void run_in_parallel(const Context& context, const Float64Mlp& mlp,
                      const activation::Activation& activation, const Float64Matrix& input,
-                     double code_ambiguity, const AdapterOf& adapter_of, const Finish& finish) {
+                     const RowCodes& codes, const AdapterOf& adapter_of, const Finish& finish) {
   const int64_t share = ceil_div(input.rows, int64_t{context.executor().concurrency()});
   cpu::parallel_for_throwing(
       context.executor(), input.rows, std::max<int64_t>(share, 1),
@@ -159,7 +159,7 @@ void run_in_parallel(const Context& context, const Float64Mlp& mlp,
           batch.push_back(
               {.x = input.row(token), .out = out.row(token - begin), .adapter = adapter_of(token)});
         }
-        run_mlp(mlp, activation, batch, code_ambiguity);
+        run_mlp(mlp, activation, batch, codes);
         for (int64_t token = begin; token < end; ++token) {
           finish(token, batch[static_cast<size_t>(token - begin)]);
         }
@@ -178,7 +178,7 @@ void run_routed(const Context& context, const MoeSpec& spec, const WeightSource&
   const Float64Matrix rows = expert_rows(spec, source, hidden);
   const SlotRows slot_rows =
       weighted_slot_rows(context, spec, source, {.hidden = rows, .adapters = input.adapters},
-                         result, allowances.code_ambiguity);
+                         result, allowances.codes);
   allowances.routed.assign(static_cast<size_t>(hidden.rows), 0.0);
   Float64Matrix sums{.rows = hidden.rows, .cols = rows.cols, .values = {}};
   sums.values.resize(static_cast<size_t>(hidden.rows * rows.cols));
@@ -223,7 +223,7 @@ void run_shared(const Context& context, const MoeSpec& spec, const WeightSource&
     const std::vector<Float64Adapter> adapters =
         input.adapters.of_expert(WeightMlp::kShared, expert);
     const auto adapter_of = [&](int64_t token) { return input.adapters.of_token(adapters, token); };
-    run_in_parallel(context, mlp, activation, hidden, allowances.code_ambiguity, adapter_of,
+    run_in_parallel(context, mlp, activation, hidden, allowances.codes, adapter_of,
                     [&](int64_t token, const Float64Row& row) {
                       const double weight = shared_weight(spec, result, token, expert);
                       allowances.shared[static_cast<size_t>(token)] +=
@@ -242,7 +242,7 @@ void run_residual(const Context& context, const MoeSpec& spec, const WeightSourc
   result.residual.assign(static_cast<size_t>(input.rows * input.cols), 0.0);
   // These rows are never quantised, so nothing is ambiguous.
   const auto no_adapter = [](int64_t) -> const Float64Adapter* { return nullptr; };
-  run_in_parallel(context, mlp, activation, input, 0, no_adapter,
+  run_in_parallel(context, mlp, activation, input, RowCodes(), no_adapter,
                   [&](int64_t token, const Float64Row& row) {
                     std::copy_n(row.out, input.cols, result.residual.data() + token * input.cols);
                   });

@@ -3,6 +3,7 @@
 
 #include "layer/reference/adapters.h"
 #include "layer/reference/float64_matrix.h"
+#include "layer/reference/float64_mlp.h"
 
 #include "conclave/context.h"
 #include "conclave/reference.h"
@@ -13,7 +14,7 @@ namespace conclave::inline v0 {
 
 // How far ambiguous codes may move each token: squares of L2 lengths [T], one list per part.
 struct Allowances {
-  double code_ambiguity = 0;
+  RowCodes codes;
   std::vector<double> routed;
   std::vector<double> shared;
 };

@@ -27,7 +27,9 @@ ReferenceResult reference_forward(const Context& context, const MoeSpec& spec,
   const Float64Matrix hidden = to_float64(args.hidden);
   ReferenceResult result;
   reference_routing(spec, source, args, result);
-  Allowances allowances{.code_ambiguity = args.code_ambiguity, .routed = {}, .shared = {}};
+  Allowances allowances{.codes = {.ambiguity = args.code_ambiguity, .slices = args.tp_size},
+                        .routed = {},
+                        .shared = {}};
   const AdaptedRows rows{.hidden = hidden, .adapters = ReferenceAdapters(args)};
   run_routed(context, spec, source, rows, result, allowances);
   run_shared(context, spec, source, rows, result, allowances);
