@@ -1,6 +1,8 @@
 // Small layers with random weights and inputs, and the forwards and comparisons that tests need.
 #pragma once
 
+#include "support/drawn_source.h"
+
 #include "conclave/error.h"
 #include "conclave/layer.h"
 #include "conclave/placement.h"
@@ -79,7 +81,7 @@ inline OwnedLayer make_layer(const MoeSpec& spec, const LayerOptions& options = 
                              ContextOptions context_options = {}, uint64_t seed = 11) {
   if (context_options.num_threads == 0) context_options.num_threads = 2;
   auto context = std::make_unique<Context>(std::move(context_options));
-  auto source = make_synthetic_source(spec, seed);
+  auto source = draw_source(spec, seed);
   MoeLayer layer = MoeLayer::create(*context, spec, *source, options);
   return {std::move(context), std::move(source), std::move(layer)};
 }
