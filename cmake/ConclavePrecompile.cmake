@@ -10,14 +10,16 @@ set(CONCLAVE_STANDARD_HEADERS
     <algorithm> <array> <charconv> <cmath> <cstdint> <cstring> <filesystem> <functional> <map>
     <memory> <optional> <set> <span> <string> <string_view> <unordered_map> <utility> <vector>)
 
-# GCC 13 does not take at -O1 what it precompiled at -O3. With clang it is the presets' flags that are tried.
+# GCC 13 does not take at -O1 what it precompiled at -O3. With clang it is the flags of presets that are tried,
+# and those of a subproject that asks for it, as tests/install does.
 set(CONCLAVE_PRECOMPILES OFF)
 set(CONCLAVE_PRECOMPILED_FLAGS)
 if(CONCLAVE_PRECOMPILE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   set(CONCLAVE_PRECOMPILES ON)
   # ccache needs it to see which precompiled header a file was compiled with.
   set(CONCLAVE_PRECOMPILED_FLAGS $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
-elseif(CONCLAVE_PRECOMPILE AND CONCLAVE_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+elseif(CONCLAVE_PRECOMPILE AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang"
+       AND (CONCLAVE_SANITIZE OR NOT PROJECT_IS_TOP_LEVEL))
   set(CONCLAVE_PRECOMPILES ON)
   # The same headers make the same file, which ccache then knows again.
   list(APPEND CMAKE_CXX_COMPILE_OPTIONS_CREATE_PCH -Xclang -fno-pch-timestamp)
