@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from conclave import _conclave, _meeting_places, _process_groups
+from conclave import _conclave, _limits, _meeting_places, _process_groups
 from conclave._conclave import Communicator
 from conclave._process_groups import from_process_group
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
+
+_MOST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,14 +199,18 @@ def survivors(failed: Any, *, deadline: float | None = None) -> Survivors:
 
 
 def local_group(num_ranks: int, *, timeout: float = 30.0) -> list[Communicator]:
-    """The ranks of a group of threads of this process. Each is used by one thread."""
-    return _conclave.local_group(num_ranks, timeout)
+    """The ranks of a group of threads of this process, 4096 at most. Each is used by one thread."""
+    return _conclave.local_group(
+        _limits.integer("num_ranks", num_ranks, -_MOST, _MOST), _limits.real("timeout", timeout)
+    )
 
 
 def launch_command(transport: str, ranks: int) -> list[str]:
     """The words of a command that starts `ranks` ranks on this machine, to go before those of the
     program that connects; none where ranks are threads."""
-    return _conclave.launch_command(transport, ranks)
+    return _conclave.launch_command(
+        _limits.text("transport", transport), _limits.integer("ranks", ranks, 1, _MOST)
+    )
 
 
 __all__ = [

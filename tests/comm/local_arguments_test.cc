@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,9 @@ class LocalArguments : public ::testing::Test {
 };
 
 TEST_F(LocalArguments, GroupWithoutRanks_IsRefused) {
-  expect_error(ErrorCode::kInvalidArgument, [] { make_local_group({.num_ranks = 0}); });
+  for (const int32_t ranks : {0, 4097, std::numeric_limits<int32_t>::max()}) {
+    expect_error(ErrorCode::kInvalidArgument, [&] { make_local_group({.num_ranks = ranks}); });
+  }
   expect_error(ErrorCode::kInvalidArgument, [] { make_local_group({.num_ranks = -3}); });
 }
 

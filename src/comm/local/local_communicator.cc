@@ -276,12 +276,18 @@ void LocalCommunicator::check_usable(GroupLock& lock, std::string_view phase) {
 }  // namespace conclave::inline v0::comm
 
 namespace conclave::inline v0 {
+namespace {
+
+// Each rank counts its messages with each other one: 256 MiB in all for so many.
+constexpr int32_t kMostRanks = 4096;
+
+}  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_local_group(const LocalGroupOptions& options) {
-  if (options.num_ranks < 1) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "a local group needs ranks",
+  if (options.num_ranks < 1 || options.num_ranks > kMostRanks) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "a local group cannot have so many ranks",
                                               .tensor = "num_ranks",
-                                              .expected = "at least 1",
+                                              .expected = fmt::format("1 to {}", kMostRanks),
                                               .found = std::to_string(options.num_ranks)});
   }
   auto group = std::make_shared<comm::LocalGroup>();
