@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 
-from conclave import _conclave, _frameworks
+from conclave import _conclave, _frameworks, _limits
 from conclave.errors import ConclaveValueError
 
 _contexts: dict[tuple[str, str], _conclave.Context] = {}
 _lock = threading.Lock()
 _threads_chosen = False
 _threads_seen = 0
+_MOST_THREADS = 2**31 - 1
 
 
 def _reset_lock_in_child() -> None:
@@ -47,8 +48,7 @@ def set_num_threads(num_threads: int | None) -> None:
         _threads_seen = 0
         follow_threads()
         return
-    if num_threads < 1:
-        raise ConclaveValueError(f"num_threads: expected 1 or more, found {num_threads}")
+    num_threads = _limits.integer("num_threads", num_threads, 1, _MOST_THREADS)
     _threads_chosen = True
     _conclave.set_num_threads(num_threads)
 

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from conclave import _conclave
+from conclave import _conclave, _limits
 from conclave.errors import ConclaveValueError
 from conclave.spec import ParallelSpec, from_dict, to_dict
+
+_MOST = 2**31 - 1
 
 Array = Any
 
@@ -91,10 +93,10 @@ def balance_experts(
     logical_of, first_of = _conclave.balance_experts(
         rows,
         rule,
-        num_ranks,
-        num_redundant_experts,
-        num_nodes,
-        num_groups,
+        _limits.integer("num_ranks", num_ranks, -_MOST, _MOST),
+        _limits.integer("num_redundant_experts", num_redundant_experts, -_MOST, _MOST),
+        _limits.integer("num_nodes", num_nodes, -_MOST, _MOST),
+        _limits.integer("num_groups", num_groups, -_MOST, _MOST),
         [int(expert) for expert in before],
         distinct_ranks,
         least_gain,

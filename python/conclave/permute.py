@@ -15,6 +15,7 @@ from conclave.errors import ConclaveValueError
 Array = Any
 
 _MOST_ROWS = 2**31 - 1
+_MOST_EXPERTS = 2**24  # as placements have
 
 
 def _check_map(expert_map: Array | Sequence[int] | None, num_experts: int) -> None:
@@ -74,9 +75,9 @@ def moe_align_block_size(
         most T k blocks.
     """
     tokens, top_k = _check_ids(topk_ids)
+    num_experts = _limits.integer("num_experts", num_experts, 1, _MOST_EXPERTS)
     _check_map(expert_map, num_experts)
     block_size = _limits.integer("block_size", block_size, 1, _MOST_ROWS)
-    num_experts = _limits.integer("num_experts", num_experts, 1, _MOST_ROWS)
     slots = tokens * top_k
     padded = slots + num_experts * (block_size - 1)
     if pad_sorted_ids:
@@ -128,6 +129,8 @@ def moe_permute(
         permuted_idx [T * k] int32: the slot of each row, T * k where there is none.
     """
     tokens, top_k = _check_ids(topk_ids)
+    n_expert = _limits.integer("n_expert", n_expert, 1, _MOST_EXPERTS)
+    n_local_expert = _limits.integer("n_local_expert", n_local_expert, -1, _MOST_EXPERTS)
     _check_map(expert_map, n_expert)
     _gradients.refuse(
         {

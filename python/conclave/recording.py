@@ -63,6 +63,12 @@ def _keys_there(tokens: Tokens, count: int, like: Array, stream: int) -> Any:
     return tokens
 
 
+def _spec_of(layer: Any) -> dict[str, Any]:
+    if not isinstance(layer, Layer):
+        raise ConclaveTypeError(f"layer: expected a Layer, found {type(layer).__name__}")
+    return layer._core.spec()
+
+
 def _layer_number(layer: Any) -> int:
     return _limits.integer("layer", layer, 0, _MOST_LAYERS)
 
@@ -236,10 +242,11 @@ class RoutingRecorder:
         **arguments: Any,
     ) -> Array:
         """`layer.forward(hidden, **arguments)`, recorded as layer `number`."""
-        spec = layer._core.spec()
+        spec = _spec_of(layer)
         shared = spec["shared"]
         slots = spec["top_k"] + (shared["count"] if shared["mode"] == "fused_slots" else 0)
-        shape = (_frameworks.shape_of(hidden, "hidden")[0], slots)
+        rows = _frameworks.shape_of(hidden, "hidden")
+        shape = (rows[0] if rows else 0, slots)  # what has no rows is refused by the layer
         captured = {}
         for name, dtype in (("captured_ids", "int32"), ("captured_weights", "float32")):
             if name not in arguments:
@@ -343,7 +350,7 @@ class RoutingReplay:
         return ids, weights
 
     def _check_sizes(self, layer: Layer, number: int) -> None:
-        _, num_ids, num_slots, _ = _conclave.recorded_layer(number, layer._core.spec())
+        _, num_ids, num_slots, _ = _conclave.recorded_layer(number, _spec_of(layer))
         if self._slots[number] == num_slots and self._num_ids[number] <= num_ids:
             return
         raise ConclaveValueError(

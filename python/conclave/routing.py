@@ -103,10 +103,15 @@ def _check_pair(hidden_states: Array | None, gating_output: Array) -> None:
         raise ConclaveTypeError(
             f"gating_output: expected float32, float16 or bfloat16, found {dtype}"
         )
-    if hidden_states is not None and hidden_states.shape[0] != shape[0]:
+    if hidden_states is None:
+        return
+    rows = _frameworks.shape_of(hidden_states, "hidden_states")
+    if not rows:
+        raise ConclaveValueError("hidden_states: expected shape [T, H], found []")
+    if rows[0] != shape[0]:
         raise ConclaveValueError(
-            f"gating_output: number of tokens mismatch: expected {hidden_states.shape[0]} rows as "
-            f"in hidden_states, found {shape[0]}"
+            f"gating_output: number of tokens mismatch: expected {rows[0]} rows as in "
+            f"hidden_states, found {shape[0]}"
         )
 
 

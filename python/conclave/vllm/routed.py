@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 from conclave.routing import RoutingMethodType
 from conclave.vllm.ranked import RankedExperts
 from conclave.vllm.router.base import BaseRouter, CaptureFn
@@ -125,6 +125,9 @@ class RoutedLayer(RankedExperts):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Weights, ids, and with zero experts the weight [T, 1] of each token's own row."""
         router, share = self._router, None
+        for name, rows in (("hidden_states", hidden), ("router_logits", logits)):
+            if not isinstance(rows, torch.Tensor):
+                raise ConclaveTypeError(f"{name}: expected a tensor, found {type(rows).__name__}")
         self._check_logits(router, logits)
         weights, ids = router.route(hidden, logits, indices, input_ids, mask)
         if isinstance(router, ZeroExpertRouter):
