@@ -221,6 +221,7 @@ TEST_F(OwnProcesses, KilledLeader_IsNamedByTheStarter) {
   const SignalledRun run = run_with_signal("tcp", 0, SIGKILL);
   EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
   EXPECT_NE(run.result.err.find("[kCommPeerLost]: rank 0"), std::string::npos) << run.result.err;
+  EXPECT_NE(run.result.err.find("ended by signal 9"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 10s);
 }
 

@@ -121,12 +121,24 @@ class Launched {
   void end() {
     for (const int signal : {SIGTERM, SIGKILL}) {
       if (!runs()) return;
-      for (const Child& child : children_) {
-        if (child.running) ::kill(child.pid, signal);
+      for (Child& child : children_) {
+        if (!child.running) continue;
+        ::kill(child.pid, signal);
+        child.ended_here = true;
       }
       const auto until = Clock::now() + kGrace;
       while (runs() && Clock::now() < until) std::this_thread::sleep_for(20ms);
     }
+  }
+  // How the process of a rank ended before it was done, where each rank is one of these.
+  std::string ending_of(int32_t rank, int32_t ranks) const {
+    const bool is_rank = ranks > 1 && children_.size() == static_cast<size_t>(ranks);
+    const Child* const child = is_rank ? &children_[static_cast<size_t>(rank)] : nullptr;
+    if (child == nullptr || child->ended_here || !WIFSIGNALED(child->status)) {
+      return "its process ended before it was done";
+    }
+    return fmt::format("its process was ended by signal {} before it was done",
+                       WTERMSIG(child->status));
   }
   // How the first one that failed has ended; empty if none has.
   std::string failure() const {
@@ -146,6 +158,7 @@ class Launched {
     pid_t pid = 0;
     int status = 0;
     bool running = true;
+    bool ended_here = false;
   };
   std::vector<Child> children_;
 };
@@ -183,9 +196,8 @@ void check_started(const Launched& launched, const ReportDirectory& reports, int
               {.what = "the launcher has not run the ranks", .found = failure});
 }
 
-void report_lost(int32_t rank) {
-  report_error(
-      CommError(ErrorCode::kCommPeerLost, rank, "run", "its process ended before it was done"));
+void report_lost(int32_t rank, const std::string& ending) {
+  report_error(CommError(ErrorCode::kCommPeerLost, rank, "run", ending));
 }
 
 ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t ranks,
@@ -201,7 +213,7 @@ ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t 
   }
   // Rank 0 has said what it knows, unless it is the one.
   const bool nobody_said_so = lost && reports.code_of(0).value_or(ExitCode::kOk) == ExitCode::kOk;
-  if (nobody_said_so) report_lost(*lost);
+  if (nobody_said_so) report_lost(*lost, launched.ending_of(*lost, ranks));
   return worst;
 }
 
