@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -40,7 +41,19 @@ void NewFile::fail(std::string_view action, const std::filesystem::path& file) {
        .hint = error_number == ENOSPC ? "free some disk space" : ""});
 }
 
+// A rename takes the place of a device or a pipe as well, which a caller of many rights would lose.
+void NewFile::check_place(const std::filesystem::path& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode) || S_ISLNK(info.st_mode)) return;
+  throw Error(ErrorCode::kFileWrite,
+              {.what = S_ISDIR(info.st_mode) ? "a folder has this name"
+                                             : "the name is that of a device, a pipe or a socket",
+               .file = path.string(),
+               .hint = "name a file"});
+}
+
 void NewFile::begin() {
+  check_place(path_);
   descriptor_ = FileDescriptor(
       open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!descriptor_) fail("creating the file", temporary_);
@@ -67,6 +80,7 @@ void NewFile::resize(uint64_t bytes) {
 void NewFile::publish() {
   if (fsync(descriptor_.get()) != 0) fail("flushing", temporary_);
   descriptor_ = {};
+  check_place(path_);
   if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("renaming the file", path_);
   is_there_ = false;
   const std::filesystem::path parent = path_.has_parent_path() ? path_.parent_path() : ".";

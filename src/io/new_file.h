@@ -18,6 +18,10 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();  // removes what was not published
 
+  // Throws Error(kFileWrite) where something has the name that a file must not take the place of: a
+  // folder, a device, a pipe, a socket.
+  static void check_place(const std::filesystem::path& path);
+
   const std::filesystem::path& path() const noexcept { return path_; }
   // Whether it was begun, published or not.
   bool is_begun() const noexcept { return is_begun_; }

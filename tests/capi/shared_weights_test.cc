@@ -12,6 +12,7 @@
 #include <fstream>
 #include <limits>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 namespace conclave {
@@ -229,6 +230,11 @@ TEST_F(SharedSources, WritersThatCannotBe_AreTypedErrors) {
                CONCLAVE_ERROR_NULL_POINTER, "out");
   const std::string nowhere = ::testing::TempDir() + "no such folder/weights";
   EXPECT_GE(create(nowhere.c_str(), source, nullptr), CONCLAVE_ERROR_FILE_NOT_FOUND);
+  const std::string pipe = path_ + ".pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_error(create(pipe.c_str(), source, nullptr), CONCLAVE_ERROR_FILE_WRITE, pipe.c_str());
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove(pipe);
   auto options = sized<conclave_shared_writer_options>();
   for (const std::vector<int32_t>& experts : {std::vector<int32_t>{6}, {-1}, {2, 2}}) {
     options.experts = experts.data();

@@ -1,5 +1,6 @@
 #include "io/io_test_support.h"
 
+#include "conclave/error.h"
 #include "conclave/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <numeric>
 #include <string>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,36 @@ namespace {
 size_t files_in(const TemporaryDirectory& directory) {
   const std::filesystem::directory_iterator begin(directory.path());
   return static_cast<size_t>(std::distance(begin, {}));
+}
+
+// A rename would take the place of a device as well; that of a link is the link's own.
+TEST(SafetensorsWriter, NamesOfWhatIsNoFile_AreRefused_AndStay) {
+  const TemporaryDirectory directory;
+  const auto pipe = directory.path() / "pipe";
+  const auto folder = directory.path() / "folder";
+  const auto link = directory.path() / "link";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_directory(folder);
+  std::filesystem::create_symlink(pipe, link);
+  const auto write = [](const std::filesystem::path& path) {
+    SafetensorsWriter writer(path, {});
+    writer.declare("one", DType::kU8, {0});
+    writer.finish();
+  };
+  for (const auto& path : {pipe, folder}) {
+    try {
+      write(path);
+      ADD_FAILURE() << path << " was written";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFileWrite) << error.what();
+      EXPECT_EQ(error.detail().file, path.string());
+    }
+  }
+  write(link);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(link)));
+  EXPECT_EQ(files_in(directory), 3U);
 }
 
 TEST(SafetensorsWriter, RoundTrip_AllDtypesNamesAndMetadata) {

@@ -1,5 +1,6 @@
 #include "checkpoint/shared/shared_mapping.h"
 
+#include "io/new_file.h"
 #include "io/open_error.h"
 
 #include "conclave/error.h"
@@ -39,6 +40,7 @@ SharedMapping::SharedMapping(io::FileDescriptor descriptor, std::string name, ui
 }
 
 SharedMapping SharedMapping::create(const std::filesystem::path& path, uint64_t bytes) {
+  io::NewFile::check_place(path);
   const std::string name = path.string() + ".new." + std::to_string(getpid());
   ::unlink(name.c_str());
   io::FileDescriptor descriptor(
