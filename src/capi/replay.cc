@@ -8,6 +8,7 @@
 #include "conclave/error.h"
 
 #include <cmath>
+#include <string>
 
 namespace conclave::inline v0::capi {
 namespace {
@@ -130,6 +131,13 @@ conclave_status conclave_replay_compare_json(const conclave_replay* first,
     const conclave::RoutingReplay& one = capi::replay_of(first, "first");
     const conclave::RoutingReplay& other = capi::replay_of(second, "second");
     char*& to = capi::required(json, "json");
+    if (most_examples < 0) {
+      throw conclave::Error(conclave::ErrorCode::kInvalidArgument,
+                            {.what = "a number of tokens is negative",
+                             .tensor = "most_examples",
+                             .found = std::to_string(most_examples),
+                             .limit = "at least 0"});
+    }
     to = capi::copy_json(
         capi::json_of(conclave::compare_routing(one.record(), other.record(), most_examples)));
   });

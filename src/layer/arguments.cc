@@ -1,5 +1,6 @@
 #include "layer/arguments.h"
 
+#include "core/check_disjoint.h"
 #include "core/checked.h"
 #include "core/shared_facts.h"
 #include "core/workspace_layout.h"
@@ -25,14 +26,6 @@ int64_t row_stride(const ConstTensorView& tensor) {
   return tensor.row_stride != 0 ? tensor.row_stride : tensor.shape[1];
 }
 
-// Bytes from the first element to the end of the last.
-int64_t extent_bytes(const ConstTensorView& tensor) {
-  const int64_t rows = tensor.shape[0];
-  if (tensor.shape.rank() == 1) return rows * byte_size(tensor.dtype);
-  if (rows == 0 || tensor.shape[1] == 0) return 0;
-  return ((rows - 1) * row_stride(tensor) + tensor.shape[1]) * byte_size(tensor.dtype);
-}
-
 void check_dtype(std::string_view name, DType dtype, std::initializer_list<DType> allowed) {
   std::string expected;
   for (const DType candidate : allowed) {
@@ -43,19 +36,6 @@ void check_dtype(std::string_view name, DType dtype, std::initializer_list<DType
                                   .tensor = std::string(name),
                                   .expected = expected,
                                   .found = std::string(to_string(dtype))});
-}
-
-void check_disjoint(std::string_view output_name, const ConstTensorView& output,
-                    std::string_view input_name, const ConstTensorView& input) {
-  if (output.empty() || input.empty()) return;
-  const auto output_begin = reinterpret_cast<uintptr_t>(output.data);
-  const auto input_begin = reinterpret_cast<uintptr_t>(input.data);
-  const uintptr_t output_end = output_begin + static_cast<uintptr_t>(extent_bytes(output));
-  const uintptr_t input_end = input_begin + static_cast<uintptr_t>(extent_bytes(input));
-  if (output_end <= input_begin || input_end <= output_begin) return;
-  throw Error(ErrorCode::kOverlap,
-              {.what = std::string(output_name) + " overlaps " + std::string(input_name),
-               .tensor = std::string(output_name)});
 }
 
 // In place means the same rows at the same addresses; any other overlap would be read after it was

@@ -1,5 +1,6 @@
 #include "conclave/token_router.h"
 
+#include "core/check_disjoint.h"
 #include "core/shared_facts.h"
 #include "layer/arguments.h"
 #include "layer/choice_limits.h"
@@ -98,6 +99,37 @@ void check_own_tensors(const OwnTensors& tensors, const RouteArgs& args) {
     if (is_read && tensor->is_optional && view.empty()) continue;
     check_given(tensor->name, is_read, view);
     if (is_read) check_own_tensor(*own, view);
+  }
+}
+
+struct NamedView {
+  std::string_view name;
+  ConstTensorView view;
+};
+
+// Rows of one token are written while those of others are read. What the router has no use for was
+// not checked and is not looked at.
+void check_overlaps(const MoeSpec& spec, const routing::RouterTraits& traits,
+                    const RouteArgs& args) {
+  std::vector<NamedView> outputs = {{"topk_ids", args.topk_ids},
+                                    {"topk_weights", args.topk_weights}};
+  if (shared_facts(spec).by_router()) outputs.push_back({"shared_weights", args.shared_weights});
+  std::vector<NamedView> inputs = {{"token_ids", args.token_ids},
+                                   {"selection_bias", args.selection_bias},
+                                   {"expert_scale", args.expert_scale},
+                                   {"global_scale", args.global_scale},
+                                   {"banned_experts", args.banned_experts}};
+  if (traits.reads_logits) inputs.push_back({"logits", args.logits});
+  for (const routing::RouterTensor* tensor : routing::all_router_tensors()) {
+    inputs.push_back({tensor->name, view_of(*tensor, args)});
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (const NamedView& input : inputs) {
+      check_disjoint(outputs[i].name, outputs[i].view, input.name, input.view);
+    }
+    for (size_t j = 0; j < i; ++j) {
+      check_disjoint(outputs[i].name, outputs[i].view, outputs[j].name, outputs[j].view);
+    }
   }
 }
 
@@ -371,10 +403,12 @@ void TokenRouter::route(const RouteArgs& args) const {
   const int64_t tokens = args.topk_ids.shape[0];
   if (!impl_->host) {
     refuse_choice_limits(limits);
+    check_overlaps(impl_->spec, impl_->traits, args);
     if (tokens != 0) impl_->device(args);
     return;
   }
   check_choice_limits(limits, impl_->spec, tokens, tokens);
+  check_overlaps(impl_->spec, impl_->traits, args);
   if (tokens != 0) {
     route_on_host(impl_->context, impl_->spec, impl_->traits, impl_->own, impl_->router_of(args),
                   args);

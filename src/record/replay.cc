@@ -1,3 +1,4 @@
+#include "core/check_disjoint.h"
 #include "record/rows.h"
 
 #include "conclave/error.h"
@@ -75,6 +76,7 @@ void RoutingReplay::find(int64_t layer, std::span<const TokenKey> tokens,
   if (wants_weights) {
     record::check_argument("topk_weights", topk_weights, count, slots, {DType::kF32});
   }
+  check_disjoint("topk_ids", topk_ids, "topk_weights", topk_weights);
   std::vector<int64_t> found;
   found.reserve(tokens.size());
   for (const TokenKey& token : tokens) {

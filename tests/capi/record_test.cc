@@ -6,8 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdio>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <string>
+#include <sys/stat.h>
 #include <thread>
 #include <vector>
 
@@ -130,6 +133,56 @@ TEST_F(Records, TokensOfOneSideAlone_AreCountedThere) {
   EXPECT_EQ(layer["only_in_first"], 2);
   EXPECT_EQ(layer["only_in_second"], 5);
   EXPECT_EQ(json["equal"], false);
+}
+
+TEST_F(Records, RowsThatWouldOverlap_AndNumbersBelowZero_AreRefused) {
+  const auto ring = recorder();
+  record(ring.get(), 3, 0);
+  const auto replay = make<conclave_replay>(&conclave_replay_from_recorder, ring.get());
+  const std::vector<conclave_token_key> keys = {{7, 0}, {7, 1}, {7, 2}};
+  const int64_t slots = num_slots(spec_);
+  // Rows that are apart, with the weights between them.
+  std::vector<int32_t> memory(static_cast<size_t>(6 * slots + 1), 42);
+  const conclave_tensor ids =
+      tensor_of({memory.data(), DType::kI32, {3, slots}, /*row_stride=*/2 * slots});
+  const auto find = [&](int64_t offset) {
+    const conclave_tensor weights =
+        tensor_of({memory.data() + offset, DType::kF32, {3, slots}, /*row_stride=*/2 * slots});
+    return conclave_replay_find(replay.get(), 0, keys.data(), keys.size(), &ids, &weights);
+  };
+  for (const int64_t offset : {int64_t{0}, slots - 1, slots, 5 * slots - 1}) {
+    expect_error(find(offset), CONCLAVE_ERROR_OVERLAP, "topk_weights");
+  }
+  EXPECT_EQ(memory, std::vector<int32_t>(memory.size(), 42));
+  ASSERT_EQ(conclave_replay_find(replay.get(), 0, keys.data(), keys.size(), &ids, nullptr),
+            CONCLAVE_OK)
+      << conclave_last_error_message();
+  EXPECT_EQ(memory[static_cast<size_t>(slots)], 42);
+  EXPECT_NE(memory[static_cast<size_t>(4 * slots)], 42);
+
+  char* json = nullptr;
+  expect_error(conclave_replay_compare_json(replay.get(), replay.get(), -1, &json),
+               CONCLAVE_ERROR_INVALID_ARGUMENT, "most_examples");
+  EXPECT_EQ(json, nullptr);
+}
+
+// A rename would take the place of a device as well.
+TEST_F(Records, FilesThatAreNone_KeepTheirNames) {
+  const auto ring = recorder();
+  record(ring.get(), 3, 0);
+  const std::string folder = ::testing::TempDir() + "capi_record_test.folder";
+  const std::string pipe = folder + "/pipe";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& name : {folder, pipe}) {
+    expect_error(conclave_recorder_write(ring.get(), name.c_str()), CONCLAVE_ERROR_FILE_WRITE,
+                 name.c_str());
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  const std::filesystem::directory_iterator files(folder);
+  EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(Records, FullRings_DoAsTheyWereTold) {

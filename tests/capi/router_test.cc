@@ -3,6 +3,7 @@
 
 #include "conclave/token_router.h"
 
+#include <cstdint>
 #include <vector>
 
 namespace conclave {
@@ -44,6 +45,49 @@ TEST_F(Layers, Router_HasTheBitsOfCpp) {
   expect_error(conclave_router_route(router.get(), &args), CONCLAVE_ERROR_DTYPE, "topk_ids");
   args.topk_ids = nullptr;
   expect_error(conclave_router_route(router.get(), &args), CONCLAVE_ERROR_NULL_POINTER, "topk_ids");
+}
+
+// Rows of one token are written while those of others are read.
+TEST_F(Layers, RouterThatWouldWriteWhatItReads_IsRefused_AndWritesNothing) {
+  const auto spec =
+      make<conclave_spec>(&conclave_spec_from_json, R"({"num_experts": 8, "top_k": 2})");
+  const auto router = make<conclave_router>(&conclave_router_create, context_.get(), spec.get());
+  Tensor logits = random_tensor(DType::kF32, 3, 8, 5);
+  const Tensor before = random_tensor(DType::kF32, 3, 8, 5);
+  std::vector<int32_t> ids(6, 77);
+  std::vector<float> weights(6);
+  const conclave_tensor given = tensor_of(logits.const_view());
+  const conclave_tensor id_view = tensor_of({ids.data(), DType::kI32, {3, 2}});
+  const conclave_tensor weight_view = tensor_of({weights.data(), DType::kF32, {3, 2}});
+  auto args = sized<conclave_route_args>();
+  args.logits = &given;
+  args.topk_ids = &id_view;
+  args.topk_weights = &weight_view;
+  ASSERT_EQ(conclave_router_route(router.get(), &args), CONCLAVE_OK)
+      << conclave_last_error_message();
+
+  ids.assign(6, 77);
+  const conclave_tensor over_ids = tensor_of({ids.data() + 5, DType::kF32, {3, 2}});
+  const conclave_tensor over_logits = tensor_of({logits.as<float>() + 23, DType::kF32, {3, 2}});
+  const conclave_tensor behind = tensor_of({logits.as<float>() + 24, DType::kF32, {0, 2}});
+  for (const conclave_tensor* const overlapping : {&over_ids, &over_logits}) {
+    args.topk_weights = overlapping;
+    expect_error(conclave_router_route(router.get(), &args), CONCLAVE_ERROR_OVERLAP, "overlaps");
+  }
+  args.topk_weights = &weight_view;
+  const conclave_tensor ids_over_logits = tensor_of({logits.as<float>(), DType::kI32, {3, 2}});
+  args.topk_ids = &ids_over_logits;
+  expect_error(conclave_router_route(router.get(), &args), CONCLAVE_ERROR_OVERLAP, "topk_ids");
+  EXPECT_EQ(ids, std::vector<int32_t>(6, 77));
+  EXPECT_TRUE(same_bits(logits, before));
+  // No rows share no bytes, wherever they lie.
+  const conclave_tensor no_ids = tensor_of({ids.data(), DType::kI32, {0, 2}});
+  const conclave_tensor no_logits = tensor_of({ids.data(), DType::kF32, {0, 8}});
+  args.logits = &no_logits;
+  args.topk_ids = &no_ids;
+  args.topk_weights = &behind;
+  EXPECT_EQ(conclave_router_route(router.get(), &args), CONCLAVE_OK)
+      << conclave_last_error_message();
 }
 
 // Routing needs no sizes of matrices, and its callers need the numbers of columns.
