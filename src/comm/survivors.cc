@@ -50,9 +50,8 @@ int32_t rank_among(std::span<const int32_t> survivors, int32_t rank, std::string
 }
 
 void refuse_second_roll_call() {
-  throw Error(ErrorCode::kState,
-              {.what = "this rank has gone on from this communicator before",
-               .hint = "call survivors() with the communicator that it returned"});
+  throw Error(ErrorCode::kState, {.what = "this rank has gone on from this communicator before",
+                                  .hint = "ask the communicator that it returned for survivors"});
 }
 
 }  // namespace conclave::inline v0::comm

@@ -93,8 +93,13 @@ TEST_F(Refits, WholeLayers_InEveryMode) {
     EXPECT_EQ(hash_of(layer.get()), hash_of(expected.get()));
     EXPECT_EQ(epoch_of(layer.get()), 40U);
     expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_STATE, "");
+    expect_error(conclave_refit_stage(refit.get(), old_.source.get(), nullptr),
+                 CONCLAVE_ERROR_STATE, "");
     expect_ok(conclave_refit_rollback(refit.get()));
+    expect_ok(conclave_refit_is_staged(refit.get(), &staged));
+    EXPECT_EQ(staged, 1);
     EXPECT_EQ(epoch_of(layer.get()), 40U);
+    EXPECT_EQ(hash_of(layer.get()), hash_of(expected.get()));
   }
 }
 

@@ -49,8 +49,9 @@ typedef struct conclave_lora_adapter {
 CONCLAVE_C_API conclave_status conclave_layer_add_adapter(conclave_layer* layer,
                                                           const conclave_lora_adapter* adapter,
                                                           int32_t* id) CONCLAVE_C_NOTHROW;
-// Forwards that are under way keep it until they end, and graphs that a forward was captured in
-// until conclave_layer_forget_graphs. CONCLAVE_ERROR_INVALID_ARGUMENT for an id that is none.
+// Concurrent as adding one. Forwards that are under way keep it until they end, and graphs that a
+// forward was captured in until conclave_layer_forget_graphs. CONCLAVE_ERROR_INVALID_ARGUMENT for
+// an id that is none.
 CONCLAVE_C_API conclave_status conclave_layer_remove_adapter(conclave_layer* layer,
                                                              int32_t id) CONCLAVE_C_NOTHROW;
 // Says that no CUDA graph which holds a forward of the layer, or of one that shares its weights, is

@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 // A layer, planned and packed. It holds its context, and its source where it reads weights in
-// place. Immutable but for reload. Forwards at the same time need a workspace each, and on CUDA a
+// place. Nothing of it changes but by reloads, refits, adapters and experts that move, each of
+// which says what may run beside it. Forwards at the same time need a workspace each, and on CUDA a
 // stream each. Ending it does not wait for work that a stream still holds.
 typedef struct conclave_layer conclave_layer;
 // Scratch memory of a forward. One may serve several layers that are used one after another.

@@ -55,7 +55,8 @@ CONCLAVE_C_API conclave_status conclave_recorder_record(conclave_recorder* recor
 CONCLAVE_C_API conclave_status conclave_recorder_counts(const conclave_recorder* recorder,
                                                         int64_t layer, int64_t* recorded,
                                                         int64_t* dropped) CONCLAVE_C_NOTHROW;
-// The file appears when it is whole. CONCLAVE_ERROR_FILE_WRITE.
+// The file appears when it is whole, in the place of one that has its name.
+// CONCLAVE_ERROR_FILE_WRITE, also where a folder, a device, a pipe or a socket has it.
 CONCLAVE_C_API conclave_status conclave_recorder_write(const conclave_recorder* recorder,
                                                        const char* path) CONCLAVE_C_NOTHROW;
 // Forgets all rows and counts.
@@ -95,16 +96,18 @@ typedef struct conclave_replay_layer {
 // The layer at `position`, below num_layers, ascending. CONCLAVE_ERROR_LAYER_NOT_FOUND.
 CONCLAVE_C_API conclave_status conclave_replay_get_layer(
     const conclave_replay* replay, size_t position, conclave_replay_layer* info) CONCLAVE_C_NOTHROW;
-// Writes the rows of `tokens` [T] to ids [T, K] i32 and weights [T, K] f32, of which one may be
-// NULL. CONCLAVE_ERROR_INVALID_ARGUMENT, before anything is written, for a layer or a token that
-// was not recorded; _SHAPE, _DTYPE.
+// Writes the rows of `tokens` [T] to ids [T, K] i32 and weights [T, K] f32, of which each may be
+// NULL; rows may be apart, the two do not overlap. CONCLAVE_ERROR_INVALID_ARGUMENT, before anything
+// is written, for a layer or a token that was not recorded; _SHAPE, _DTYPE, _STRIDE, _MISALIGNED,
+// _OVERLAP.
 CONCLAVE_C_API conclave_status
 conclave_replay_find(const conclave_replay* replay, int64_t layer, const conclave_token_key* tokens,
                      size_t num_tokens, const conclave_tensor* topk_ids,
                      const conclave_tensor* topk_weights) CONCLAVE_C_NOTHROW;
 // A JSON object of how two differ, by layer and token, with at most `most_examples` tokens; member
 // "equal" is true where all bits are the same. Free it with conclave_text_free.
-// CONCLAVE_ERROR_SHAPE for a layer with other numbers of slots.
+// CONCLAVE_ERROR_SHAPE for a layer with other numbers of slots, _INVALID_ARGUMENT for a negative
+// number of tokens.
 CONCLAVE_C_API conclave_status conclave_replay_compare_json(const conclave_replay* first,
                                                             const conclave_replay* second,
                                                             int64_t most_examples,

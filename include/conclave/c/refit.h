@@ -53,8 +53,9 @@ typedef struct conclave_refit_options {
 
 // One transaction of a layer and of those that share its weights. Holds what it needs of the layer,
 // which may be ended before. One thread at a time may use it, beside forwards of others. Until it
-// is ended, committed or rolled back, another refit, reload, update_placement and migrations are
-// CONCLAVE_ERROR_STATE.
+// is ended, committed, rolled back or withdrawn, another refit, reload, update_placement and
+// migrations are CONCLAVE_ERROR_STATE. Afterwards stage and commit of this one are, and rolling
+// back does nothing.
 typedef struct conclave_refit conclave_refit;
 
 // `options` may be NULL. CONCLAVE_ERROR_INVALID_ARGUMENT naming the expert, the tensor, or an epoch

@@ -40,9 +40,10 @@ typedef struct conclave_route_args {
   const conclave_tensor* banned_experts;
   int64_t expert_budget;
 } conclave_route_args;
-// Ids lie in [0, E + Z); slots that limits leave empty have id -1. CONCLAVE_ERROR_SHAPE, _DTYPE,
-// _STRIDE, _NULL_POINTER naming the argument; _INVALID_ARGUMENT for limits that leave too few
-// experts; what a router of the application's own returns.
+// Ids lie in [0, E + Z); slots that limits leave empty have id -1. What is written overlaps nothing
+// else. CONCLAVE_ERROR_SHAPE, _DTYPE, _STRIDE, _MISALIGNED, _OVERLAP, _NULL_POINTER naming the
+// argument, before anything is written; _INVALID_ARGUMENT for limits that leave too few experts;
+// what a router of the application's own returns.
 CONCLAVE_C_API conclave_status conclave_router_route(
     const conclave_router* router, const conclave_route_args* args) CONCLAVE_C_NOTHROW;
 

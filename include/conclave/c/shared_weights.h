@@ -25,7 +25,7 @@ typedef struct conclave_shared_writer_options {
 // Makes the file, or replaces what has its name: readers of an old one keep that. It has room for
 // every tensor of `source`, by shape and type; values are not read. `options` may be NULL.
 // CONCLAVE_ERROR_INVALID_ARGUMENT naming an expert; _SIZE_OVERFLOW; _FILE_ACCESS, and _FILE_WRITE
-// where there is no room.
+// where there is no room, or a folder, a device, a pipe or a socket has the name.
 CONCLAVE_C_API conclave_status conclave_shared_writer_create(
     const char* path, const conclave_source* source, const conclave_shared_writer_options* options,
     conclave_shared_writer** out) CONCLAVE_C_NOTHROW;

@@ -39,7 +39,8 @@ typedef struct conclave_source_options {
 // "shared_down", ...; any other name is that of a router's own tensor. Rows are dense. The memory
 // outlives the source, and a layer that uses it in place (conclave_layer_options::weights, and
 // device memory). CONCLAVE_ERROR_SHAPE, _DTYPE, _STRIDE, _MISALIGNED naming the tensor;
-// _UNKNOWN_NAME; _TENSOR_DUPLICATE for a name that comes twice.
+// _NULL_POINTER for one that is needed and not listed; _UNKNOWN_NAME; _TENSOR_DUPLICATE for a name
+// that comes twice. What only the spec asks for is missed when a layer is made.
 CONCLAVE_C_API conclave_status conclave_source_from_tensors(
     const conclave_named_tensor* tensors, size_t count, const conclave_source_options* options,
     conclave_source** out) CONCLAVE_C_NOTHROW;

@@ -54,6 +54,7 @@ typedef struct conclave_spec_info {
   int32_t has_gate;          // 1: the layer makes its own logits
   int32_t has_shared;        // 1: it has shared experts
 } conclave_spec_info;
+// CONCLAVE_ERROR_INVALID_ARGUMENT naming a size that no layer has.
 CONCLAVE_C_API conclave_status conclave_spec_get_info(const conclave_spec* spec,
                                                       conclave_spec_info* info) CONCLAVE_C_NOTHROW;
 
