@@ -170,6 +170,18 @@ TEST(BalancerOfC, BadRequests_NameTheField) {
   expect(kInvalid, "step_interval", 1, [](auto& o) { o.step_interval = kMost; });
   expect(kInvalid, "log_balancedness_interval", 1,
          [](auto& o) { o.log_balancedness_interval = -1; });
+  // What a migration would refuse later, in a step and on one rank alone.
+  for (const double share :
+       {-0.5, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    expect(kInvalid, "processor_share", 1, [&](auto& o) { o.processor_share = share; });
+  }
+  for (const size_t bytes : {size_t{1}, ~size_t{0}}) {
+    expect(kInvalid, "piece_bytes", 1, [&](auto& o) { o.piece_bytes = bytes; });
+  }
+  for (const double gain : {-0.5, 1.5, std::numeric_limits<double>::quiet_NaN()}) {
+    expect(kInvalid, "least_gain", 1, [&](auto& o) { o.least_gain = gain; });
+  }
+  expect(kInvalid, "num_nodes", 1, [](auto& o) { o.num_nodes = -1; });
   expect(kInvalid, "struct_size", 1, [](auto& o) { o.struct_size = 4; });
   expect(CONCLAVE_ERROR_UNKNOWN_NAME, "rule", 1, [](auto& o) { o.rule = "by the moon"; });
   expect(CONCLAVE_ERROR_NULL_POINTER, "options.communicator", 1,

@@ -1,13 +1,16 @@
 #include "conclave/balancer.h"
 
 #include "core/checked.h"
+#include "core/max_ranks.h"
 #include "layer/balancer/load_window.h"
+#include "layer/migration/move_rounds.h"
 #include "layer/moe_layer_impl.h"
 
 #include "conclave/balance.h"
 #include "conclave/comm.h"
 #include "conclave/error.h"
 #include "conclave/layer.h"
+#include "conclave/migration.h"
 
 #include <fmt/format.h>
 
@@ -60,6 +63,17 @@ void check_options(const std::vector<MoeLayer*>& layers, const BalancerOptions& 
   check_range("window_size", options.window_size, 1, kMostSteps);
   check_range("step_interval", options.step_interval, 1, kMostSteps);
   check_range("log_balancedness_interval", options.log_balancedness_interval, 1, kMostSteps);
+  check_range("num_nodes", options.num_nodes, 1, kMaxRanks);
+  if (!(options.least_gain >= 0 && options.least_gain <= 1)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                {.what = "BalancerOptions.least_gain is a part of a load",
+                 .tensor = "least_gain",
+                 .found = std::to_string(options.least_gain),
+                 .limit = "0 to 1"});
+  }
+  // A migration would look at these in a step: late, and on one rank alone.
+  check_migration_options(
+      {.processor_share = options.processor_share, .piece_bytes = options.piece_bytes});
   if (std::ranges::count(balance_rules(), options.rule) == 0) {
     throw Error(ErrorCode::kUnknownName,
                 {.what = "no rule of this name", .tensor = "rule", .found = options.rule});
