@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/code_bits.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 
 #include "conclave/error.h"
@@ -126,7 +127,7 @@ void check_block(const WeightInfo& info, const WeightBlock& block, size_t destin
 
 ByteRange bytes_of_block(const ConstTensorView& whole, const WeightBlock& block) {
   if (block.row_begin >= block.row_end || block.col_begin >= block.col_end) return {};
-  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  const int64_t stride = row_stride(whole);
   const int64_t bits = bit_size(whole.dtype);
   const int64_t first = block.row_begin * stride + block.col_begin;
   const int64_t last = (block.row_end - 1) * stride + block.col_end;

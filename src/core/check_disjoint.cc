@@ -1,5 +1,7 @@
 #include "core/check_disjoint.h"
 
+#include "core/row_stride.h"
+
 #include "conclave/dtype.h"
 #include "conclave/error.h"
 
@@ -14,8 +16,7 @@ int64_t extent_bytes(const ConstTensorView& tensor) {
   const int64_t rows = tensor.shape[0];
   const int64_t cols = tensor.shape[1];
   if (rows == 0 || cols == 0) return 0;
-  const int64_t stride = tensor.row_stride != 0 ? tensor.row_stride : cols;
-  return ((rows - 1) * stride + cols) * byte_size(tensor.dtype);
+  return ((rows - 1) * row_stride(tensor) + cols) * byte_size(tensor.dtype);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "dispatch/finish.h"
 
 #include "core/float_convert.h"
+#include "core/row_stride.h"
 
 #include <algorithm>
 
@@ -17,7 +18,7 @@ void add_identity(const FinishArgs& finish, const FinishTile& tile, float* sum) 
   const float weight = finish.identity_weights[tile.token];
   if (weight == 0.0F) return;
   const ConstTensorView& rows = finish.identity;
-  const int64_t stride = rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
+  const int64_t stride = row_stride(rows);
   const int64_t at = tile.token * stride + tile.begin;
   switch (rows.dtype) {
     case DType::kF32:

@@ -1,4 +1,5 @@
 #include "core/checked.h"
+#include "core/row_stride.h"
 
 #include "conclave/error.h"
 #include "conclave/permute.h"
@@ -12,10 +13,6 @@
 
 namespace conclave::inline v0 {
 namespace {
-
-int64_t row_stride(const ConstTensorView& tensor) {
-  return tensor.row_stride != 0 ? tensor.row_stride : tensor.shape[1];
-}
 
 void check_matrix(std::string_view name, const ConstTensorView& tensor,
                   std::initializer_list<DType> dtypes) {

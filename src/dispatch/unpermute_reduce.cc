@@ -1,6 +1,7 @@
 #include "dispatch/unpermute_reduce.h"
 
 #include "core/checked.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "dispatch/round_row.h"
@@ -42,7 +43,7 @@ inline void sum_terms(const UnpermuteArgs& args, const float* shared, const Fini
 }
 
 void store(const TensorView& out, const FinishTile& tile, const float* sum) {
-  const int64_t stride = out.row_stride != 0 ? out.row_stride : out.shape[1];
+  const int64_t stride = row_stride(out);
   const int64_t at = tile.token * stride + tile.begin;
   switch (out.dtype) {
     case DType::kF32:

@@ -1,6 +1,7 @@
 #include "experts/quantize_rows.h"
 
 #include "core/float_convert.h"
+#include "core/row_stride.h"
 #include "cpu/parallel.h"
 
 #include <algorithm>
@@ -87,7 +88,7 @@ RowBundle make_rows(const ConstTensorView& hidden, int64_t copies, DType row_dty
                     const Convert& convert) {
   const int64_t num_rows = hidden.shape[0] * copies;
   const int64_t columns = hidden.shape[1];
-  const int64_t stride = hidden.row_stride != 0 ? hidden.row_stride : columns;
+  const int64_t stride = row_stride(hidden);
   const int64_t source_row_bytes = stride * byte_size(hidden.dtype);
   const auto* source = static_cast<const std::byte*>(hidden.data);
   const auto used_bytes = static_cast<size_t>(columns * byte_size(row_dtype));

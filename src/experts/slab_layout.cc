@@ -2,6 +2,7 @@
 
 #include "core/float_convert.h"
 #include "core/quant_spec.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "gemm/pack_by_lanes.h"
 
@@ -37,7 +38,7 @@ struct PanelSources {
 };
 
 const std::byte* matrix_row(const ConstTensorView& matrix, int64_t row) {
-  const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
+  const int64_t stride = row_stride(matrix);
   return static_cast<const std::byte*>(matrix.data) + row * packed_bytes(matrix.dtype, stride);
 }
 

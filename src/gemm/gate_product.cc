@@ -1,6 +1,7 @@
 #include "gemm/gate_product.h"
 
 #include "core/float_convert.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "cpu/memory.h"
 #include "cpu/parallel.h"
@@ -44,7 +45,7 @@ class PackedDenseProduct final : public DenseProduct {
         layout_{.dtype = weights.dtype, .k = weights.shape[1]},
         compute_(choose_panel_function(isa, weights.dtype)),
         packed_(allocator, static_cast<size_t>(num_panels()) * layout_.panel_bytes()) {
-    const int64_t stride = weights.row_stride != 0 ? weights.row_stride : layout_.k;
+    const int64_t stride = row_stride(weights);
     const auto* base = static_cast<const std::byte*>(weights.data);
     for (int64_t panel = 0; panel < num_panels(); ++panel) {
       PanelColumns sources{};

@@ -2,6 +2,7 @@
 
 #include "core/check_disjoint.h"
 #include "core/checked.h"
+#include "core/row_stride.h"
 #include "core/shared_facts.h"
 #include "core/workspace_layout.h"
 #include "layer/call_tensors.h"
@@ -21,10 +22,6 @@ namespace {
 
 constexpr std::initializer_list<DType> kActivations = {DType::kF32, DType::kF16, DType::kBF16};
 constexpr std::initializer_list<DType> kIds = {DType::kI32, DType::kI64};
-
-int64_t row_stride(const ConstTensorView& tensor) {
-  return tensor.row_stride != 0 ? tensor.row_stride : tensor.shape[1];
-}
 
 void check_dtype(std::string_view name, DType dtype, std::initializer_list<DType> allowed) {
   std::string expected;
@@ -312,7 +309,7 @@ int64_t check_arguments(const ForwardArgs& args, const MoeSpec& spec,
 }
 
 int64_t load_id(const ConstTensorView& ids, int64_t token, int64_t slot) {
-  const int64_t stride = ids.row_stride != 0 ? ids.row_stride : ids.shape[1];
+  const int64_t stride = row_stride(ids);
   const int64_t index = token * stride + slot;
   if (ids.dtype == DType::kI64) return static_cast<const int64_t*>(ids.data)[index];
   return static_cast<const int32_t*>(ids.data)[index];

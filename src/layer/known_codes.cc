@@ -1,6 +1,7 @@
 #include "layer/known_codes.h"
 
 #include "core/located.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "quant/weight_format.h"
 
@@ -104,7 +105,7 @@ ConstTensorView KnownCodes::narrow(const ConstTensorView& codes, const BlockOfMa
                                    std::vector<std::byte>& storage) const {
   const int64_t rows = codes.shape[0];
   const int64_t cols = codes.shape[1];
-  const int64_t stride = codes.row_stride != 0 ? codes.row_stride : cols;
+  const int64_t stride = row_stride(codes);
   const int64_t row_bytes = packed_bytes(*known_.dtype, cols);
   storage.resize(static_cast<size_t>(rows * row_bytes));
   for (int64_t row = 0; row < rows; ++row) {

@@ -2,6 +2,7 @@
 
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
+#include "core/row_stride.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
 #include "quant/weight_block.h"
@@ -24,7 +25,7 @@ const QuantSpec* quant_of(const LayerPlan& plan, DType dtype) {
 // The rows of the matrix may lie apart.
 uint64_t hash_of(const ConstTensorView& matrix) {
   const auto row_bytes = static_cast<size_t>(packed_bytes(matrix.dtype, matrix.shape[1]));
-  const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
+  const int64_t stride = row_stride(matrix);
   const auto* row = static_cast<const std::byte*>(matrix.data);
   uint64_t hash = static_cast<uint64_t>(matrix.dtype);
   for (int64_t i = 0; i < matrix.shape[0]; ++i) {

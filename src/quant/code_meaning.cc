@@ -2,6 +2,7 @@
 
 #include "core/float8.h"
 #include "core/located.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "quant/planes.h"
 #include "quant/weight_block.h"
@@ -26,7 +27,7 @@ std::vector<float> widen(const ConstTensorView& scales) {
     convert(scales, {.data = values.data(), .dtype = DType::kF32, .shape = scales.shape});
     return values;
   }
-  const int64_t stride = scales.row_stride != 0 ? scales.row_stride : cols;
+  const int64_t stride = row_stride(scales);
   const auto* codes = static_cast<const std::byte*>(scales.data);
   for (int64_t row = 0; row < rows; ++row) {
     float* const out = values.data() + row * cols;

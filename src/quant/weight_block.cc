@@ -1,6 +1,7 @@
 #include "quant/weight_block.h"
 
 #include "core/checked.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 
 #include <algorithm>
@@ -24,7 +25,7 @@ size_t bytes_of(DType dtype, const WeightBlock& block) {
 }  // namespace
 
 ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& block) {
-  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  const int64_t stride = row_stride(whole);
   const int64_t first = block.row_begin * packed_bytes(whole.dtype, stride) +
                         packed_bytes(whole.dtype, block.col_begin);
   return {.data = static_cast<const std::byte*>(whole.data) + first,
@@ -35,7 +36,7 @@ ConstTensorView block_of_view(const ConstTensorView& whole, const WeightBlock& b
 
 bool begins_bytes(const ConstTensorView& whole, const WeightBlock& block) {
   const int64_t bits = bit_size(whole.dtype);
-  const int64_t stride = whole.row_stride != 0 ? whole.row_stride : whole.shape[1];
+  const int64_t stride = row_stride(whole);
   return stride * bits % 8 == 0 && block.col_begin * bits % 8 == 0;
 }
 

@@ -1,3 +1,4 @@
+#include "core/row_stride.h"
 #include "record/rows.h"
 
 #include "conclave/error.h"
@@ -14,12 +15,8 @@
 namespace conclave::inline v0 {
 namespace {
 
-int64_t stride_of(const ConstTensorView& rows) {
-  return rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
-}
-
 int64_t id_at(const ConstTensorView& ids, int64_t row, int64_t slot) {
-  const int64_t index = row * stride_of(ids) + slot;
+  const int64_t index = row * row_stride(ids) + slot;
   if (ids.dtype == DType::kI64) return static_cast<const int64_t*>(ids.data)[index];
   return static_cast<const int32_t*>(ids.data)[index];
 }
@@ -117,7 +114,7 @@ class Ring {
     for (int64_t slot = 0; slot < slots; ++slot) {
       ids_[static_cast<size_t>(at * slots + slot)] = static_cast<int32_t>(id_at(ids, row, slot));
     }
-    std::copy_n(static_cast<const float*>(weights.data) + row * stride_of(weights), slots,
+    std::copy_n(static_cast<const float*>(weights.data) + row * row_stride(weights), slots,
                 weights_.begin() + at * slots);
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/float_convert.h"
+#include "core/row_stride.h"
 #include "experts/adapters/pack.h"
 
 #include "conclave/tensor.h"
@@ -13,7 +14,7 @@
 namespace conclave::inline v0::experts {
 
 inline float factor_at(const ConstTensorView& view, int64_t row, int64_t col) {
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
+  const int64_t stride = row_stride(view);
   const auto* const at =
       static_cast<const std::byte*>(view.data) + (row * stride + col) * byte_size(view.dtype);
   if (view.dtype == DType::kF32) {

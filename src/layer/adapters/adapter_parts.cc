@@ -1,6 +1,7 @@
 #include "layer/adapters/adapter_parts.h"
 
 #include "core/part_spec.h"
+#include "core/row_stride.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -10,7 +11,7 @@ using experts::ExpertAdapter;
 using experts::MatrixFactors;
 
 ConstTensorView rows_of(const ConstTensorView& view, const TensorSlice& slice) {
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
+  const int64_t stride = row_stride(view);
   return {.data = static_cast<const std::byte*>(view.data) +
                   slice.begin * stride * byte_size(view.dtype),
           .dtype = view.dtype,
@@ -19,7 +20,7 @@ ConstTensorView rows_of(const ConstTensorView& view, const TensorSlice& slice) {
 }
 
 ConstTensorView columns_of(const ConstTensorView& view, const TensorSlice& slice) {
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
+  const int64_t stride = row_stride(view);
   return {.data = static_cast<const std::byte*>(view.data) + slice.begin * byte_size(view.dtype),
           .dtype = view.dtype,
           .shape = {view.shape[0], slice.size()},

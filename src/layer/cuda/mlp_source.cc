@@ -1,5 +1,6 @@
 #include "layer/cuda/mlp_source.h"
 
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
 #include "layer/cuda/row_format.h"
@@ -44,8 +45,7 @@ MlpSource every_row_source(const CudaPlan& plan, const CudaMlpPlan& part, Weight
 }
 
 InPlaceMatrix place_of(const ConstTensorView& view) {
-  return {.data = static_cast<const std::byte*>(view.data),
-          .stride = view.row_stride != 0 ? view.row_stride : view.shape[1]};
+  return {.data = static_cast<const std::byte*>(view.data), .stride = row_stride(view)};
 }
 
 // One behind the other.

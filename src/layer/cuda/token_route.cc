@@ -1,8 +1,8 @@
 #include "layer/cuda/token_route.h"
 
+#include "core/row_stride.h"
 #include "cuda/device_info.h"
 #include "cuda/memory_place.h"
-#include "layer/stages/cuda/rows.h"
 #include "routing/cuda/device_router.h"
 #include "routing/cuda/route.h"
 #include "routing/router_tensors.h"
@@ -47,7 +47,7 @@ void check_places(const RouteArgs& args, const OwnTensors& tensors, int32_t ordi
 routing::DeviceRouteArgs route_args(const RouteArgs& args) {
   return {.logits = args.logits.data,
           .logits_dtype = args.logits.dtype,
-          .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
+          .logits_stride = args.logits.empty() ? 0 : row_stride(args.logits),
           .num_tokens = args.topk_ids.shape[0],
           .selection_bias = floats("selection_bias", args.selection_bias),
           .expert_scale = floats("expert_scale", args.expert_scale),
@@ -60,7 +60,7 @@ routing::DeviceRouterArgs router_args(const RouteArgs& args, const OwnTensors& t
   routing::DeviceRouterArgs made = {
       .logits = args.logits.data,
       .logits_dtype = args.logits.dtype,
-      .logits_stride = args.logits.empty() ? 0 : stride_of_rows(args.logits),
+      .logits_stride = args.logits.empty() ? 0 : row_stride(args.logits),
       .num_tokens = args.topk_ids.shape[0],
       .token_ids = args.token_ids.data,
       .token_ids_dtype = args.token_ids.dtype,

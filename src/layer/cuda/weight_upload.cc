@@ -1,5 +1,6 @@
 #include "layer/cuda/weight_upload.h"
 
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "cuda/check.h"
@@ -18,10 +19,6 @@ namespace {
 
 int64_t rows_of(const WeightBlock& block) { return block.row_end - block.row_begin; }
 int64_t cols_of(const WeightBlock& block) { return block.col_end - block.col_begin; }
-
-int64_t row_stride_of(const ConstTensorView& view) {
-  return view.row_stride != 0 ? view.row_stride : view.shape[1];
-}
 
 void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& destination,
                size_t row_bytes, int64_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -114,7 +111,7 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
     part.block.row_end = std::min(row + most_rows, request.block.row_end);
     ConstTensorView view;
     loader_.load({&part, 1}, {&view, 1});
-    const auto pitch = static_cast<size_t>(packed_bytes(dtype, row_stride_of(view)));
+    const auto pitch = static_cast<size_t>(packed_bytes(dtype, row_stride(view)));
     const int64_t rows = rows_of(part.block);
     const DeviceMatrix place{
         .data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
@@ -140,7 +137,7 @@ void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& p
   ConstTensorView view;
   loader_.load({&request, 1}, {&view, 1});
   const auto* const source = static_cast<const std::byte*>(view.data);
-  const int64_t pitch = packed_bytes(view.dtype, row_stride_of(view));
+  const int64_t pitch = packed_bytes(view.dtype, row_stride(view));
   const auto columns = static_cast<int64_t>(places.columns.size());
   const int64_t row_bytes = packed_bytes(view.dtype, columns);
   const int64_t rows =
@@ -174,7 +171,7 @@ Tensor WeightUpload::read_block(const BlockRequest& request) {
   loader_.load({&request, 1}, {&view, 1});
   Tensor block(view.dtype, view.shape);
   const auto row_bytes = static_cast<size_t>(view.shape[1] * byte_size(view.dtype));
-  const auto pitch = static_cast<size_t>(row_stride_of(view) * byte_size(view.dtype));
+  const auto pitch = static_cast<size_t>(row_stride(view) * byte_size(view.dtype));
   for (size_t row = 0; row < static_cast<size_t>(view.shape[0]); ++row) {
     std::memcpy(block.as<std::byte>() + row * row_bytes,
                 static_cast<const std::byte*>(view.data) + row * pitch, row_bytes);

@@ -1,6 +1,7 @@
 #include "conclave/broadcast_weights.h"
 
 #include "core/code_bits.h"
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "cpu/parallel.h"
 #include "layer/agreed_values.h"
@@ -193,7 +194,7 @@ void BroadcastWeights::Impl::read_rows(const BroadcastRows& rows, std::byte* to)
   const WeightBlock block{rows.begin, rows.end, 0, tensor.info.cols};
   const ConstTensorView view = source->view(tensor.id, rows.expert);
   if (view.empty()) return source->read(tensor.id, rows.expert, block, {to, rows.bytes()});
-  const int64_t stride = view.row_stride != 0 ? view.row_stride : view.shape[1];
+  const int64_t stride = row_stride(view);
   const int64_t pitch = packed_bytes(view.dtype, stride);
   const auto row_bytes = static_cast<int64_t>(tensor.row_bytes());
   const auto* const from = static_cast<const std::byte*>(view.data);

@@ -1,5 +1,6 @@
 #include "layer/refit/content_hash.h"
 
+#include "core/row_stride.h"
 #include "core/weight_types.h"
 #include "layer/migration/slab_hash.h"
 
@@ -27,7 +28,7 @@ class Contents {
   }
   void add_matrix(const ConstTensorView& matrix) {
     if (matrix.empty()) return;
-    const int64_t stride = matrix.row_stride != 0 ? matrix.row_stride : matrix.shape[1];
+    const int64_t stride = row_stride(matrix);
     const auto* row = static_cast<const std::byte*>(matrix.data);
     for (int64_t i = 0; i < matrix.shape[0]; ++i, row += packed_bytes(matrix.dtype, stride)) {
       add({row, static_cast<size_t>(packed_bytes(matrix.dtype, matrix.shape[1]))});

@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/device.h"
+#include "core/row_stride.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/device_wait.h"
@@ -88,7 +89,7 @@ class Reader {
 
 int64_t stride_of(const ConstTensorView& rows) {
   if (rows.empty()) return 0;
-  return rows.row_stride != 0 ? rows.row_stride : rows.shape[1];
+  return row_stride(rows);
 }
 
 }  // namespace

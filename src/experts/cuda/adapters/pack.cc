@@ -1,6 +1,7 @@
 #include "experts/cuda/adapters/pack.h"
 
 #include "core/checked.h"
+#include "core/row_stride.h"
 #include "experts/adapters/elements.h"
 
 #include <cstring>
@@ -88,7 +89,7 @@ class Writer {
     const int64_t bytes = byte_size(dtype_);
     const int64_t columns = from.shape[1];
     if (from.dtype == dtype_) {
-      const int64_t stride = from.row_stride != 0 ? from.row_stride : columns;
+      const int64_t stride = row_stride(from);
       const auto* const begin = static_cast<const std::byte*>(from.data) + row * stride * bytes;
       std::memcpy(to_, begin, static_cast<size_t>(columns * bytes));
       return;

@@ -1,10 +1,10 @@
 #include "layer/stages/cuda/adapters.h"
 
+#include "core/row_stride.h"
 #include "dispatch/cuda/group.h"
 #include "experts/cuda/adapters/adapter_kernel.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/stages/cuda/adapter_marks.h"
-#include "layer/stages/cuda/rows.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -201,9 +201,9 @@ void select_adapted_rows(const CudaChunk& chunk, const CudaMarks& marks, const L
                     .live_tokens = live.tokens,
                     .row_bytes = static_cast<size_t>(out.shape[1] * element),
                     .from = adapted.data,
-                    .from_stride_bytes = stride_of_rows(adapted) * element,
+                    .from_stride_bytes = row_stride(adapted) * element,
                     .to = out.data,
-                    .to_stride_bytes = stride_of_rows(out) * element},
+                    .to_stride_bytes = row_stride(out) * element},
                    chunk.stream);
 }
 

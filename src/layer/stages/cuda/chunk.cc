@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/chunk.h"
 
+#include "core/row_stride.h"
 #include "dispatch/cuda/group.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
@@ -66,7 +67,7 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
   chunk.kernels.decode->run(
       {.hidden = args.hidden.data,
        .hidden_dtype = args.hidden.dtype,
-       .hidden_stride = stride_of_rows(args.hidden),
+       .hidden_stride = row_stride(args.hidden),
        .num_tokens = chunk.count,
        .live_tokens = routing.live.tokens,
        .shared = routing.is_checked ? SharedSlots() : shared_slots(chunk.plan, routing.factors),
@@ -81,7 +82,7 @@ void run_in_one_launch(const CudaChunk& chunk, const ForwardArgs& args,
        .workspace = chunk.scratch.at<void>(CudaBuffer::kOneLaunch),
        .out = args.out.data,
        .out_dtype = args.out.dtype,
-       .out_stride = stride_of_rows(args.out)},
+       .out_stride = row_stride(args.out)},
       chunk.stream);
 }
 

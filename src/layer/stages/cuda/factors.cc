@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/factors.h"
 
+#include "core/row_stride.h"
 #include "core/shared_facts.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
@@ -27,7 +28,7 @@ void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& hidden, const S
   const int64_t columns = chunk.plan.spec.hidden_size;
   gemm::device_gate_product({.rows = hidden.data,
                              .rows_dtype = hidden.dtype,
-                             .rows_stride = stride_of_rows(hidden),
+                             .rows_stride = row_stride(hidden),
                              .num_tokens = chunk.count,
                              .hidden_size = columns,
                              .weights = gate.weights.memory.as(),
@@ -86,12 +87,12 @@ CudaFactors enqueue_fused_slots(const CudaChunk& chunk, const CudaGiven& given,
   if (!given.topk_ids.empty()) {
     slots.given_ids = given.topk_ids.data;
     slots.ids_dtype = given.topk_ids.dtype;
-    slots.ids_stride = stride_of_rows(given.topk_ids);
+    slots.ids_stride = row_stride(given.topk_ids);
   }
   if (!given.topk_weights.empty()) {
     slots.given_weights = given.topk_weights.data;
     slots.weights_dtype = given.topk_weights.dtype;
-    slots.weights_stride = stride_of_rows(given.topk_weights);
+    slots.weights_stride = row_stride(given.topk_weights);
   }
   routing::device_fused_slots(slots, chunk.stream);
   return {.shared = weights};

@@ -1,12 +1,12 @@
 #include "layer/stages/cuda/finish.h"
 
+#include "core/row_stride.h"
 #include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/sum_rows.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/launch_tables.h"
 #include "layer/cuda/row_format.h"
 #include "layer/stages/cuda/prepare_rows.h"
-#include "layer/stages/cuda/rows.h"
 
 namespace conclave::inline v0 {
 namespace {
@@ -81,7 +81,7 @@ void add_rest(const CudaChunk& chunk, const CudaRouting& routing, const ConstTen
   combine.identity = routing.identity;
   combine.hidden = hidden.data;
   combine.hidden_dtype = hidden.dtype;
-  combine.hidden_stride = stride_of_rows(hidden);
+  combine.hidden_stride = row_stride(hidden);
   combine.output_bias = chunk.weights.floats(weights::kOutputBias);
 }
 
@@ -105,11 +105,11 @@ void add_other_rows(const CudaChunk& chunk, const CudaTerms& terms,
 void set_outputs(const CudaOutputs& outputs, dispatch::DeviceCombineArgs& combine) {
   combine.out = outputs.out.data;
   combine.out_dtype = outputs.out.dtype;
-  combine.out_stride = stride_of_rows(outputs.out);
+  combine.out_stride = row_stride(outputs.out);
   if (outputs.shared.empty()) return;
   combine.shared_out = outputs.shared.data;
   combine.shared_out_dtype = outputs.shared.dtype;
-  combine.shared_out_stride = stride_of_rows(outputs.shared);
+  combine.shared_out_stride = row_stride(outputs.shared);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include "layer/stages/cuda/limits.h"
 
+#include "core/row_stride.h"
 #include "cuda/memory_place.h"
 #include "dispatch/cuda/sanitize_ids.h"
 #include "layer/choice_limits.h"
-#include "layer/stages/cuda/rows.h"
 #include "routing/cuda/limits.h"
 #include "routing/cuda/route.h"
 #include "routing/limits.h"
@@ -157,10 +157,10 @@ CudaChoices keep_within_limits(const CudaChunk& chunk, const CudaGiven& given) {
                             .weights = chunk.scratch.at<float>(kRouterWeights)};
   dispatch::device_sanitize_ids({.given_ids = given.topk_ids.data,
                                  .ids_dtype = given.topk_ids.dtype,
-                                 .ids_stride = stride_of_rows(given.topk_ids),
+                                 .ids_stride = row_stride(given.topk_ids),
                                  .given_weights = given.topk_weights.data,
                                  .weights_dtype = given.topk_weights.dtype,
-                                 .weights_stride = stride_of_rows(given.topk_weights),
+                                 .weights_stride = row_stride(given.topk_weights),
                                  .num_tokens = chunk.count,
                                  .live_tokens = given.live.tokens,
                                  .padding_mask = given.live.padding_mask,

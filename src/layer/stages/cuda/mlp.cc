@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "core/dcheck.h"
+#include "core/row_stride.h"
 #include "dispatch/cuda/clear_rows.h"
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
@@ -184,7 +185,7 @@ RoutedRows finish_rows(const CudaChunk& chunk, const CudaRung& rung, const CudaR
   const MoeSpec& spec = chunk.plan.spec;
   const bool weighted = spec.weight_on == WeightOn::kOutput;
   experts.output = out.data;
-  experts.output_stride = stride_of_rows(out);
+  experts.output_stride = row_stride(out);
   experts.finish = {.apply = true,
                     .weights = weighted ? routing.topk_weights : nullptr,
                     .scale = static_cast<float>(spec.output_scale)};

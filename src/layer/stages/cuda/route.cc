@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/route.h"
 
+#include "core/row_stride.h"
 #include "core/shared_facts.h"
 #include "dispatch/cuda/sanitize_ids.h"
 #include "gemm/cuda/gate_product.h"
@@ -25,7 +26,7 @@ void enqueue_gate(const CudaChunk& chunk, const ConstTensorView& rows, float* lo
   const CudaLayerWeight& gate = weights.own[weights::kRouter];
   gemm::device_gate_product({.rows = rows.data,
                              .rows_dtype = rows.dtype,
-                             .rows_stride = stride_of_rows(rows),
+                             .rows_stride = row_stride(rows),
                              .num_tokens = chunk.count,
                              .hidden_size = spec.hidden_size,
                              .weights = gate.memory.as(),
@@ -50,11 +51,11 @@ void capture_logits(const CudaChunk& chunk, const CudaLogits& logits, const Tens
                 .columns = num_logits(chunk.plan.spec),
                 .out = captured.data,
                 .out_dtype = DType::kF32,
-                .out_stride = stride_of_rows(captured)},
+                .out_stride = row_stride(captured)},
                chunk.stream);
 }
 
-bool is_dense(const ConstTensorView& view) { return stride_of_rows(view) == view.shape[1]; }
+bool is_dense(const ConstTensorView& view) { return row_stride(view) == view.shape[1]; }
 
 // True if the caller's ids and weights can be read in place, apart from the type of the ids.
 bool has_plain_routing(const MoeSpec& spec, const CudaGiven& given, const CudaCaptures& captures) {
@@ -120,10 +121,10 @@ CudaRouting enqueue_made(const CudaChunk& chunk, const Work& args, const ConstTe
   dispatch::DeviceSanitizeArgs made = sanitize_args(chunk, args);
   made.given_ids = ids.data;
   made.ids_dtype = ids.dtype;
-  made.ids_stride = stride_of_rows(ids);
+  made.ids_stride = row_stride(ids);
   made.given_weights = weights.data;
   made.weights_dtype = weights.dtype;
-  made.weights_stride = stride_of_rows(weights);
+  made.weights_stride = row_stride(weights);
   CudaRouting routing = own_routing(chunk, args);
   if (args.group == nullptr) {
     dispatch::device_sanitize_ids(made, chunk.stream);
@@ -141,7 +142,7 @@ const int32_t* choices_to_weigh(const CudaChunk& chunk, const CudaGiven& given) 
   auto* const checked = chunk.scratch.at<int32_t>(kGivenIds);
   dispatch::device_sanitize_ids({.given_ids = ids.data,
                                  .ids_dtype = ids.dtype,
-                                 .ids_stride = stride_of_rows(ids),
+                                 .ids_stride = row_stride(ids),
                                  .num_tokens = chunk.count,
                                  .live_tokens = given.live.tokens,
                                  .padding_mask = given.live.padding_mask,
@@ -329,7 +330,7 @@ CudaLogits make_logits(const CudaChunk& chunk, const ConstTensorView& router_log
   CudaLogits logits;
   if (router_logits.empty()) {
     // The product goes straight into a dense capture, which then also serves the router.
-    const bool direct = !captured.empty() && stride_of_rows(captured) == columns;
+    const bool direct = !captured.empty() && row_stride(captured) == columns;
     auto* const product = direct ? capture<float>(captured) : chunk.scratch.at<float>(kLogits);
     enqueue_gate(chunk, gate_rows, product);
     logits = {.data = product, .dtype = DType::kF32, .stride = columns};
@@ -337,7 +338,7 @@ CudaLogits make_logits(const CudaChunk& chunk, const ConstTensorView& router_log
   } else {
     logits = {.data = router_logits.data,
               .dtype = router_logits.dtype,
-              .stride = stride_of_rows(router_logits)};
+              .stride = row_stride(router_logits)};
   }
   if (!captured.empty()) capture_logits(chunk, logits, captured);
   return logits;

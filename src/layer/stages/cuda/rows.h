@@ -1,17 +1,14 @@
 // Rows of a chunk as kernels take them.
 #pragma once
 
+#include "core/row_stride.h"
+
 #include "conclave/dtype.h"
 #include "conclave/tensor.h"
 
 #include <cstdint>
 
 namespace conclave::inline v0 {
-
-// Elements from one row of a matrix to the next.
-inline int64_t stride_of_rows(const ConstTensorView& view) {
-  return view.row_stride != 0 ? view.row_stride : view.shape[1];
-}
 
 // The rows of a capture; null if the caller wants none.
 template <class T>
@@ -20,7 +17,7 @@ T* capture(const TensorView& view) {
 }
 
 inline int64_t capture_stride(const TensorView& view) {
-  return view.empty() ? 0 : stride_of_rows(view);
+  return view.empty() ? 0 : row_stride(view);
 }
 
 // Rows of any float type, [T * rows_per_token, columns].
@@ -35,7 +32,7 @@ struct SourceRows {
 };
 
 inline SourceRows source_rows(const ConstTensorView& rows) {
-  return {.data = rows.data, .dtype = rows.dtype, .stride = stride_of_rows(rows), .given = true};
+  return {.data = rows.data, .dtype = rows.dtype, .stride = row_stride(rows), .given = true};
 }
 
 }  // namespace conclave::inline v0

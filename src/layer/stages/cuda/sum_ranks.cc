@@ -1,8 +1,8 @@
 #include "layer/stages/cuda/sum_ranks.h"
 
+#include "core/row_stride.h"
 #include "dispatch/cuda/sum_rows.h"
 #include "layer/cuda/row_format.h"
-#include "layer/stages/cuda/rows.h"
 
 #include "conclave/comm.h"
 #include "conclave/interop/cuda.h"
@@ -46,7 +46,7 @@ void round(const CudaChunk& chunk, const LiveRows& live, const TensorView& sums,
                         .hidden_size = chunk.plan.spec.hidden_size,
                         .out = out.data,
                         .out_dtype = out.dtype,
-                        .out_stride = stride_of_rows(out)},
+                        .out_stride = row_stride(out)},
                        chunk.stream);
 }
 
