@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _frameworks
+from conclave import _conclave, _frameworks
 from conclave.errors import ConclaveTypeError
 
 # Codes of half a byte that an element holds, by the type of the array.
 _CODES = {"uint8": 2, "int32": 8, "uint32": 8}
-# Their types, as Python and as files name them.
-_HALF_BYTES = (
-    *("int4", "I4", "float4_e2m1fn_x2", "F4", "nf4", "NF4", "bnb_fp4", "BNB_FP4"),
-    *("iq4", "IQ4", "uint4", "U4"),
-)
 
 
 def _is_half_byte(dtype: Any) -> bool:
-    return str(dtype).removeprefix("torch.") in _HALF_BYTES
+    return _conclave.element_bits(str(dtype).removeprefix("torch.")) == 4
 
 
 def scales_by_row(quant: Mapping[str, Any]) -> bool:

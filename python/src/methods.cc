@@ -4,9 +4,11 @@
 #include "fields.h"
 #include "names.h"
 
+#include "conclave/dtype.h"
 #include "conclave/format.h"
 #include "conclave/methods.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +72,14 @@ void bind_methods(nb::module_& module) {
         return gpu_rows_support(read.weight_dtype, read.quant).reason();
       },
       nb::arg("spec"), "Why a GPU does not make a layer's rows of codes; empty if it does.");
+  module.def(
+      "element_bits",
+      [](const std::string& name) {
+        const std::optional<DType> type = parse_dtype(name);
+        return type ? bit_size(*type) : 0;
+      },
+      nb::arg("name"),
+      "Bits of one element of the type that files or torch call so; 0 for other names.");
 }
 
 }  // namespace conclave::python

@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import conclave
+from conclave import _conclave
 from support.problems import FLOAT32_BAR, expected_output, make_problem, worst_error
 
 pytestmark = pytest.mark.usefixtures("float32_products")
@@ -76,3 +77,9 @@ def test_forms_of_four_bits_are_listed():
     assert (forms["nvfp4"].packed_in, forms["nvfp4"].scale_dtype) == ("uint8", "float8_e4m3fn")
     assert forms["nvfp4"].quant.has_global_scale
     assert (forms["nf4"].method, forms["nf4"].packed_in) == ("", None)
+
+
+def test_bits_of_types_are_those_of_their_names():
+    names = {"int4": 4, "I4": 4, "uint4": 4, "nf4": 4, "BNB_FP4": 4, "iq4": 4, "F4": 4, "I6": 6}
+    names |= {"float8_e4m3fn": 8, "int8": 8, "bfloat16": 16, "F32": 32, "None": 0, "": 0, "f4": 0}
+    assert {name: _conclave.element_bits(name) for name in names} == names
