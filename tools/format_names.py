@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the files of src that name a format of weights or a type of its codes outside src/quant.
+"""Counts the files of C++ that name a format of weights or a type of its codes outside src/quant.
 
 Usage: tools/format_names.py [ROOT] [--files]
 Prints the number of files for each reason, what is recorded for it, and with --files their names.
@@ -32,6 +32,10 @@ REASONS = [
     Reason("register tiles, and what instructions are called",
            re.compile(r"^src/gemm/cpu/simd|^src/cuda/device/"), 5),
     Reason("kernels for one type of codes, and their rows", re.compile(r"^src/experts/"), 38),
+    Reason("forms that the converter writes, a file for each kind",
+           re.compile(r"^apps/conclave/convert/forms/"), 6),
+    Reason("options, help and words of the tool", re.compile(r"^apps/conclave/"), 8),
+    Reason("types of arrays, as other libraries name them", re.compile(r"^python/src/"), 5),
 ]
 
 # A word of code: an identifier, or a literal.
@@ -60,7 +64,7 @@ def files_by_reason(root: pathlib.Path) -> tuple[dict[str, list[Place]], list[Pl
     """Files that name formats, by the reason for it, and those without one."""
     found: dict[str, list[Place]] = {reason.name: [] for reason in REASONS}
     others = []
-    for path in source_files(root, "src"):
+    for path in source_files(root, "src", "apps", "python/src"):
         name = path.relative_to(root).as_posix()
         lines = format_lines(path.read_text(encoding="utf-8"))
         if name.startswith("src/quant/") or not lines:

@@ -301,6 +301,11 @@ class CheckRules(CheckCase):
         self.write("src/quant/e4m3/a.h", "constexpr DType kElement = DType::kF8E4M3;\n")
         self.write("src/checkpoint/methods/a.cc", 'DType codes() { return DType::kI4; }\n')
         self.expect(0)
+        self.write("apps/conclave/convert/forms/a.cc", 'constexpr auto kForm = "awq-int4";\n')
+        self.expect(0)
+        self.write("apps/other/a.cc", 'bool f(Text t) { return t == "mxfp4"; }\n')
+        self.expect(1, "apps/other/a.cc:1: format-names")
+        self.write("apps/other/a.cc", "")
         for code in ("DType d = DType::kF8E4M3;", 'auto name = "nvfp4";', "int q4_k_row = 0;"):
             self.write("src/layer/a.cc", f"int a;\n{code}\n")
             self.expect(1, "src/layer/a.cc:2: format-names")
