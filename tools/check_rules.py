@@ -77,6 +77,10 @@ RULES = [
          without_literals,
          "which types hold values is asked of is_plain(), or of the tool's holds_values(), not "
          "spelt out"),
+    Rule("no-spelt-stride",
+         re.compile(r"\b(\w+)\.row_stride\s*!=\s*0\s*\?\s*\1\.row_stride\s*:\s*\1\.shape\[1\]"),
+         ("src",), re.compile(r"^src/core/row_stride\.h$"), without_literals,
+         "the distance of a matrix's rows is row_stride() of core/row_stride.h"),
     Rule("no-shared-mode",
          re.compile(r"[=!]=\s*(?:\w+::)*SharedMode::k\w+|\bSharedMode::k\w+\s*[!=]="
                     r"|\bcase\s+(?:\w+::)*SharedMode::"),

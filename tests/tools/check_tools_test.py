@@ -284,6 +284,15 @@ class CheckRules(CheckCase):
         self.write("apps/conclave/a.cc", spelt[0])
         self.expect(1, "apps/conclave/a.cc:2: no-plain-list")
 
+    def test_distance_of_rows_spelt_out_fails(self):
+        spelt = "auto s = a.row_stride != 0 ? a.row_stride : a.shape[1];\n"
+        self.write("src/core/row_stride.h", spelt)
+        self.write("src/layer/a.cc", "auto s = row_stride(a);\n"
+                                     "auto t = a.row_stride != 0 ? a.row_stride : columns;\n")
+        self.expect(0)
+        self.write("src/layer/a.cc", spelt)
+        self.expect(1, "src/layer/a.cc:1: no-spelt-stride")
+
     def test_order_of_types_fails(self):
         for code in ("bool f(DType d) { return d <= DType::kF6E3M2; }",
                      "bool f(DType d) { return d > conclave::DType::kC64; }"):
