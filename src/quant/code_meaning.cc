@@ -11,9 +11,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace conclave::inline v0 {
 namespace {
@@ -40,6 +42,20 @@ std::vector<float> widen(const ConstTensorView& scales) {
     }
   }
   return values;
+}
+
+// Whether all are finite, and without signs not negative. No exit from the loop: it is one of
+// vectors. Zeros of either sign are numbers.
+bool all_are_numbers(std::span<const float> values, bool have_signs) {
+  uint32_t largest = 0;
+  uint32_t signs = 0;
+  for (const float value : values) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffU;
+    largest = std::max(largest, magnitude);
+    signs |= magnitude != 0 ? bits : 0U;
+  }
+  return largest < 0x7f800000U && (have_signs || signs >> 31U == 0);
 }
 
 template <class Read>
@@ -103,6 +119,7 @@ class MeaningLoader {
     const quant::PlaneSlice part = part_of(block);
     CodeMeaning meaning = load_as_stored(block);
     const int64_t rows = block.row_end - block.row_begin;
+    if (plane_.block_rows == 1) return meaning;
     meaning.scales = repeat_rows(meaning.scales, part, rows);
     if (!meaning.offsets.empty()) meaning.offsets = repeat_rows(meaning.offsets, part, rows);
     return meaning;
@@ -192,6 +209,7 @@ class MeaningLoader {
   std::vector<float> load_zeros(const WeightBlock& block) const {
     const WeightId id = matrix_.with(WeightPlane::kZero);
     std::vector<float> zeros = load_block(source_, id, expert_, block, widen);
+    if (all_are_numbers(zeros, true)) return zeros;
     for (const float zero : zeros) {
       if (!std::isfinite(zero)) refuse(source_, id, expert_, zero, "finite");
     }
@@ -223,6 +241,7 @@ class MeaningLoader {
 std::vector<float> load_scales(const QuantSpec& quant, const WeightSource& source, WeightId id,
                                int64_t expert, const WeightBlock& block) {
   std::vector<float> scales = load_block(source, id, expert, block, widen);
+  if (all_are_numbers(scales, quant.signed_scales)) return scales;
   for (const float value : scales) {
     if (std::isfinite(value) && (quant.signed_scales || value >= 0)) continue;
     refuse(source, id, expert, value, quant.signed_scales ? "finite" : "finite and not negative");

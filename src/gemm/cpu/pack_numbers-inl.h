@@ -59,35 +59,56 @@ CONCLAVE_KERNEL_INLINE auto put_numbers(typename Square::Ints bits, std::byte* t
   }
 }
 
+CONCLAVE_KERNEL_INLINE int groups_of_tile(const NumberPlane& plane, int64_t first) {
+  const int64_t left = plane.groups - first;
+  return left < kTileGroups ? static_cast<int>(left) : kTileGroups;
+}
+
 template <class Square, ScaleValues kValues>
 CONCLAVE_KERNEL_INLINE bool pack_rows(const NumberPlane& plane, const float* const* columns,
                                       std::byte* packed) {
-  constexpr int kSize = Square::kSize;
   constexpr bool kInPowers = kValues == ScaleValues::kPowerOfTwo;
-  using Tile = NumberTile<Square>;
   float none[kTileGroups];
   for (float& number : none) number = kInPowers ? 0x1p-127F : 0.0F;
   const int64_t bytes = plane.number_bytes();
   for (int64_t group = 0; group < plane.groups; group += kTileGroups) {
-    const int64_t left = plane.groups - group;
-    const int count = left < kTileGroups ? static_cast<int>(left) : kTileGroups;
-    typename Tile::Ints unfit{};
-    for (int column = 0; column < kPanelColumns; column += kSize) {
-      Tile tile;
+    const int count = groups_of_tile(plane, group);
+    typename Square::Ints unfit{};
+    for (int column = 0; column < kPanelColumns; column += Square::kSize) {
+      NumberTile<Square> tile;
       tile.load(columns + column, group, count, none);
       std::byte* const to = packed + (group * kPanelColumns + column) * bytes;
-      if constexpr (kValues == ScaleValues::kSteps) {
-        const int together = static_cast<int>(plane.unit_groups);
-        for (int first = 0; first < count; first += together) {
-          const int in_unit = count - first < together ? count - first : together;
-          const int64_t unit = (group + first) / together * kPanelColumns + column;
-          unfit |= put_steps<Square>(tile.rows + first, in_unit, to + first * kPanelColumns,
-                                     packed + plane.units_at() + unit * int64_t{sizeof(float)});
-        }
-      } else {
-        for (int i = 0; i < count; ++i) {
-          unfit |= put_numbers<Square, kValues>(tile.rows[i], to + i * kPanelColumns * bytes);
-        }
+      for (int i = 0; i < count; ++i) {
+        unfit |= put_numbers<Square, kValues>(tile.rows[i], to + i * kPanelColumns * bytes);
+      }
+    }
+    if (Square::any(reinterpret_cast<typename Square::Vector>(unfit))) return false;
+  }
+  return true;
+}
+
+// Units begin with a tile or within it: `plane.unit_groups` divides 16.
+template <class Square>
+CONCLAVE_KERNEL_INLINE bool pack_step_rows(const NumberPlane& plane, const float* const* columns,
+                                           std::byte* packed) {
+  constexpr float kNone[kTileGroups] = {};
+  const int in_units = static_cast<int>(plane.unit_groups);
+  std::byte* const units = packed + plane.units_at();
+  for (int64_t group = 0; group < plane.groups; group += kTileGroups) {
+    const int count = groups_of_tile(plane, group);
+    typename Square::Ints unfit{};
+    for (int column = 0; column < kPanelColumns; column += kTogether * Square::kSize) {
+      NumberTile<Square> tiles[kTogether];
+      for (int j = 0; j < kTogether; ++j) {
+        tiles[j].load(columns + column + j * Square::kSize, group, count, kNone);
+      }
+      for (int first = 0; first < count; first += in_units) {
+        const typename Square::Ints* numbers[kTogether];
+        for (int j = 0; j < kTogether; ++j) numbers[j] = tiles[j].rows + first;
+        const int64_t unit = (group + first) / in_units * kPanelColumns + column;
+        unfit |= put_steps<Square>(numbers, count - first < in_units ? count - first : in_units,
+                                   packed + (group + first) * kPanelColumns + column,
+                                   units + unit * int64_t{sizeof(float)});
       }
     }
     if (Square::any(reinterpret_cast<typename Square::Vector>(unfit))) return false;
@@ -105,9 +126,7 @@ CONCLAVE_KERNEL_INLINE bool pack_by_squares(const NumberPlane& plane, const floa
     case ScaleValues::kPowerOfTwo:
       return pack_rows<Square, ScaleValues::kPowerOfTwo>(plane, columns, packed);
     case ScaleValues::kSteps:
-      // Units begin with a tile, or within it.
-      return kTileGroups % plane.unit_groups == 0 &&
-             pack_rows<Square, ScaleValues::kSteps>(plane, columns, packed);
+      return kTileGroups % plane.unit_groups == 0 && pack_step_rows<Square>(plane, columns, packed);
     case ScaleValues::kFloat8:
     case ScaleValues::kFloat:
       break;
