@@ -44,18 +44,18 @@ std::vector<float> widen(const ConstTensorView& scales) {
   return values;
 }
 
-// Whether all are finite, and without signs not negative. No exit from the loop: it is one of
-// vectors. Zeros of either sign are numbers.
+// Whether all are finite, and without signs not negative. Sums whose highest bit answers make a
+// loop that has vectors on every CPU; a zero may have either sign.
 bool all_are_numbers(std::span<const float> values, bool have_signs) {
-  uint32_t largest = 0;
-  uint32_t signs = 0;
+  uint32_t infinite = 0;
+  uint32_t negative = 0;
   for (const float value : values) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffU;
-    largest = std::max(largest, magnitude);
-    signs |= magnitude != 0 ? bits : 0U;
+    infinite |= magnitude + 0x00800000U;
+    negative |= bits & ~(magnitude - 1U);
   }
-  return largest < 0x7f800000U && (have_signs || signs >> 31U == 0);
+  return infinite >> 31U == 0 && (have_signs || negative >> 31U == 0);
 }
 
 template <class Read>
