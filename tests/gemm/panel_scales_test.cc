@@ -54,7 +54,7 @@ class Numbers {
 // The number of columns that do not exist.
 float none_of(ScaleValues values) { return values == ScaleValues::kPowerOfTwo ? 0x1p-127F : 0.0F; }
 
-// What vectors pack has the bytes of what no vectors pack, and nothing is written beside it.
+// Vectors pack the bytes that are packed without them, and write nothing beside these.
 void expect_same_by_vectors(const NumberPlane& plane, const PanelNumbers& columns) {
   std::vector<std::byte> expected(plane.bytes(), std::byte{0x5a});
   const bool fits = gemm::pack_numbers(plane, columns, expected.data()).column == -1;
@@ -286,7 +286,7 @@ TEST(PanelNumbers, OneOtherNumberAnywhere_IsSeenByVectors) {
   }
 }
 
-// What numbers have in common is found whatever they are: units of any size, with many odd steps.
+// Units are found whatever their size, with as many odd steps as there are.
 TEST(PanelNumbers, UnitsOfLongNumbers_AreThoseOfTheScalarCode) {
   std::mt19937 random(6);
   constexpr int64_t kGroups = 16;

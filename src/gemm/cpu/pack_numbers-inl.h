@@ -38,8 +38,8 @@ struct NumberTile {
   }
 };
 
-// What follows writes numbers of one group and returns lanes that are not 0 for those without a
-// form. NaN has none.
+// Writes numbers of one group and returns lanes that are not 0 for those without a form. NaN has
+// none.
 template <class Square, ScaleValues kValues>
 CONCLAVE_KERNEL_INLINE auto put_numbers(typename Square::Ints bits, std::byte* to) {
   using Ints = typename Square::Ints;
