@@ -73,7 +73,7 @@ UnfitNumber pack_all_steps(const NumberPlane& plane, const PanelNumbers& columns
                            std::byte* packed) {
   const auto groups = static_cast<size_t>(plane.groups);
   const auto together = static_cast<size_t>(plane.unit_groups);
-  std::memset(packed, 0, plane.bytes());
+  std::fill_n(packed, plane.bytes(), std::byte{});
   for (size_t column = 0; column < columns.size(); ++column) {
     if (columns[column] == nullptr) continue;
     const std::span<const float> numbers(columns[column], groups);

@@ -51,6 +51,12 @@ static int agree(const conclave_comm_operation* one, const conclave_comm_operati
          one->dtype == other->dtype && one->reduce == other->reduce;
 }
 
+static size_t bytes_of_part(const conclave_comm_operation* to, const conclave_comm_operation* from,
+                            int32_t rank) {
+  if (to->kind == CONCLAVE_COMM_KIND_ALL_TO_ALL_V) return (size_t)to->recv_counts[rank];
+  return to->kind == CONCLAVE_COMM_KIND_ALL_GATHER ? from->send_bytes : to->recv_bytes;
+}
+
 // This rank's part of the operation on all ranks: it takes what they give, in rank order.
 static void take_part(const thread_group* group, int32_t me) {
   const conclave_comm_operation* const to = &group->meeting[me]->operation;
@@ -59,20 +65,20 @@ static void take_part(const thread_group* group, int32_t me) {
   for (rank = 0; rank < group->size && to->kind != CONCLAVE_COMM_KIND_BARRIER; ++rank) {
     const conclave_comm_operation* const from = &group->meeting[rank]->operation;
     const char* const given = from->send;
+    const size_t bytes = bytes_of_part(to, from, rank);
+    if (bytes == 0) continue;  // buffers without bytes may be null, and then have no places
     switch (to->kind) {
       case CONCLAVE_COMM_KIND_ALL_TO_ALL_V:
-        copy(received + to->recv_offsets[rank], given + from->send_offsets[me],
-             (size_t)to->recv_counts[rank]);
+        copy(received + to->recv_offsets[rank], given + from->send_offsets[me], bytes);
         break;
       case CONCLAVE_COMM_KIND_ALL_GATHER:
-        copy(received + (size_t)rank * from->send_bytes, given, from->send_bytes);
+        copy(received + (size_t)rank * bytes, given, bytes);
         break;
       case CONCLAVE_COMM_KIND_ALL_REDUCE:
-        reduce_rows(received, given, to->recv_bytes, to->dtype, to->reduce, rank == 0);
+        reduce_rows(received, given, bytes, to->dtype, to->reduce, rank == 0);
         break;
       default:  // REDUCE_SCATTER
-        reduce_rows(received, given + (size_t)me * to->recv_bytes, to->recv_bytes, to->dtype,
-                    to->reduce, rank == 0);
+        reduce_rows(received, given + (size_t)me * bytes, bytes, to->dtype, to->reduce, rank == 0);
     }
   }
 }
