@@ -1,5 +1,5 @@
-// What the examples of the newer calls share: views of arrays, numbers that are the same in every
-// run, and the end of a program where something is not as it should be.
+// Examples of several calls share this: views of arrays, numbers that are the same in every run,
+// and the end of a program where something is not as it should be.
 #pragma once
 
 #include <conclave/c.h>

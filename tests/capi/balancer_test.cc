@@ -170,7 +170,7 @@ TEST(BalancerOfC, BadRequests_NameTheField) {
   expect(kInvalid, "step_interval", 1, [](auto& o) { o.step_interval = kMost; });
   expect(kInvalid, "log_balancedness_interval", 1,
          [](auto& o) { o.log_balancedness_interval = -1; });
-  // What a migration would refuse later, in a step and on one rank alone.
+  // A migration would refuse these later, in a step and on one rank alone.
   for (const double share :
        {-0.5, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     expect(kInvalid, "processor_share", 1, [&](auto& o) { o.processor_share = share; });

@@ -125,7 +125,7 @@ def compare(text: str) -> list[str]:
     )
 
 
-# What is replaced in the declarations, and what has to be said of it.
+# Each break replaces a text of the declarations, and must be told by the message beside it.
 BREAKS = [
     (
         "    pub forwards: i64,\n    pub tokens: i64,",

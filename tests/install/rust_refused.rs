@@ -1,4 +1,4 @@
-// What the crate of Rust must not let through: each case is compiled alone, and refused with the
+// The crate of Rust must not let these through: each case is compiled alone, and refused with the
 // code that rust_crate.sh names. Without a case it compiles.
 #![allow(
     dead_code,
@@ -92,7 +92,7 @@ fn workspace<'a>(first: Call<'a>, second: Call<'a>, workspace: &'a mut Workspace
     drop((one, other));
 }
 
-// What a forward writes is not read meanwhile.
+// Nobody reads the rows that a forward writes meanwhile.
 #[cfg(case = "out")]
 fn out(data: &mut [f32]) {
     let out = ViewMut::new(data, &[1, 8]).unwrap();

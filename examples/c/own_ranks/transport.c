@@ -97,7 +97,7 @@ static conclave_status wait_for(void* user, uint64_t number, int64_t deadline_ns
       is_late = pthread_cond_timedwait(&group->change, &group->lock, &deadline) != 0;
     }
   }
-  // What is complete stays so, whatever has happened since.
+  // A complete operation stays so, whatever has happened since.
   if (of == NULL || !of->is_complete) status = group_tell(group, failure);
   if (of != NULL) of->is_used = 0;
   pthread_mutex_unlock(&group->lock);

@@ -117,7 +117,7 @@ fn adapters(context: &Context, model: &Checkpoint, saved: &LoraCheckpoint) -> Re
     Ok(())
 }
 
-// What a trainer makes in a step.
+// A trainer makes them in a step.
 struct Weights {
     gate_up: Vec<f32>,
     down: Vec<f32>,

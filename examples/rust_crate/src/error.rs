@@ -32,7 +32,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    // Of an argument that cannot be handed to C at all.
+    // Serves arguments that cannot be handed to C at all.
     pub(crate) fn of_argument(status: ffi::Status, tensor: &str, what: String) -> Error {
         Error {
             status,

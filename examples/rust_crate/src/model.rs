@@ -1,4 +1,4 @@
-// What a layer is made of: the surroundings, a description, and weights of files or of arrays.
+// A layer is made of its surroundings, a description, and weights of files or of arrays.
 use crate::error::{c_text, checked, made_text, sized, Result};
 use crate::{ffi, handle, View};
 use std::marker::PhantomData;

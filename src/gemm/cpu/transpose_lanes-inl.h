@@ -110,8 +110,8 @@ __attribute__((noinline)) int64_t transpose_codes(const ColumnLanes& codes, std:
   return done * kLaneCodes;
 }
 
-// Where lines begin with the panel they are written whole, and pass the caches by: nobody reads
-// them soon, and the memory's old contents are not read first.
+// Lines that begin with the panel are written whole, and pass the caches by: nobody reads them
+// soon, and the memory's old contents are not read first.
 template <class Square, int kBits>
 CONCLAVE_KERNEL_INLINE int64_t transpose_codes(const ColumnLanes& codes, std::byte* panel) {
   const bool has_whole_lines = reinterpret_cast<uintptr_t>(panel) % 64 == 0;
