@@ -22,8 +22,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   run_block<Config, kProduct, AdaptedConsumer<Config>>(params, shared);
 }
 
+// The shape that codes have in one of the tiles of adapted_codes.cc.
 template <int kTokens, Codes kCodes>
-AdaptedCodesPair adapted_pair() {
+constexpr Shape adapted_shape() {
   constexpr int kWeightRows = 128;
   constexpr CodeKernelForm kForm{.bits = kCodes.bits,
                                  .columns_of_sum = 16 * kCodes.steps_of_sum,
@@ -32,14 +33,26 @@ AdaptedCodesPair adapted_pair() {
                                  .in_order = kCodes.in_order,
                                  .in_pairs = kCodes.in_pairs,
                                  .exact = kCodes.exact != ExactScales::kNone};
-  constexpr Shape kShape{.max_tokens = kTokens,
-                         .weight_rows = kWeightRows,
-                         .atoms = kCodes.bits == 4 ? 4 : 2,
-                         .stages = code_stages(kForm, kTokens, kWeightRows),
-                         .consumers = kWeightRows / 64};
-  using Own = Config<__nv_bfloat16, kShape, kCodes>;
+  return {.max_tokens = kTokens,
+          .weight_rows = kWeightRows,
+          .atoms = kCodes.bits == 4 ? 4 : 2,
+          .stages = code_stages(kForm, kTokens, kWeightRows),
+          .consumers = kWeightRows / 64};
+}
+template <int kTokens, Codes kCodes>
+using AdaptedConfig = Config<__nv_bfloat16, adapted_shape<kTokens, kCodes>(), kCodes>;
+
+template <int kTokens, Codes kCodes>
+AdaptedCodesPair adapted_pair() {
+  using Own = AdaptedConfig<kTokens, kCodes>;
   return {.up = describe_kernel<Own>(adapted_codes_product<Own, Product::kUp>),
           .down = describe_kernel<Own>(adapted_codes_product<Own, Product::kDown>)};
+}
+
+[[noreturn]] inline void refuse_adapted_tile(const DeviceTile& tile) {
+  throw Error(ErrorCode::kUnsupported,
+              {.what = "cuda.stream_codes_sm90 has no such tile for rows with adapters",
+               .found = to_string(tile)});
 }
 
 // The kernels of the tiles of adapted_codes.cc.
@@ -47,9 +60,7 @@ template <Codes kCodes>
 AdaptedCodesPair find_adapted(const DeviceTile& tile) {
   if (tile.tokens == 16) return adapted_pair<16, kCodes>();
   if (tile.tokens == 64) return adapted_pair<64, kCodes>();
-  throw Error(ErrorCode::kUnsupported,
-              {.what = "cuda.stream_codes_sm90 has no such tile for rows with adapters",
-               .found = to_string(tile)});
+  refuse_adapted_tile(tile);
 }
 
 // These find what those of codes_tiles.cuh do.

@@ -214,7 +214,7 @@ struct Products<Config> : Epilogue<Config> {
 };
 
 // A block of codes with offsets.
-template <class Config, Product kProduct>
+template <class Config, Product kProduct, class OwnConsumer>
 __device__ __forceinline__ void run_summed_block(const Params& params,
                                                  SummedStorage<Config>& shared) {
   if (threadIdx.x == 0) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ void run_summed_block(const Params& params,
   const auto warp = static_cast<int32_t>(threadIdx.x / 32);
   if (warp < Config::kConsumerWarps) {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<Config, kProduct, Consumer<Config>>(params, shared);
+    consume<Config, kProduct, OwnConsumer>(params, shared);
     return;
   }
   ptx::setmaxnreg_dec<Config::kProducerRegisters>();

@@ -8,7 +8,8 @@ template <class Config, Product kProduct>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     stream_offsets_product(const __grid_constant__ CodedParams params) {
   extern __shared__ __align__(1024) uint8_t bytes[];
-  run_summed_block<Config, kProduct>(params, *reinterpret_cast<SummedStorage<Config>*>(bytes));
+  run_summed_block<Config, kProduct, Consumer<Config>>(
+      params, *reinterpret_cast<SummedStorage<Config>*>(bytes));
 }
 
 template <class Config>
