@@ -2,12 +2,10 @@
 
 #include "core/float8.h"
 #include "core/float_convert.h"
+#include "quant/number_steps.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <numeric>
 #include <span>
 
 namespace conclave::inline v0::gemm {
@@ -24,47 +22,15 @@ void store(T value, std::byte* packed, int64_t index) {
   std::memcpy(packed + index * int64_t{sizeof(T)}, &value, sizeof(value));
 }
 
-// A number but 0 as odd * 2^exponent. For one that is not finite the result means nothing.
-struct Odd {
-  int32_t odd = 0;
-  int exponent = 0;
-};
-Odd odd_of(float value) {
-  constexpr uint32_t kHidden = uint32_t{1} << 23;
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const int biased = static_cast<int>(bits >> 23 & 0xffU);
-  const uint32_t mantissa = (bits & (kHidden - 1)) | (biased != 0 ? kHidden : 0);
-  const int zeros = std::countr_zero(mantissa);
-  return {static_cast<int32_t>(mantissa >> zeros), std::max(biased, 1) - 150 + zeros};
-}
-
-// The largest number of which all are whole multiples; 0 if all are 0.
-float common_unit(std::span<const float> numbers) {
-  int32_t divisor = 0;
-  int exponent = 0;
-  for (const float number : numbers) {
-    if (number == 0) continue;
-    const Odd parts = odd_of(number);
-    exponent = divisor == 0 ? parts.exponent : std::min(exponent, parts.exponent);
-    divisor = std::gcd(divisor, parts.odd);
-  }
-  return std::ldexp(static_cast<float>(divisor), exponent);
-}
-
 // Packs the numbers of one column and unit, whose steps lie a panel row apart. Returns one that is
 // no step, or null.
 const float* pack_steps(std::span<const float> numbers, std::byte* steps, std::byte* unit_at) {
-  float unit = common_unit(numbers);
-  // 128 steps are as many of the opposite unit, and less than 0.
-  if (std::ranges::any_of(numbers, [&](float number) { return number > 127 * unit; })) unit = -unit;
+  const float unit = quant::unit_of_steps(numbers);
   store(unit, unit_at, 0);
   for (size_t i = 0; i < numbers.size(); ++i) {
-    const float step = unit == 0 ? 0.0F : numbers[i] / unit;
-    if (!(step >= -128.0F && step <= 127.0F)) return &numbers[i];
-    const auto whole = static_cast<int8_t>(step);
-    // No step has the sign of a zero, which changes no sum.
-    if (static_cast<float>(whole) * unit != numbers[i]) return &numbers[i];
-    store(whole, steps, static_cast<int64_t>(i) * kPanelColumns);
+    int8_t step = 0;
+    if (!quant::find_step(numbers[i], unit, step)) return &numbers[i];
+    store(step, steps, static_cast<int64_t>(i) * kPanelColumns);
   }
   return nullptr;
 }

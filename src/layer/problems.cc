@@ -44,18 +44,6 @@ int64_t skipped_rows(const QuantSpec& quant, const TensorSlice& inner) {
   return quant.weights == WeightScale::kBlock ? inner.begin % quant.block_rows : 0;
 }
 
-// Numbers in steps share columns of the whole matrix, which a slice that begins among them has a
-// part of: it holds them as float32.
-QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
-  const QuantSpec down = quant_of_matrix(quant, quant.down_codes);
-  const bool in_steps =
-      down.scale_values == ScaleValues::kSteps || down.zero_values == ScaleValues::kSteps;
-  if (!in_steps || inner.begin % kStepColumns < down.block_cols) return quant;
-  quant.scale_values = quant.down_codes.scale_values = ScaleValues::kFloat;
-  quant.zero_values = quant.down_codes.zero_values = ScaleValues::kFloat;
-  return quant;
-}
-
 ExpertsProblem routed_problem(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;
   const QuantSpec quant = known_to(request.target, spec.quant);
@@ -119,6 +107,16 @@ ExpertsProblem residual_problem(const MlpRequest& request) {
 }
 
 }  // namespace
+
+QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner) {
+  const QuantSpec down = quant_of_matrix(quant, quant.down_codes);
+  const bool in_steps =
+      down.scale_values == ScaleValues::kSteps || down.zero_values == ScaleValues::kSteps;
+  if (!in_steps || inner.begin % kStepColumns < down.block_cols) return quant;
+  quant.scale_values = quant.down_codes.scale_values = ScaleValues::kFloat;
+  quant.zero_values = quant.down_codes.zero_values = ScaleValues::kFloat;
+  return quant;
+}
 
 MlpProblems mlp_problems(const MlpRequest& request) {
   const MoeSpec& spec = request.spec;

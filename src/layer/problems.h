@@ -30,6 +30,11 @@ struct MlpRequest {
 };
 MlpProblems mlp_problems(const MlpRequest& request);
 
+// The form in which a slice of the intermediate rows holds its numbers. Those in steps share
+// columns of the whole matrix, of which a slice that begins among them has a part: it holds them as
+// float32.
+QuantSpec quant_of_slice(QuantSpec quant, const TensorSlice& inner);
+
 // Throws Error(kInvalidArgument) if the target cannot take calls of so many tokens.
 void check_options(const LayerOptions& options, const experts::Target& target);
 

@@ -35,6 +35,12 @@ struct FactorPlanes {
   const int32_t* byte_form = nullptr;
   const float* sum_factors = nullptr;
   int64_t byte_stride = 0;  // a multiple of 16
+  // FactorForms that has_steps have these instead: pairs of bytes, each a step more by 128, [E,
+  // step_pairs, parts, row_stride], and the float32 numbers by which those of scales, and of
+  // offsets, are multiplied, [E, units, parts, row_stride].
+  const void* steps = nullptr;
+  const void* step_units = nullptr;
+  int64_t units = 0;  // along the columns
 };
 
 // A matrix of all experts, [E, rows, stride], and what belongs to its rows; null where there is

@@ -53,14 +53,36 @@ bool has_exact_weights(const ExpertsProblem& problem) {
          down_factor_columns(problem) == least;
 }
 
+// Units are those of the columns of a stage, which divide 256.
+bool has_steps_of(const ExpertsProblem& problem, int64_t columns) {
+  const QuantSpec& quant = problem.quant;
+  // The one would have scales that are no steps, the other puts them elsewhere.
+  if (quant.has_global_scale || quant.has_column_order) return false;
+  return quant.scale_values == ScaleValues::kSteps && quant.block_cols == columns &&
+         gate_up_factor_columns(problem) == columns && down_factor_columns(problem) == columns &&
+         columns_of_stage(problem) == kGroupsOfUnit * columns;
+}
+
+bool has_scales_in_steps(const ExpertsProblem& problem) {
+  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
+  return codes != nullptr && codes->whole.fit && bit_size(problem.weight_dtype) == 8 &&
+         has_steps_of(problem, 16);
+}
+bool has_both_in_steps(const ExpertsProblem& problem) {
+  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
+  return codes != nullptr && codes->whole.in_order && bit_size(problem.weight_dtype) == 4 &&
+         problem.quant.zero_values == ScaleValues::kSteps && has_steps_of(problem, kWordColumns);
+}
+
 }  // namespace
 
 FactorForm factor_form(const ExpertsProblem& problem) {
   switch (problem.quant.zeros) {
     case WeightZero::kNone:
-      return has_exact_weights(problem) ? FactorForm::kExact : FactorForm::kScales;
+      if (has_exact_weights(problem)) return FactorForm::kExact;
+      return has_scales_in_steps(problem) ? FactorForm::kScaleSteps : FactorForm::kScales;
     case WeightZero::kOffset:
-      return FactorForm::kOffsets;
+      return has_both_in_steps(problem) ? FactorForm::kSteps : FactorForm::kOffsets;
     case WeightZero::kPoint:
       break;
   }

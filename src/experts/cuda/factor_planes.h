@@ -16,11 +16,30 @@ enum class FactorForm : uint8_t {
   kScales,   // value scale
   kZeros,    // (value - zero) scale, where bf16 holds the differences
   kOffsets,  // value scale - offset
+  // value scale, of groups of 16 columns, and value scale - offset, of groups of 32, where scales
+  // and offsets are whole multiples of a number of their row and eight groups.
+  kScaleSteps,
+  kSteps,
   // value scale, which bf16 holds for every code: scales are bytes, in the row order of kernels,
   // and a number of each matrix multiplies its sums.
   kExact,
 };
 FactorForm factor_form(const ExpertsProblem& problem);
+constexpr bool has_offsets(FactorForm form) {
+  return form == FactorForm::kOffsets || form == FactorForm::kSteps;
+}
+constexpr bool has_steps(FactorForm form) {
+  return form == FactorForm::kScaleSteps || form == FactorForm::kSteps;
+}
+// Each stage of a kernel, and each box of the single launch, has units of its own.
+inline constexpr int64_t kGroupsOfUnit = 8;
+// Steps lie in pairs: of the scales of two groups, or of a group's scale and offset.
+inline constexpr int32_t kBytesOfStepPair = 2;
+constexpr int64_t step_pairs(FactorForm form, int64_t groups) {
+  return form == FactorForm::kSteps ? groups : ceil_div(groups, int64_t{2});
+}
+// Units are a float32 number, or one for scales and one for offsets.
+constexpr int32_t bytes_of_step_unit(FactorForm form) { return form == FactorForm::kSteps ? 8 : 4; }
 
 // For FactorForm::kExact: whether scales are powers of two; they are floats of a byte if not.
 inline bool has_scales_of_powers(const ExpertsProblem& problem) {

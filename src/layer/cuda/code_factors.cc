@@ -4,6 +4,7 @@
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/short_scales.h"
 #include "layer/cuda/exact_factors.h"
+#include "layer/cuda/step_factors.h"
 #include "quant/code_meaning.h"
 #include "quant/weight_format.h"
 
@@ -93,6 +94,9 @@ void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
   const experts::ExpertsProblem& problem = mlp.problem;
   if (experts::factor_form(problem) == experts::FactorForm::kExact) {
     return fill_exact_factors(mlp, upload, weights);
+  }
+  if (experts::has_steps(experts::factor_form(problem))) {
+    return fill_step_factors(mlp, upload, weights);
   }
   FactorBuffer gate_up(problem, weights.view.gate_up.factors, 0);
   FactorBuffer down(problem, weights.view.down.factors, problem.skipped_columns);

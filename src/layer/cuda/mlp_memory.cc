@@ -51,6 +51,21 @@ experts::FactorPlanes factors_of(const MatrixSizes& sizes) {
           .row_stride = padded_row(sizes.rows, DType::kBF16)};
 }
 
+// Memory for factors that are steps.
+void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
+                    CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
+  const experts::FactorForm form = experts::factor_form(mlp.problem);
+  const int64_t pairs = experts::step_pairs(form, factors.groups);
+  factors.units = ceil_div(factors.groups, experts::kGroupsOfUnit);
+  const int64_t rows_of_all = mlp.count() * factors.parts * factors.row_stride;
+  memory.factor_scale =
+      arrays.make(rows_of_all * pairs * experts::kBytesOfStepPair, (sizes.name + "_scale").c_str());
+  memory.step_units = arrays.make(rows_of_all * factors.units * experts::bytes_of_step_unit(form),
+                                  (sizes.name + "_unit").c_str());
+  factors.steps = memory.factor_scale.as();
+  factors.step_units = memory.step_units.as();
+}
+
 // Memory for factors of FactorForm::kExact.
 void allocate_exact(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
@@ -84,6 +99,9 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     const experts::FactorForm form = experts::factor_form(problem);
     if (form == experts::FactorForm::kExact) {
       return allocate_exact(arrays, mlp, sizes, memory, view.factors);
+    }
+    if (experts::has_steps(form)) {
+      return allocate_steps(arrays, mlp, sizes, memory, view.factors);
     }
     const int64_t count = mlp.count() * numbers_of(view.factors);
     memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());

@@ -3,6 +3,7 @@
 #include "core/part_spec.h"
 #include "core/quant_spec.h"
 #include "core/shared_facts.h"
+#include "layer/problems.h"
 
 #include <fmt/format.h>
 
@@ -96,6 +97,11 @@ void place_shared(CudaPlan& plan, const experts::ExpertsProblem& shared) {
   const int64_t slices = shared.intermediate_size / routed.intermediate_size;
   plan.fused = {.count = static_cast<int32_t>(plan.spec.shared.count),
                 .slices = static_cast<int32_t>(slices)};
+  for (int64_t slice = 0; slice < slices; ++slice) {
+    const int64_t begin = plan.part.shared_inner.begin + slice * routed.intermediate_size;
+    routed.quant =
+        quant_of_slice(routed.quant, {.begin = begin, .end = begin + routed.intermediate_size});
+  }
   routed.num_local_experts += plan.fused.slots();
   routed.top_k += plan.fused.slots();
 }

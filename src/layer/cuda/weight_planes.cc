@@ -26,7 +26,7 @@ std::vector<ExpertPlane> planes_of(const MlpSource& mlp, const CudaMlpWeights& w
   const CudaMatrixMemory& memory = weights.of(half);
   for (const DeviceMemory* plane :
        {&memory.bias, &memory.scale, &memory.offset, &memory.factor_scale, &memory.sum_factor,
-        &memory.factor_zero, &memory.factor_offset}) {
+        &memory.step_units, &memory.factor_zero, &memory.factor_offset}) {
     add(*plane);
   }
   if (half == MlpHalf::kDown) {

@@ -31,6 +31,7 @@ struct CudaMatrixMemory {
   // FactorForm::kExact has these.
   DeviceMemory sum_factor;
   DeviceMemory byte_form;
+  DeviceMemory step_units;  // a FactorForm that has_steps has these
   DeviceMemory factor_zero;
   DeviceMemory factor_offset;
 

@@ -96,6 +96,51 @@ TEST(FactorForms, WeightsThatBf16Holds_HaveScalesOfAByteInOrder) {
   EXPECT_EQ(form_of(nvfp4), FactorForm::kExact);
 }
 
+// Units are those of a stage's columns.
+TEST(FactorForms, ScalesAndOffsetsInSteps_StayStepsInWholeSlices) {
+  experts::ExpertsProblem problem;
+  problem.hidden_size = 512;
+  problem.intermediate_size = 256;
+  problem.weight_dtype = DType::kU4;
+  problem.quant = {.weights = WeightScale::kBlock,
+                   .block_rows = 1,
+                   .block_cols = 32,
+                   .zeros = WeightZero::kOffset};
+  problem.quant.scale_values = problem.quant.zero_values = ScaleValues::kSteps;
+  using experts::FactorForm;
+  EXPECT_EQ(factor_form(problem), FactorForm::kSteps);
+  EXPECT_EQ(code_order(problem), experts::CodeOrder::kLanesOfNumbers);
+  const auto form_of = [&](const auto& change) {
+    experts::ExpertsProblem other = problem;
+    change(other);
+    return factor_form(other);
+  };
+  const auto scales = [](auto& other) { other.quant.scale_values = ScaleValues::kFloat; };
+  const auto offsets = [](auto& other) { other.quant.zero_values = ScaleValues::kF16; };
+  const auto ordered = [](auto& other) { other.quant.has_column_order = true; };
+  const auto whole = [](auto& other) { other.quant.has_global_scale = true; };
+  const auto in_a_group = [](auto& other) { other.skipped_columns = 16; };
+  const auto wide = [](auto& other) { other.quant.block_cols = 64; };
+  const auto bytes = [](auto& other) { other.weight_dtype = DType::kI8; };
+  const auto few = [](auto& other) { other.intermediate_size = 32; };
+  for (const auto form : {form_of(scales), form_of(offsets), form_of(ordered), form_of(whole),
+                          form_of(in_a_group), form_of(wide), form_of(bytes), form_of(few)}) {
+    EXPECT_EQ(form, FactorForm::kOffsets);
+  }
+  const auto q6_k = [](auto& other) {
+    other.weight_dtype = DType::kI8;
+    other.quant.block_cols = 16;
+    other.quant.zeros = WeightZero::kNone;
+    other.quant.zero_values = ScaleValues::kFloat;
+  };
+  EXPECT_EQ(form_of(q6_k), FactorForm::kScaleSteps);
+  const auto as_e4m3 = [&](auto& other) {
+    q6_k(other);
+    other.weight_dtype = DType::kF8E4M3;
+  };
+  EXPECT_EQ(form_of(as_e4m3), FactorForm::kScales);
+}
+
 TEST(ScaleBytes, EveryPower_GivesExactWeights) {
   expect_exact(ScaleValues::kPowerOfTwo, ByteForm::kAsStored, powers(0, 254));
 }

@@ -1,5 +1,6 @@
 // Which kernels rows with adapters have on an H200, and what they need, as any machine can plan it.
 #include "experts/cuda/adapters/adapter_kernel.h"
+#include "experts/cuda/factor_planes.h"
 #include "layer/coded_specs.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/h200_plan.h"
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 
 namespace conclave::testing {
 namespace {
@@ -61,6 +63,28 @@ TEST(CudaAdapterPlan, CodesAndFloats_TakeTheArithmeticOfTheirLadder) {
   bytes = channel_spec(DType::kI8);
   bytes.quant.activations = ActivationScale::kToken;
   expect_rows(plan(bytes, options), true, "cuda.stream_int8_sm90");
+}
+
+// GGUF's K-quants keep their steps: kernels of rows with adapters read them as the ladder's do.
+TEST(CudaAdapterPlan, NumbersInSteps_TakeTheArithmeticOfTheirLadder) {
+  QuantSpec q4_k{.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 32,
+                 .scale_values = ScaleValues::kSteps,
+                 .zeros = WeightZero::kOffset,
+                 .zero_values = ScaleValues::kSteps};
+  QuantSpec q6_k{.weights = WeightScale::kBlock,
+                 .block_rows = 1,
+                 .block_cols = 16,
+                 .scale_values = ScaleValues::kSteps};
+  for (const auto& [dtype, quant, form] :
+       {std::tuple{DType::kU4, q4_k, experts::FactorForm::kSteps},
+        std::tuple{DType::kI8, q6_k, experts::FactorForm::kScaleSteps}}) {
+    const CudaPlan planned = plan(coded_spec(dtype, 8, 2, 2048, 768, quant),
+                                  {.max_tokens = 16, .max_adapter_rank = kRank});
+    EXPECT_EQ(experts::factor_form(planned.routed.problem), form);
+    expect_rows(planned, true, "cuda.stream_codes_sm90");
+  }
 }
 
 TEST(CudaAdapterPlan, OtherArithmetics_AreComputedBehindTheLadders) {

@@ -24,6 +24,10 @@ inline std::vector<CodedForm> coded_forms() {
   QuantSpec nvfp4 = groups(16);
   nvfp4.scale_values = ScaleValues::kFloat8;
   nvfp4.has_global_scale = true;
+  QuantSpec steps = groups(32, WeightZero::kOffset);
+  steps.scale_values = steps.zero_values = ScaleValues::kSteps;
+  QuantSpec scale_steps = groups(16);
+  scale_steps.scale_values = ScaleValues::kSteps;
   return {{"int4, 32 columns", DType::kI4, groups(32)},
           {"int4, 64 columns, zero points", DType::kI4, groups(64, WeightZero::kPoint)},
           {"int4, 128 columns", DType::kI4, groups(128)},
@@ -48,6 +52,7 @@ inline std::vector<CodedForm> coded_forms() {
           {"uint4, 128 columns, zero points", DType::kU4, groups(128, WeightZero::kPoint)},
           {"uint4, 32 columns, zero points", DType::kU4, groups(32, WeightZero::kPoint)},
           {"uint4, 32 columns, offsets", DType::kU4, groups(32, WeightZero::kOffset)},
+          {"uint4, 32 columns, steps", DType::kU4, steps},
           {"iq4, 16 columns", DType::kIQ4, groups(16)},
           {"e2m1, 16 columns", DType::kF4, groups(16)},
           {"e2m1, 64 columns", DType::kF4, groups(64)},
@@ -56,6 +61,7 @@ inline std::vector<CodedForm> coded_forms() {
           {"int8, 32 columns, zero points", DType::kI8, groups(32, WeightZero::kPoint)},
           {"int8, rows", DType::kI8, {.weights = WeightScale::kChannel}},
           {"int8, 16 columns", DType::kI8, groups(16)},
+          {"int8, 16 columns, steps", DType::kI8, scale_steps},
           {"int8, 16 columns, offsets", DType::kI8, groups(16, WeightZero::kOffset)},
           {"int8, 32 columns, offsets", DType::kI8, groups(32, WeightZero::kOffset)},
           {"e4m3, 128 columns, zero points", DType::kF8E4M3, groups(128, WeightZero::kPoint)},

@@ -87,6 +87,7 @@ class Loaded {
     return out;
   }
 
+  bool has_steps() const { return weights_.view.down.factors.steps != nullptr; }
   int64_t count() const { return mlp_.count(); }
   int32_t expert_at(int64_t local) const { return mlp_.experts[static_cast<size_t>(local)].expert; }
 
@@ -159,6 +160,7 @@ class Loaded {
 
   double weight(const experts::DeviceExpertMatrix& matrix, const Place& at, int64_t column,
                 int64_t columns, double value) const {
+    if (matrix.factors.steps != nullptr) return weight_of_steps(matrix.factors, at, column, value);
     if (matrix.factors.scales == nullptr) {
       const int64_t block = mlp_.problem.quant.block_cols;
       const int64_t index = at.of_all * ((columns + block - 1) / block) + column / block;
@@ -178,6 +180,28 @@ class Loaded {
     if (planes.zeros == nullptr) return value * scale;
     const float zero = bf16_to_float(static_cast<const uint16_t*>(planes.zeros)[index]);
     return (value - static_cast<double>(zero)) * scale;
+  }
+
+  double weight_of_steps(const experts::FactorPlanes& planes, const Place& at, int64_t column,
+                         double value) const {
+    const experts::FactorForm form = experts::factor_form(mlp_.problem);
+    const int64_t numbers = form == experts::FactorForm::kSteps ? 2 : 1;
+    const int64_t group = column / planes.columns;
+    const int64_t unit = group / experts::kGroupsOfUnit;
+    EXPECT_LT(group, planes.groups);
+    EXPECT_LT(unit, planes.units);
+    const auto row_of = [&](int64_t along, int64_t count) {
+      return ((at.expert * count + along) * planes.parts + at.part) * planes.row_stride + at.row;
+    };
+    const int64_t pairs = experts::step_pairs(form, planes.groups);
+    const auto* const steps = static_cast<const uint8_t*>(planes.steps);
+    const auto* const units = static_cast<const float*>(planes.step_units);
+    const auto number = [&](int64_t i) {
+      const int64_t byte = group * numbers + i;
+      const int step = steps[2 * row_of(byte / 2, pairs) + byte % 2];
+      return static_cast<double>(units[row_of(unit, planes.units) * numbers + i]) * (step - 128);
+    };
+    return numbers == 2 ? value * number(0) - number(1) : value * number(0);
   }
 
   HostMemory memory_;
@@ -222,6 +246,7 @@ struct Form {
   WeightZero zeros = WeightZero::kNone;
   bool ordered = true;
   bool scaled = false;
+  ScaleValues values = ScaleValues::kFloat;
 };
 
 MoeSpec spec_of(const Form& form, int64_t hidden, int64_t inner) {
@@ -230,6 +255,8 @@ MoeSpec spec_of(const Form& form, int64_t hidden, int64_t inner) {
                 .block_rows = 1,
                 .block_cols = form.columns,
                 .zeros = form.zeros};
+  spec.quant.scale_values = form.values;
+  if (form.zeros == WeightZero::kOffset) spec.quant.zero_values = form.values;
   spec.quant.has_column_order = form.ordered;
   spec.quant.has_column_factors = form.scaled;
   return spec;
@@ -254,6 +281,9 @@ std::vector<Form> forms() {
           {.dtype = DType::kF8E4M3},
           {.zeros = WeightZero::kPoint, .scaled = true},
           {.ordered = false, .scaled = true},
+          {.zeros = WeightZero::kOffset, .ordered = false, .values = ScaleValues::kSteps},
+          {.zeros = WeightZero::kOffset, .values = ScaleValues::kSteps},
+          {.dtype = DType::kI8, .columns = 16, .ordered = false, .values = ScaleValues::kSteps},
           {.dtype = DType::kI8, .columns = 64, .ordered = false, .scaled = true}};
 }
 
@@ -285,6 +315,32 @@ TEST(CudaLoad, UnevenGroups_MeanWhatIsStored) {
     const auto source = make_synthetic_source(spec, 7);
     const testing::UnevenOrder uneven(*source);
     expect_right(spec, uneven, Loaded(spec, uneven, {}, ""));
+  }
+}
+
+// Shared experts that run as routed ones are cut where these end, which may be among columns that
+// share a unit.
+TEST(CudaLoad, SlicesOfSharedExperts_HoldStepsWhereAllBeginWithAUnit) {
+  for (const Form& form : forms()) {
+    if (form.values != ScaleValues::kSteps || form.ordered) continue;
+    for (const int64_t inner : {96, 256}) {
+      SCOPED_TRACE(::testing::Message() << to_string(form.dtype) << " " << inner);
+      MoeSpec spec = spec_of(form, 160, inner);
+      spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 2 * inner};
+      MoeSpec in_floats = spec;
+      in_floats.quant.scale_values = in_floats.quant.zero_values = ScaleValues::kFloat;
+      const auto source = make_synthetic_source(spec, 7);
+      const Loaded loaded(spec, *source, {}, "");
+      const Loaded wide(in_floats, *source, {}, "");
+      EXPECT_EQ(loaded.has_steps(), inner == 256);
+      ASSERT_EQ(loaded.count(), spec.num_experts + 2);
+      ASSERT_EQ(wide.count(), loaded.count());
+      const Tensor x = testing::random_tensor(DType::kF32, 1, spec.hidden_size, 5);
+      for (int64_t local = 0; local < loaded.count(); ++local) {
+        const Row row = wide.run(local, x.as<float>());
+        EXPECT_LE(distance(loaded.run(local, x.as<float>()), {row.begin(), row.end()}), kBar);
+      }
+    }
   }
 }
 

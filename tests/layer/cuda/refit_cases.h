@@ -65,6 +65,22 @@ inline std::vector<RefitCase> refit_cases() {
                                                              .scale_values = ScaleValues::kFloat8,
                                                              .has_global_scale = true},
                                                             288, 96)});
+  cases.push_back(
+      {"codes with scales and offsets in steps", coded_layer(DType::kU4,
+                                                             {.weights = WeightScale::kBlock,
+                                                              .block_rows = 1,
+                                                              .block_cols = 32,
+                                                              .scale_values = ScaleValues::kSteps,
+                                                              .zeros = WeightZero::kOffset,
+                                                              .zero_values = ScaleValues::kSteps},
+                                                             288, 96)});
+  // Slices of two ranks begin with a unit.
+  cases.push_back({"codes with scales in steps", coded_layer(DType::kI8,
+                                                             {.weights = WeightScale::kBlock,
+                                                              .block_rows = 1,
+                                                              .block_cols = 16,
+                                                              .scale_values = ScaleValues::kSteps},
+                                                             144, 512)});
   return cases;
 }
 

@@ -8,12 +8,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,11 +34,19 @@ class HostMemory final : public DeviceAllocator {
  public:
   void* allocate(size_t bytes, size_t alignment, Stream) override {
     if (refuses) return nullptr;
-    return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    void* const data =
+        std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    requests_.emplace_back(static_cast<const std::byte*>(data), bytes);
+    return data;
   }
   void deallocate(void* data, size_t, Stream) noexcept override { std::free(data); }
+  // In order.
+  const std::vector<std::span<const std::byte>>& requests() const { return requests_; }
 
   bool refuses = false;
+
+ private:
+  std::vector<std::span<const std::byte>> requests_;
 };
 
 // The weights of one rank as they lie on its device, and a refit of them.
@@ -44,9 +55,20 @@ class Held {
   Held(const CudaPlan& plan, const WeightSource& source) : plan_(plan) {
     weights_ = allocate_cuda_weights(memory_, plan_, source, {});
     fill_cuda_weights(context_, plan_, source, {}, weights_);
+    num_own_ = memory_.requests().size();
   }
 
   void refuse_memory(bool refuses) { memory_.refuses = refuses; }
+  // Whether every byte is the same: no list of planes says where to look.
+  bool has_bytes_of(const Held& other) const {
+    for (size_t i = 0; i < num_own_; ++i) {
+      if (!std::ranges::equal(memory_.requests()[i], other.memory_.requests().at(i))) return false;
+    }
+    return num_own_ == other.num_own_;
+  }
+  // Scales of which bytes say the same in either of two forms.
+  bool has_forms() const { return weights_.routed.gate_up.form.has_value(); }
+
   uint64_t hash() const { return hash_cuda_weights(plan_, weights_, fence_); }
   bool has_only_short_scales() const {
     bool all = true;
@@ -87,6 +109,7 @@ class Held {
   Context context_{{.num_threads = 1}};
   const CudaPlan& plan_;
   CudaWeights weights_;
+  size_t num_own_ = 0;
   RefitMemory spare_;
   WeightFence fence_;
   ForwardGate gate_;
@@ -126,12 +149,14 @@ TEST(CudaRefitPlanes, EveryScopeAndMode_SaysWhatTheMergedLayerSays) {
       for (const RefitScope& scope : scopes) {
         const MergedSource merged(each.spec, *first, *second, scope);
         const NamedSource named(each.spec, merged, scope);
-        const uint64_t expected = Held(plan, merged).hash();
+        const Held fresh(plan, merged);
+        const uint64_t expected = fresh.hash();
         EXPECT_NE(expected, before);
         for (const RefitMode mode : kRefitModes) {
           Held held(plan, *first);
           held.refit(mode, scope, named);
           EXPECT_EQ(held.hash(), expected);
+          EXPECT_TRUE(fresh.has_forms() || held.has_bytes_of(fresh));
           held.refit(mode, scope, *first);
           EXPECT_EQ(held.hash(), before);
         }
@@ -148,8 +173,9 @@ TEST(CudaRefitPlanes, EveryScopeAndMode_SaysWhatTheMergedLayerSays) {
 // Scales of some experts are other numbers than bf16 or a form of bytes has.
 class OddScales final : public WeightSource {
  public:
-  OddScales(const WeightSource& inner, std::set<int64_t> experts)
-      : inner_(inner), experts_(std::move(experts)) {}
+  // Those of such an expert are odd where `every` divides their number.
+  OddScales(const WeightSource& inner, std::set<int64_t> experts, size_t every = 1)
+      : inner_(inner), experts_(std::move(experts)), every_(every) {}
   WeightInfo describe(WeightId id) const override {
     WeightInfo info = inner_.describe(id);
     if (is_scale(id) && info.dtype != DType::kF8E4M3) info.dtype = DType::kF32;
@@ -165,7 +191,8 @@ class OddScales final : public WeightSource {
       return;
     }
     for (size_t at = 0; at < destination.size(); at += sizeof(float)) {
-      const float scale = (is_odd ? 1.001F : 1.0F) / static_cast<float>(32 << (at / 4 % 3));
+      const bool is_other = is_odd && at / 4 % every_ == 0;
+      const float scale = (is_other ? 1.001F : 1.0F) / static_cast<float>(32 << (at / 4 % 3));
       std::memcpy(destination.data() + at, &scale, sizeof(scale));
     }
   }
@@ -177,6 +204,7 @@ class OddScales final : public WeightSource {
 
   const WeightSource& inner_;
   std::set<int64_t> experts_;
+  size_t every_;
 };
 
 MoeSpec spec_named(const std::string& name) {
@@ -234,6 +262,29 @@ TEST(CudaRefitPlanes, ScalesThatDoNotFitTheForm_ComeWithAllExperts) {
     EXPECT_EQ(held.hash(), of_odd);
     held.refit(mode, {}, even);
     EXPECT_EQ(held.hash(), hash);
+  }
+}
+
+// 1.001 is no step of the numbers beside it.
+TEST(CudaRefitPlanes, NumbersThatAreNoSteps_AreRefusedAndStagedOnesChangeNothing) {
+  for (const char* name :
+       {"codes with scales and offsets in steps", "codes with scales in steps"}) {
+    SCOPED_TRACE(name);
+    const MoeSpec spec = spec_named(name);
+    const CudaPlan plan = testing::plan(spec, {.max_tokens = 64});
+    const auto source = make_synthetic_source(spec, 3);
+    const OddScales even(*source, {});
+    const OddScales odd(*source, {2}, 7);
+    for (const RefitMode mode : kRefitModes) {
+      Held held(plan, even);
+      const uint64_t hash = held.hash();
+      EXPECT_EQ(code_of([&] {
+                  held.refit(mode, {.experts = {1, 2}}, odd);
+                }),
+                ErrorCode::kTensorValue);
+      if (mode == RefitMode::kInPlace) held.refit(mode, {.experts = {1, 2}}, even);
+      EXPECT_EQ(held.hash(), hash);
+    }
   }
 }
 

@@ -38,6 +38,33 @@ CUtensorMap make_map(const void* data, DType dtype, std::span<const MapDimension
        .swizzle = box_bytes == kHalfBoxBytes ? cuda::Swizzle::k64 : cuda::Swizzle::k128});
 }
 
+// What each row of each part has, so many along the columns.
+struct OfRows {
+  const void* data = nullptr;
+  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  int64_t bytes = 0;  // each
+  int64_t count = 0;
+};
+
+CUtensorMap map_of_rows(const ExpertsProblem& sizes, const FactorPlanes& planes, const OfRows& own,
+                        int32_t box_rows, int32_t box_count) {
+  const auto part = static_cast<uint64_t>(planes.row_stride * own.bytes);
+  const auto parts = static_cast<uint64_t>(planes.parts);
+  const auto count = static_cast<uint64_t>(own.count);
+  const std::array dimensions = {
+      MapDimension{.size = static_cast<uint64_t>(planes.rows),
+                   .box = static_cast<uint32_t>(box_rows) / static_cast<uint32_t>(parts)},
+      MapDimension{.size = parts, .stride_bytes = part, .box = static_cast<uint32_t>(parts)},
+      MapDimension{
+          .size = count, .stride_bytes = parts * part, .box = static_cast<uint32_t>(box_count)},
+      MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
+                   .stride_bytes = count * parts * part}};
+  return cuda::make_tensor_map({.data = own.data,
+                                .type = own.type,
+                                .dimensions = dimensions,
+                                .swizzle = cuda::Swizzle::kNone});
+}
+
 }  // namespace
 
 CUtensorMapDataType map_type(DType dtype) {
@@ -94,21 +121,34 @@ CUtensorMap map_rows(const ExpertsProblem& sizes, const RowMatrix& matrix, int32
 
 CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                         const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups) {
-  const auto part = static_cast<uint64_t>(planes.row_stride * byte_size(numbers.dtype));
-  const auto parts = static_cast<uint64_t>(planes.parts);
-  const auto groups = static_cast<uint64_t>(planes.groups);
-  const std::array dimensions = {
-      MapDimension{.size = static_cast<uint64_t>(planes.rows),
-                   .box = static_cast<uint32_t>(box_rows) / static_cast<uint32_t>(parts)},
-      MapDimension{.size = parts, .stride_bytes = part, .box = static_cast<uint32_t>(parts)},
-      MapDimension{
-          .size = groups, .stride_bytes = parts * part, .box = static_cast<uint32_t>(box_groups)},
-      MapDimension{.size = static_cast<uint64_t>(sizes.num_local_experts),
-                   .stride_bytes = groups * parts * part}};
-  return cuda::make_tensor_map({.data = numbers.data,
-                                .type = map_type(numbers.dtype),
-                                .dimensions = dimensions,
-                                .swizzle = cuda::Swizzle::kNone});
+  return map_of_rows(sizes, planes,
+                     {.data = numbers.data,
+                      .type = map_type(numbers.dtype),
+                      .bytes = byte_size(numbers.dtype),
+                      .count = planes.groups},
+                     box_rows, box_groups);
+}
+
+CUtensorMap map_step_pairs(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_pairs) {
+  return map_of_rows(sizes, planes,
+                     {.data = planes.steps,
+                      .type = CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                      .bytes = kBytesOfStepPair,
+                      .count = step_pairs(factor_form(sizes), planes.groups)},
+                     box_rows, box_pairs);
+}
+
+CUtensorMap map_step_units(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_units) {
+  const int32_t bytes = bytes_of_step_unit(factor_form(sizes));
+  return map_of_rows(
+      sizes, planes,
+      {.data = planes.step_units,
+       .type = bytes == 8 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+       .bytes = bytes,
+       .count = planes.units},
+      box_rows, box_units);
 }
 
 CUtensorMap map_exact_scales(const ExpertsProblem& sizes, const FactorPlanes& planes,

@@ -51,6 +51,12 @@ struct FactorNumbers {
 CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                         const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups);
 
+// {rows, parts, pairs of steps or units along the columns, E}, likewise.
+CUtensorMap map_step_pairs(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_pairs);
+CUtensorMap map_step_units(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_units);
+
 // {rows of kernels, groups of columns, E} of FactorForm::kExact, likewise.
 CUtensorMap map_exact_scales(const ExpertsProblem& sizes, const FactorPlanes& planes,
                              int32_t box_rows, int32_t box_groups);

@@ -4,6 +4,7 @@
 
 #include "cuda/device/copy.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
+#include "experts/cuda/sm90/factor_steps.cuh"
 
 #include <cstdint>
 
@@ -38,7 +39,7 @@ class CodeBox {
   static constexpr int kBits = Config::kCodes.bits;
   static constexpr bool kOffsets = Config::kCodes.offsets;
   static constexpr int kTerms = Config::kCodes.terms;
-  static constexpr bool kMayHaveZeros = !kOffsets && kTerms == 1;
+  static constexpr bool kMayHaveZeros = !kOffsets && !Config::kCodes.steps && kTerms == 1;
   static constexpr int kSteps = 4;  // each has 16 columns
   static constexpr int kTurns = kDecodeBoxBytes * 8 / kBits / (16 * kSteps);
 
@@ -47,6 +48,9 @@ class CodeBox {
   struct Place {
     const unsigned char* codes;
     const unsigned char* x;
+    // FactorForm::kScaleSteps has these instead of scales.
+    const uint16_t* step_pairs;
+    const float* step_units;
     const float* scales;
     const float* offsets;
     const uint16_t* zeros;  // bf16; null if there are none
@@ -115,7 +119,7 @@ class CodeBox {
 #pragma unroll
       for (int c = 0; c < kChains; ++c) {
         const int group = (turn * kSteps + c * (kSteps / kChains)) >> shift;
-        promote(place, group * place.rows, chain[c], sums);
+        promote(place, group, chain[c], sums);
       }
     }
   }
@@ -226,14 +230,24 @@ class CodeBox {
     }
   }
 
-  // The factors of the second row lie eight numbers behind those of the first.
-  static __device__ __forceinline__ void promote(const Place& place, int at, const Chain& chain,
+  // The factors of the lane's second row, which is row 1, lie eight numbers behind those of row 0.
+  static __device__ __forceinline__ float scale_of(const Place& place, int group, int row) {
+    if constexpr (Config::kCodes.steps) {
+      const uint32_t pair = place.step_pairs[group / 2 * place.rows + row * 8];
+      return of_step(pair, group % 2, place.step_units[row * 8]);
+    } else {
+      return place.scales[group * place.rows + row * 8];
+    }
+  }
+  static __device__ __forceinline__ void promote(const Place& place, int group, const Chain& chain,
                                                  float (&sums)[4]) {
+    const float scales[2] = {scale_of(place, group, 0), scale_of(place, group, 1)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums[i] = fmaf(chain.products[i], place.scales[at + i / 2 * 8], sums[i]);
+      sums[i] = fmaf(chain.products[i], scales[i / 2], sums[i]);
       if constexpr (kOffsets) {
-        sums[i] = fmaf(chain.rows[i], -place.offsets[at + i / 2 * 8], sums[i]);
+        const float offset = place.offsets[group * place.rows + i / 2 * 8];
+        sums[i] = fmaf(chain.rows[i], -offset, sums[i]);
       }
     }
   }

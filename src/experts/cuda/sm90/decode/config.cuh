@@ -31,6 +31,7 @@ struct CodesOf {
   int terms = 1;          // values of bf16 that add up to a code's
   bool exact = false;     // FactorForm::kExact
   bool powers = false;    // with `exact`: scales are powers of two; if not, they are of e4m3
+  bool steps = false;     // has_steps(FactorForm)
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
@@ -40,6 +41,8 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .in_order = true};
     case DecodeElement::kCodes4InOrderOffsets:
       return {.bits = 4, .offsets = true, .in_order = true};
+    case DecodeElement::kCodes4InOrderSteps:
+      return {.bits = 4, .offsets = true, .in_order = true, .steps = true};
     case DecodeElement::kCodes4Offsets:
       return {.bits = 4, .offsets = true};
     case DecodeElement::kCodes4InPairs:
@@ -54,6 +57,8 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .exact = true};
     case DecodeElement::kCodes8:
       return {.bits = 8};
+    case DecodeElement::kCodes8Steps:
+      return {.bits = 8, .steps = true};
     case DecodeElement::kCodes8Offsets:
       return {.bits = 8, .offsets = true};
     default:

@@ -96,9 +96,14 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   for (int p = 0; p < kProducts; ++p) {
     if (p > 0 && p >= operand.products) break;
     const int first = group * operand.box_rows + p * 16 + me.row;
+    const int in_box = p * 16 + me.row;
     of_warp.multiply(
         {.codes = codes + p * static_cast<int>(kProductBytes),
          .x = x,
+         .step_pairs =
+             reinterpret_cast<const uint16_t*>(factors) + group / 2 * operand.box_rows + in_box,
+         .step_units =
+             reinterpret_cast<const float*>(seconds) + in_stage * operand.box_rows + in_box,
          .scales = reinterpret_cast<const float*>(factors) + first,
          .offsets = reinterpret_cast<const float*>(seconds) + first,
          .zeros = operand.has_zeros ? reinterpret_cast<const uint16_t*>(seconds) + first : nullptr,
@@ -146,9 +151,12 @@ class LaneOperand {
     } else {
       const int first = group * operand_.box_rows + me_.row;
       const unsigned char* const seconds = factors + plan_.second_factor;
+      const int unit = in_stage * operand_.box_rows + me_.row;
       multiply_numbers<Config, kProducts>(
           of_warp,
-          {.scales = reinterpret_cast<const float*>(factors) + first,
+          {.step_pairs = reinterpret_cast<const uint16_t*>(factors) + first,
+           .step_units = reinterpret_cast<const float2*>(seconds) + unit,
+           .scales = reinterpret_cast<const float*>(factors) + first,
            .offsets = reinterpret_cast<const float*>(seconds) + first,
            .zeros = reinterpret_cast<const uint16_t*>(seconds) + first,
            .has_zeros = operand_.has_zeros,

@@ -25,6 +25,8 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
     return has_scales_of_powers(problem) ? DecodeElement::kCodes4Powers
                                          : DecodeElement::kCodes4Floats;
   }
+  if (form == FactorForm::kSteps) return DecodeElement::kCodes4InOrderSteps;
+  if (form == FactorForm::kScaleSteps) return DecodeElement::kCodes8Steps;
   const bool offsets = form == FactorForm::kOffsets;
   if (bit_size(problem.weight_dtype) == 8) {
     return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
@@ -172,7 +174,7 @@ class DecodeSm90 final : public OneLaunchKernel {
           map_exact_scales(problem, down, plan.down_scale_rows, plan.down_factors.stage_groups);
       return;
     }
-    if (up.scales == nullptr) {
+    if (up.scales == nullptr && up.steps == nullptr) {
       throw Error(ErrorCode::kState, {.what = "cuda.decode_sm90 needs FactorPlanes of codes"});
     }
     const auto map_up = [&](const void* data, DType dtype) {
@@ -184,6 +186,17 @@ class DecodeSm90 final : public OneLaunchKernel {
     };
     params_.values = bf16_values(problem.weight_dtype);
     params_.least = quant::format_of(problem.weight_dtype).codes->whole.least;
+    if (up.steps != nullptr) {
+      const FactorForm form = factor_form(problem);
+      const auto pairs = [&](const DecodeFactors& factors) {
+        return static_cast<int32_t>(step_pairs(form, factors.stage_groups));
+      };
+      params_.up_scales = map_step_pairs(problem, up, 16, pairs(plan.up_factors));
+      params_.down_scales = map_step_pairs(problem, down, plan.pass_rows, pairs(plan.down_factors));
+      params_.up_seconds = map_step_units(problem, up, 16, kDecodeUpStageBoxes);
+      params_.down_seconds = map_step_units(problem, down, plan.pass_rows, plan.down_stage_boxes);
+      return;
+    }
     params_.up_scales = map_up(up.scales, DType::kF32);
     params_.down_scales = map_down(down.scales, DType::kF32);
     if (up.zeros == nullptr && up.offsets == nullptr) return;

@@ -20,6 +20,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4InOrder>;
     case DecodeElement::kCodes4InOrderOffsets:
       return decode::decode_experts<DecodeElement::kCodes4InOrderOffsets>;
+    case DecodeElement::kCodes4InOrderSteps:
+      return decode::decode_experts<DecodeElement::kCodes4InOrderSteps>;
     case DecodeElement::kCodes4Offsets:
       return decode::decode_experts<DecodeElement::kCodes4Offsets>;
     case DecodeElement::kCodes4InPairs:
@@ -36,6 +38,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes8>;
     case DecodeElement::kCodes8Offsets:
       return decode::decode_experts<DecodeElement::kCodes8Offsets>;
+    case DecodeElement::kCodes8Steps:
+      return decode::decode_experts<DecodeElement::kCodes8Steps>;
     case DecodeElement::kBF16:
       break;
   }

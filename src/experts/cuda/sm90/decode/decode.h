@@ -16,7 +16,8 @@ enum class RowScale : uint8_t { kGroup, kToken, kStatic };
 struct DecodeParams {
   CUtensorMap up_map;    // boxes of 16 rows
   CUtensorMap down_map;  // boxes of pass_rows rows
-  // Factors of weights that are codes: scales, and zero points or offsets.
+  // Factors of weights that are codes: scales, and zero points or offsets; or steps of both and
+  // their units.
   CUtensorMap up_scales;
   CUtensorMap up_seconds;
   CUtensorMap down_scales;
@@ -42,6 +43,7 @@ enum class DecodeElement : uint8_t {
   kCodes4,
   kCodes4InOrder,  // they stand for whole numbers in their order
   kCodes4InOrderOffsets,
+  kCodes4InOrderSteps,  // FactorForm::kSteps
   kCodes4Offsets,
   kCodes4InPairs,  // CodeOrder::kLanesOfPairs
   kCodes4PairsInTerms,
@@ -50,6 +52,7 @@ enum class DecodeElement : uint8_t {
   kCodes4Floats,  // the same beside scales of e4m3
   kCodes8,
   kCodes8Offsets,
+  kCodes8Steps,  // FactorForm::kScaleSteps
 };
 
 // Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.

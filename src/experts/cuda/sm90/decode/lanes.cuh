@@ -5,6 +5,7 @@
 #include "experts/cuda/sm90/codes_in_order.cuh"
 #include "experts/cuda/sm90/decode/config.cuh"
 #include "experts/cuda/sm90/decode/sums.cuh"
+#include "experts/cuda/sm90/factor_steps.cuh"
 #include "experts/cuda/sm90/lane_codes.cuh"
 
 #include <cstdint>
@@ -149,6 +150,9 @@ __device__ __forceinline__ void multiply_exact(const LaneBox& box, const unsigne
 // Scales of the box's first group, of the lane's first row, and its offsets, or zero points or
 // null.
 struct NumberFactors {
+  // FactorForm::kSteps has these instead: steps of the box's first group, and the box's units.
+  const uint16_t* step_pairs;
+  const float2* step_units;
   const float* scales;
   const float* offsets;
   const uint16_t* zeros;  // bf16
@@ -179,17 +183,34 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
     const int steps = (me.part * kTurnsOfWarp + turn) * kStepsOfTurn + 2 * word;
     return (steps >> shift) * factors.rows;
   };
+  // These read the numbers of the lane's first and second row.
+  const auto scales_of = [&](int p, int group) {
+    const int first = group + p * 16;
+    if constexpr (Config::kCodes.steps) {
+      return float2{of_steps(factors.step_pairs[first], factors.step_units[p * 16]).x,
+                    of_steps(factors.step_pairs[first + 8], factors.step_units[p * 16 + 8]).x};
+    } else {
+      return float2{factors.scales[first], factors.scales[first + 8]};
+    }
+  };
+  const auto offsets_of = [&](int p, int group) {
+    const int first = group + p * 16;
+    if constexpr (Config::kCodes.steps) {
+      return float2{of_steps(factors.step_pairs[first], factors.step_units[p * 16]).y,
+                    of_steps(factors.step_pairs[first + 8], factors.step_units[p * 16 + 8]).y};
+    } else {
+      return float2{factors.offsets[first], factors.offsets[first + 8]};
+    }
+  };
   const auto add = [&](int p, int group, const float(&partial)[4]) {
-    const float* const scales = factors.scales + group + p * 16;
-    const float2 both = {scales[0], scales[8]};
+    const float2 both = scales_of(p, group);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sums.chain[p][0][i] = fmaf(partial[i], i < 2 ? both.x : both.y, sums.chain[p][0][i]);
     }
   };
   const auto take_offsets = [&](int p, int group, float2 of_rows) {
-    const float* const offsets = factors.offsets + group + p * 16;
-    const float2 both = {offsets[0], offsets[8]};
+    const float2 both = offsets_of(p, group);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sums.chain[p][0][i] =

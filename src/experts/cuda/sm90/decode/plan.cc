@@ -93,8 +93,18 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   const auto bytes_of = [&](size_t number) {
     return narrow(round_up(int64_t{numbers} * static_cast<int64_t>(number), 128));
   };
-  plan.second_factor = bytes_of(sizeof(float));
-  plan.factor_bytes = plan.second_factor;
+  if (has_steps(form)) {
+    // A box has the columns of a unit.
+    const int32_t boxes =
+        std::max(16 * kDecodeUpStageBoxes, plan.pass_rows * plan.down_stage_boxes);
+    // Those of a stage are whole units, and so pairs.
+    plan.second_factor = narrow(round_up(step_pairs(form, numbers) * kBytesOfStepPair, 128));
+    plan.factor_bytes =
+        plan.second_factor + narrow(round_up(int64_t{boxes} * bytes_of_step_unit(form), 128));
+  } else {
+    plan.second_factor = bytes_of(sizeof(float));
+    plan.factor_bytes = plan.second_factor;
+  }
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
   const CodeOrder order = code_order(problem);

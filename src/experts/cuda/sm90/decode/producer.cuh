@@ -47,6 +47,11 @@ struct Producer {
   __device__ __forceinline__ uint32_t factor_bytes(const Source& source) const {
     if constexpr (!Config::kIsCoded) return 0;
     if constexpr (Config::kCodes.exact) return static_cast<uint32_t>(factors_of_stage(source));
+    if constexpr (Config::kCodes.steps) {
+      constexpr int kEach = Config::kCodes.offsets ? 2 : 1;
+      return static_cast<uint32_t>(
+          kEach * (factors_of_stage(source) + source.factor_rows * source.stage_boxes * 4));
+    }
     return static_cast<uint32_t>(factors_of_stage(source) * (4 + params.second_bytes));
   }
   // Coordinates: row, part, group, expert.
@@ -54,17 +59,21 @@ struct Producer {
     if constexpr (!Config::kIsCoded) return;
     uint64_t* full = shared.full + ring.slot;
     unsigned char* target = shared.factors + ring.slot * params.plan.factor_bytes;
-    const int group = group_of_box(params.plan, source.factors, box);
+    int group = group_of_box(params.plan, source.factors, box);
     if constexpr (Config::kCodes.exact) {
       ptx::tma_load_3d(source.scales, full, target, source.factor_row, group, source.expert,
                        ptx::CacheHint::kEvictFirst);
       return;
     }
+    // A box has the columns of a unit.
+    const int second = Config::kCodes.steps ? box : group;
+    // A pair has the scales of two groups, if it is not of both numbers of one.
+    if constexpr (Config::kCodes.steps && !Config::kCodes.offsets) group /= 2;
     ptx::tma_load_4d(source.scales, full, target, source.factor_row, 0, group, source.expert,
                      ptx::CacheHint::kEvictFirst);
-    if (params.second_bytes == 0) return;
+    if (!Config::kCodes.steps && params.second_bytes == 0) return;
     ptx::tma_load_4d(source.seconds, full, target + params.plan.second_factor, source.factor_row, 0,
-                     group, source.expert, ptx::CacheHint::kEvictFirst);
+                     second, source.expert, ptx::CacheHint::kEvictFirst);
   }
 
   // Coordinates: column, row, matrix, box, tile. A copy of one box counts columns, which lets it

@@ -32,7 +32,8 @@ constexpr Shape adapted_shape() {
                                  .two_terms = kCodes.terms == 2,
                                  .in_order = kCodes.in_order,
                                  .in_pairs = kCodes.in_pairs,
-                                 .exact = kCodes.exact != ExactScales::kNone};
+                                 .exact = kCodes.exact != ExactScales::kNone,
+                                 .steps = kCodes.steps};
   return {.max_tokens = kTokens,
           .weight_rows = kWeightRows,
           .atoms = kCodes.bits == 4 ? 4 : 2,
@@ -67,6 +68,8 @@ AdaptedCodesPair find_adapted(const DeviceTile& tile) {
 AdaptedCodesPair find_adapted_in_order(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_of_long_sums(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_in_order_with_offsets(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_in_order_with_steps(const DeviceTile& tile);
+AdaptedCodesPair find_adapted_of_steps(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_of_pairs(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_of_wide_pairs(const DeviceTile& tile);
 AdaptedCodesPair find_adapted_of_pairs_in_terms(const DeviceTile& tile);

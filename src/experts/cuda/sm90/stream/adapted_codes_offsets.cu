@@ -1,5 +1,5 @@
 #include "experts/cuda/sm90/stream/adapted_codes.cuh"
-#include "experts/cuda/sm90/stream/offset_products.cuh"
+#include "experts/cuda/sm90/stream/offset_tiles.cuh"
 
 namespace conclave::inline v0::experts::stream {
 namespace {
@@ -12,30 +12,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       params, *reinterpret_cast<SummedStorage<Config>*>(bytes));
 }
 
-template <class Config>
-KernelOf<AdaptedCodedParams> describe(void (*function)(const AdaptedCodedParams)) {
-  constexpr size_t kBytes = sizeof(SummedStorage<Config>);
-  static_assert(kBytes <= kMostSharedBytes, "a block has at most 227 KiB of shared memory");
-  KernelOf<AdaptedCodedParams> kernel = describe_kernel<Config>(function);
-  kernel.shared_bytes = kBytes;
-  return kernel;
+template <int kTokens, bool kSteps>
+AdaptedCodesPair pair() {
+  using Own = AdaptedConfig<
+      kTokens,
+      Codes{.bits = 4, .steps_of_sum = 2, .offsets = true, .in_order = true, .steps = kSteps}>;
+  return {.up = describe_summed<Own>(adapted_offsets_product<Own, Product::kUp>),
+          .down = describe_summed<Own>(adapted_offsets_product<Own, Product::kDown>)};
 }
 
-template <int kTokens>
-AdaptedCodesPair pair() {
-  using Own = AdaptedConfig<kTokens,
-                            Codes{.bits = 4, .steps_of_sum = 2, .offsets = true, .in_order = true}>;
-  return {.up = describe<Own>(adapted_offsets_product<Own, Product::kUp>),
-          .down = describe<Own>(adapted_offsets_product<Own, Product::kDown>)};
+template <bool kSteps>
+AdaptedCodesPair find(const DeviceTile& tile) {
+  if (tile.tokens == 16) return pair<16, kSteps>();
+  if (tile.tokens == 64) return pair<64, kSteps>();
+  refuse_adapted_tile(tile);
 }
 
 }  // namespace
 
 // Rows are added up as in stream_in_order_offsets.cu: one without an adapter keeps its bits.
 AdaptedCodesPair find_adapted_in_order_with_offsets(const DeviceTile& tile) {
-  if (tile.tokens == 16) return pair<16>();
-  if (tile.tokens == 64) return pair<64>();
-  refuse_adapted_tile(tile);
+  return find<false>(tile);
+}
+
+AdaptedCodesPair find_adapted_in_order_with_steps(const DeviceTile& tile) {
+  return find<true>(tile);
 }
 
 }  // namespace conclave::inline v0::experts::stream

@@ -5,6 +5,7 @@
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/wgmma_of_registers.cuh"
 #include "experts/cuda/sm90/codes_in_order.cuh"
+#include "experts/cuda/sm90/factor_steps.cuh"
 #include "experts/cuda/sm90/stream/config.cuh"
 #include "experts/cuda/sm90/stream/lane_words.cuh"
 
@@ -118,7 +119,7 @@ class CodeOperand {
   using Fragments = CodeFragments<kByTerm ? 1 : kTerms>;
   static constexpr bool kInOrder = Config::kCodes.in_order;
   static constexpr bool kMayHaveZeros =
-      !Config::kCodes.offsets && !Config::kCodes.in_pairs && kTerms == 1;
+      !Config::kCodes.offsets && !Config::kCodes.steps && !Config::kCodes.in_pairs && kTerms == 1;
   static_assert(!Config::kHasLanes || Config::kCodeBits == 4);
 
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
@@ -146,6 +147,7 @@ class CodeOperand {
 
   // The scales of the thread's two rows for 16 columns of the stage in `slot`, its `steps`th.
   __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
+    if constexpr (Config::kCodes.steps) return scales_of_steps(slot, steps);
     return factors(slot, steps >> params_.steps_shift);
   }
   // The offsets, likewise, in units of sums.
@@ -156,6 +158,16 @@ class CodeOperand {
   }
 
  private:
+  // A group has 16 columns.
+  __device__ __forceinline__ float2 scales_of_steps(int32_t slot, int32_t group) const {
+    const uint8_t* const all = shared_.codes.factors[slot];
+    const auto* const pairs =
+        reinterpret_cast<const uint16_t*>(all) + group / 2 * Config::kWeightRows;
+    const auto* const units =
+        reinterpret_cast<const float*>(all + decltype(shared_.codes)::kUnitsAt);
+    return {of_step(pairs[first_factor_], group % 2, units[first_factor_]),
+            of_step(pairs[second_factor_], group % 2, units[second_factor_])};
+  }
   __device__ __forceinline__ float2 factors(int32_t slot, int32_t group) const {
     const auto* const rows =
         reinterpret_cast<const float*>(shared_.codes.factors[slot]) + group * Config::kWeightRows;

@@ -133,7 +133,7 @@ class CodesProducts {
   void set_codes(Parameters& params, const FactorPlanes& planes,
                  const KernelOf<Parameters>& kernel) const {
     if (planes.bytes != nullptr) return set_exact(params, planes, kernel);
-    if (planes.scales == nullptr) {
+    if (planes.scales == nullptr && planes.steps == nullptr) {
       throw Error(ErrorCode::kState, {.what = std::string(names_.row) + " needs FactorPlanes"});
     }
     const int32_t rows = kernel.weight_rows;
@@ -150,7 +150,14 @@ class CodesProducts {
     const auto map = [&](const void* data, DType dtype) {
       return map_factors(problem_, planes, {data, dtype}, rows, params.groups_of_stage);
     };
-    params.scales = map(planes.scales, DType::kF32);
+    if (planes.steps != nullptr) {
+      const auto pairs =
+          static_cast<int32_t>(step_pairs(factor_form(problem_), params.groups_of_stage));
+      params.scales = map_step_pairs(problem_, planes, rows, pairs);
+      params.shifts = map_step_units(problem_, planes, rows, 1);
+    } else {
+      params.scales = map(planes.scales, DType::kF32);
+    }
     if (planes.zeros != nullptr) set_shifts(params, map(planes.zeros, DType::kBF16), DType::kBF16);
     if (planes.offsets != nullptr)
       set_shifts(params, map(planes.offsets, DType::kF32), DType::kF32);

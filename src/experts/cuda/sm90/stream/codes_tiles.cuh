@@ -23,7 +23,8 @@ CodesKernelPair pair_of_tile() {
                                  .two_terms = kCodes.terms == 2,
                                  .in_order = kCodes.in_order,
                                  .in_pairs = kCodes.in_pairs,
-                                 .exact = kCodes.exact != ExactScales::kNone};
+                                 .exact = kCodes.exact != ExactScales::kNone,
+                                 .steps = kCodes.steps};
   constexpr Shape kShape{.max_tokens = kTokens,
                          .weight_rows = kWeightRows,
                          .atoms = kCodes.bits == 4 ? 4 : 2,
@@ -58,10 +59,13 @@ CodesKernelPair find_of_lanes(const DeviceTile& tile) {
 }
 
 // Those of codes that stand for whole numbers in their order, with factors of 32 columns or more
-// and of 128 or more, and with offsets.
+// and of 128 or more, with offsets, and with both in steps.
 CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
 CodesKernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
+CodesKernelPair find_kernels_in_order_with_steps(const DeviceTile& tile);
+// Those of codes of 8 bits with scales of 16 columns in steps.
+CodesKernelPair find_kernels_of_steps(const DeviceTile& tile);
 // Those of codes in pairs, with scales of 32 columns or more and of 64 or more.
 CodesKernelPair find_kernels_of_pairs(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_wide_pairs(const DeviceTile& tile);

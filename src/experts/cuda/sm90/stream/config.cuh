@@ -85,6 +85,8 @@ struct Codes {
   bool whole_rows = false;
   // Codes of lanes, whose products with these scales need no rounding: sums need no scales.
   ExactScales exact = ExactScales::kNone;
+  // Scales are FactorForm::kScaleSteps, or with `offsets` both FactorForm::kSteps.
+  bool steps = false;
 };
 
 // One block per multiprocessor: warpgroups multiply 64 or 128 weight rows each, and one more fills
@@ -210,11 +212,17 @@ struct CodeStorage {
   static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
   static constexpr bool kHasZeros =
       !kCodes.in_pairs && (!kCodes.rounded || kCodes.whole_rows || kCodes.zeros);
-  static constexpr int kBytesOfGroup = kRows * (kCodes.offsets ? 8 : kHasZeros ? 6 : 4);
+  static constexpr int kBytesOfStep = kCodes.offsets ? 2 : 1;
+  static constexpr int kBytesOfGroup = kRows * (kCodes.steps     ? kBytesOfStep
+                                                : kCodes.offsets ? 8
+                                                : kHasZeros      ? 6
+                                                                 : 4);
+  static constexpr int kUnitsAt = kGroups * kBytesOfGroup;  // behind the steps
+  static constexpr int kBytesOfUnits = kCodes.steps ? kRows * 4 * kBytesOfStep : 0;
   static constexpr int kValues = kCodes.in_order                        ? 1
                                  : kCodes.terms == 1 || kCodes.in_pairs ? 256 * kCodes.terms
                                                                         : 1 << kCodes.bits;
-  alignas(128) uint8_t factors[kStages][kGroups * kBytesOfGroup];
+  alignas(128) uint8_t factors[kStages][kUnitsAt + kBytesOfUnits];
   alignas(128) uint32_t values[kValues][32];
 };
 template <int kStages, int kDepth, int kRows>
@@ -320,7 +328,7 @@ struct Params {
 struct CodedParams : Params {
   // {rows, gate and up, groups of columns, E}, with boxes of a stage's groups: float32 scales, and
   // bf16 zero points or, for kernels of them, float32 offsets. {rows, groups, E} of
-  // FactorForm::kExact: bytes.
+  // FactorForm::kExact: bytes. Where it has_steps: pairs of these, and their units as `shifts`.
   CUtensorMap scales;
   CUtensorMap shifts;
   int32_t shift_bytes = 0;      // each zero point or offset has these; 0: none

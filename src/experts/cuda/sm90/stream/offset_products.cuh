@@ -1,9 +1,10 @@
-// Products of codes that stand for whole numbers in their order, with offsets.
-// These multiply sums of the rows alone, which other warps have made: a few
-// products for a stage in the place of one for each 16 columns.
+// Products of codes that stand for whole numbers in their order, with offsets. These multiply sums
+// of the rows alone, which other warps have made: a few products for a stage in the place of one
+// for each 16 columns.
 #pragma once
 
 #include "experts/cuda/sm90/stream/epilogue.cuh"
+#include "experts/cuda/sm90/stream/offset_factors.cuh"
 #include "experts/cuda/sm90/stream/products.cuh"
 #include "experts/cuda/sm90/stream/row_sums.cuh"
 
@@ -12,23 +13,6 @@ namespace conclave::inline v0::experts::stream {
 template <class Config>
 inline constexpr bool kMultipliesRowSums =
     Config::kCodes.in_order && Config::kCodes.offsets && !Config::kRounds;
-
-// The offsets of a thread's two rows for a stage's columns, less than 0, as
-// numbers of bf16 that add up to them.
-struct OffsetTerms {
-  uint32_t of[kRowSumTerms][2];  // [term][row]: two neighbours
-
-  __device__ __forceinline__ void set(int row, float first, float second) {
-#pragma unroll
-    for (int term = 0; term < kRowSumTerms; ++term) {
-      const uint32_t a = __float_as_uint(first);
-      const uint32_t b = __float_as_uint(second);
-      of[term][row] = __byte_perm(a, b, 0x7632);
-      first -= __uint_as_float(a & 0xffff0000U);
-      second -= __uint_as_float(b & 0xffff0000U);
-    }
-  }
-};
 
 template <class Config>
   requires kMultipliesRowSums<Config>
@@ -44,6 +28,7 @@ struct Products<Config> : Epilogue<Config> {
   using Base::warp;
   using Operand = CodeOperand<Config>;
   using Fragments = typename Operand::Fragments;
+  using Factors = OffsetFactors<Config>;
 
   // The sums of the widest tile: a narrower product has the first ones.
   using Sums = float[kSlices][Config::kMaxTokens / 2];
@@ -60,8 +45,8 @@ struct Products<Config> : Epilogue<Config> {
   __device__ __forceinline__ void multiply(Sums& all) {
     constexpr int kMostSets = Fragments::kSteps / kStepsOfSum;
     constexpr int kSets = N <= 32 ? kMostSets : 1;
-    // With many sums there is no room for a second set of operands: the other
-    // warpgroup multiplies while this one decodes.
+    // With many sums there is no room for a second set of operands: the other warpgroup multiplies
+    // while this one decodes.
     constexpr int kRoom = Config::kConsumers == 4 ? 72 : 112;
     constexpr int kBuffers = N + N / 2 * kSets + 32 <= kRoom ? 2 : 1;
     auto& d = reinterpret_cast<float(&)[N / 2]>(all[0]);
@@ -73,8 +58,9 @@ struct Products<Config> : Epilogue<Config> {
       for (GroupSums<N>& set : sums) set.products[i] = 0.0F;
     }
     for (GroupSums<N>& set : sums) set.scales = {0.0F, 0.0F};
-    const Operand operand(params, shared, warp, lane,
-                          kProduct == Product::kUp && params.activation.gated);
+    const bool gated = kProduct == Product::kUp && params.activation.gated;
+    const Operand operand(params, shared, warp, lane, gated);
+    const Factors factors(params, shared, warp, lane, gated);
     const auto finish = [&] {
       ptx::wgmma_wait_group<0>();
 #pragma unroll
@@ -87,11 +73,12 @@ struct Products<Config> : Epilogue<Config> {
     // Leaves the last sums unfinished.
     const auto multiply_atom = [&](int32_t slot, int atom, const Fragments& codes) {
       const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
+      const typename Factors::Units units = factors.units(slot);
 #pragma unroll
       for (int sum = 0; sum < kMostSets; ++sum) {
         const int set = sum % kSets;
         if (set == 0 && sum > 0) finish();
-        sums[set].scales = operand.scales(slot, Fragments::kSteps * atom + sum * kStepsOfSum);
+        sums[set].scales = factors.scales(slot, kMostSets * atom + sum, units);
         if (set == 0) ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kStepsOfSum; ++step) {
@@ -101,8 +88,8 @@ struct Products<Config> : Epilogue<Config> {
         if (set == kSets - 1) ptx::wgmma_commit_group();
       }
     };
-    // No product may be unfinished where a loop begins anew: its registers
-    // would be no other width's.
+    // No product may be unfinished where a loop begins anew: its registers would be no other
+    // width's.
     Fragments a[kBuffers];
     OffsetTerms offsets;
     if constexpr (kBuffers == 1) {
@@ -114,7 +101,7 @@ struct Products<Config> : Epilogue<Config> {
           multiply_atom(ring.slot, atom, a[0]);
           finish();
         }
-        load_offsets(operand, ring.slot, offsets);
+        load_offsets(factors, ring.slot, offsets);
         multiply_row_sums<N>(shifts, offsets);
         ptx::wgmma_wait_group<0>();
         release(ring.slot);
@@ -133,13 +120,13 @@ struct Products<Config> : Epilogue<Config> {
           multiply_atom(slot, atom + 1, a[1]);
           const bool is_last = atom + 2 == Config::kAtoms;
           if (is_last) {
-            load_offsets(operand, slot, offsets);
+            load_offsets(factors, slot, offsets);
             multiply_row_sums<N>(shifts, offsets);
             ring.advance();
           }
           if (is_last && left > 1) begin_stage();
-          // Behind the last stage this decodes what is never used, since a
-          // condition would have sums moved.
+          // Behind the last stage this decodes what is never used, since a condition would have
+          // sums moved.
           operand.decode(ring.slot, is_last ? 0 : atom + 2, a[0]);
           finish();
         }
@@ -172,18 +159,20 @@ struct Products<Config> : Epilogue<Config> {
   }
 
   // The thread's columns of A are two neighbouring groups.
-  __device__ __forceinline__ void load_offsets(const Operand& operand, int32_t slot,
+  __device__ __forceinline__ void load_offsets(const Factors& factors, int32_t slot,
                                                OffsetTerms& offsets) const {
-    const int32_t steps = lane % 4 * 2 * kStepsOfSum;
-    const float2 first = operand.offsets(slot, steps);
-    const float2 second = operand.offsets(slot, steps + kStepsOfSum);
-    offsets.set(0, -first.x, -second.x);
-    offsets.set(1, -first.y, -second.y);
+    // In units of sums.
+    constexpr float kUnit = -1.0F / CodesInOrder::kUnit;
+    const int32_t group = lane % 4 * 2;
+    const typename Factors::Units units = factors.units(slot);
+    const float2 first = factors.offsets(slot, group, units);
+    const float2 second = factors.offsets(slot, group + 1, units);
+    offsets.set(0, first.x * kUnit, second.x * kUnit);
+    offsets.set(1, first.y * kUnit, second.y * kUnit);
   }
 
-  // Adds the products of a stage's offsets and sums of rows, whose least terms
-  // would not show. Eight columns of K are those of one term and eight those of
-  // another.
+  // Adds the products of a stage's offsets and sums of rows, whose least terms would not show.
+  // Eight columns of K are those of one term and eight those of another.
   template <int N>
   __device__ __forceinline__ void multiply_row_sums(float (&shifts)[N / 2],
                                                     const OffsetTerms& offsets) const {
@@ -204,38 +193,13 @@ struct Products<Config> : Epilogue<Config> {
     ptx::wgmma_commit_group();
   }
 
-  // Core matrices of eight rows of 16 bytes, without a swizzle; the other half
-  // of K has the term `terms` behind the first one.
+  // Core matrices of eight rows of 16 bytes, without a swizzle; the other half of K has the term
+  // `terms` behind the first one.
   static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t terms) {
     constexpr uint64_t kStrideBytes = uint64_t{8 * 16 >> 4} << 32;
     const uint64_t leading = uint64_t{terms * SummedStorage<Config>::kTermBytes >> 4} << 16;
     return kStrideBytes | leading | ((address & 0x3FFFF) >> 4);
   }
 };
-
-// A block of codes with offsets.
-template <class Config, Product kProduct, class OwnConsumer>
-__device__ __forceinline__ void run_summed_block(const Params& params,
-                                                 SummedStorage<Config>& shared) {
-  if (threadIdx.x == 0) {
-    for (uint64_t& full : shared.sums_full) ptx::mbarrier_init(&full, Config::kGatherWarps);
-  }
-  prepare<Config, kProduct>(params, shared);
-  const auto warp = static_cast<int32_t>(threadIdx.x / 32);
-  if (warp < Config::kConsumerWarps) {
-    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<Config, kProduct, OwnConsumer>(params, shared);
-    return;
-  }
-  ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-  const int32_t helper = warp - Config::kConsumerWarps - 1;
-  if (helper < 0) {
-    if (ptx::elect_one()) produce<Config, kProduct>(params, shared);
-  } else if constexpr (kRowsInOrder<Config, kProduct>) {
-    sum_in_order<Config>(params, shared, helper);
-  } else {
-    gather_and_sum<Config>(params, shared, helper);
-  }
-}
 
 }  // namespace conclave::inline v0::experts::stream

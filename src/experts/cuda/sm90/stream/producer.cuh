@@ -23,6 +23,14 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   const int32_t feature = feature_tile * params.features_of_tile;
   const int32_t group = stage * Config::kDepth / params.group;
   uint8_t* factors = shared.codes.factors[slot];
+  if constexpr (Config::kCodes.steps) {
+    // Pairs of steps are those of 32 columns, units those of a stage.
+    ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0,
+                     stage * (Config::kDepth / 32), expert, ptx::CacheHint::kEvictFirst);
+    ptx::tma_load_4d(&params.shifts, &shared.full[slot], factors + decltype(shared.codes)::kUnitsAt,
+                     feature, 0, stage, expert, ptx::CacheHint::kEvictFirst);
+    return;
+  }
   if constexpr (Config::kIsExact) {
     ptx::tma_load_3d(&params.scales, &shared.full[slot], factors,
                      feature_tile * Config::kWeightRows, group, expert,
@@ -68,7 +76,9 @@ template <class Config, Product kProduct>
 __device__ __forceinline__ void expect_stage(const Params& params, SharedStorage<Config>& shared,
                                              int32_t slot, int32_t count) {
   uint32_t bytes = Config::kWeightAtoms * Config::kWeightBytes;
-  if constexpr (Config::kIsCoded) {
+  if constexpr (Config::kCodes.steps) {
+    bytes += sizeof(shared.codes.factors[slot]);
+  } else if constexpr (Config::kIsCoded) {
     const uint32_t each = Config::kIsExact ? 1 : sizeof(float) + coded(params).shift_bytes;
     bytes += coded(params).groups_of_stage * Config::kWeightRows * each;
   }

@@ -3,6 +3,7 @@
 // that of a whole row, it multiplies sums instead.
 #pragma once
 
+#include "experts/cuda/sm90/factor_steps.cuh"
 #include "experts/cuda/sm90/stream/code_operand.cuh"
 
 namespace conclave::inline v0::experts::stream {
@@ -267,6 +268,10 @@ class RoundedOperand {
 
   __device__ __forceinline__ void load_factors(int32_t slot, int32_t group) {
     const uint8_t* const all = shared_.codes.factors[slot];
+    if constexpr (Config::kCodes.steps) {
+      load_steps(all, group);
+      return;
+    }
     const auto* const scales = reinterpret_cast<const float*>(all) + group * Config::kWeightRows;
     const uint8_t* const shifts = all +
                                   params_.groups_of_stage * Config::kWeightRows * sizeof(float) +
@@ -281,6 +286,29 @@ class RoundedOperand {
       factors_[0] = Factors(first * unit, shift_of(shifts, first_factor_, first));
       factors_[1] = Factors(second * unit, shift_of(shifts, second_factor_, second));
     }
+  }
+
+  __device__ __forceinline__ void load_steps(const uint8_t* all, int32_t group) {
+    if constexpr (!kShifts) return load_scale_steps(all, group);
+    const auto* const steps = reinterpret_cast<const uint16_t*>(all) + group * Config::kWeightRows;
+    const auto* const units =
+        reinterpret_cast<const float2*>(all + decltype(shared_.codes)::kUnitsAt);
+    const float2 first = of_steps(steps[first_factor_], units[first_factor_]);
+    const float2 second = of_steps(steps[second_factor_], units[second_factor_]);
+    factors_[0] = Factors(first.x * unit_of_values(), -first.y);
+    factors_[1] = Factors(second.x * unit_of_values(), -second.y);
+  }
+
+  __device__ __forceinline__ void load_scale_steps(const uint8_t* all, int32_t group) {
+    const auto* const pairs =
+        reinterpret_cast<const uint16_t*>(all) + group / 2 * Config::kWeightRows;
+    const auto* const units =
+        reinterpret_cast<const float*>(all + decltype(shared_.codes)::kUnitsAt);
+    const float unit = unit_of_values();
+    factors_[0] =
+        Factors(of_step(pairs[first_factor_], group % 2, units[first_factor_]) * unit, 0.0F);
+    factors_[1] =
+        Factors(of_step(pairs[second_factor_], group % 2, units[second_factor_]) * unit, 0.0F);
   }
 
   // An offset, or that which a zero point makes, is taken away, or a zero point in units of values.

@@ -1,6 +1,5 @@
-// Sums of the rows alone, which offsets multiply. The warps that gather rows
-// add up each stage's columns once for all consumers, and leave the sums as an
-// operand of wgmma.
+// Sums of the rows alone, which offsets multiply. The warps that gather rows add up each stage's
+// columns once for all consumers, and leave the sums as an operand of wgmma.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -44,8 +43,7 @@ class RowSums {
   __device__ __forceinline__ void add_up(int32_t count) {
     ptx::mbarrier_wait(&shared_.full[ring_.slot], ring_.phase);
     if constexpr (SummedStorage<Config>::kSlots == 1) await_readers();
-    // A pass has eight rows and half of the sums, so that eight lanes read from
-    // all banks.
+    // A pass has eight rows and half of the sums, so that eight lanes read from all banks.
     const int32_t passes = (count + 7) / 8 * 2;
     for (int32_t pass = warp_; pass < passes; pass += Config::kGatherWarps) {
       const int32_t row = pass / 2 * 8 + lane_ % 8;
@@ -101,13 +99,12 @@ class RowSums {
   bool begun_ = false;
 };
 
-// Gathers the up product's rows, and adds each stage up while consumers still
-// multiply others.
+// Gathers the up product's rows, and adds each stage up while consumers still multiply others.
 template <class Config>
 __device__ __forceinline__ void gather_and_sum(const Params& params, SummedStorage<Config>& shared,
                                                int32_t warp) {
-  // A stage's slot is free for another one only behind its sums: these follow
-  // so many stages later at most.
+  // A stage's slot is free for another one only behind its sums: these follow so many stages later
+  // at most.
   constexpr int kLag =
       SummedStorage<Config>::kSlots == 1 ? Config::kStages - 1 : Config::kStages - 2;
   static_assert(kLag >= 1 && kLag < 8);

@@ -92,11 +92,12 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
   const CodeOrder order = code_order(problem);
   CodeKernelForm form{.bits = bit_size(problem.weight_dtype),
                       .columns_of_sum = all_share(32) ? 32 : 16,
-                      .offsets = factor_form(problem) == FactorForm::kOffsets,
+                      .offsets = has_offsets(factor_form(problem)),
                       .two_terms = takes_two_terms(problem.weight_dtype),
                       .in_order = order == CodeOrder::kLanesOfNumbers,
                       .in_pairs = order == CodeOrder::kLanesOfPairs,
-                      .exact = factor_form(problem) == FactorForm::kExact};
+                      .exact = factor_form(problem) == FactorForm::kExact,
+                      .steps = has_steps(factor_form(problem))};
   if (form.in_pairs && all_share(64)) form.columns_of_sum = 64;
   if (form.in_order && !form.offsets && all_share(128)) form.columns_of_sum = 128;
   return form;
@@ -111,6 +112,9 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
     return kTilesOfLanes<CodeKernelForm{.bits = 4, .exact = true}>;
   }
   if (form.in_order) {
+    if (form.steps) {
+      return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true, .steps = true}>;
+    }
     if (form.offsets)
       return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}>;
     if (form.columns_of_sum == 128) {
@@ -128,6 +132,9 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
     return kAllTiles<CodeKernelForm{.bits = 4, .in_pairs = true}>;
   }
   if (form.bits == 4) return few_tiles<4>(form);
+  if (form.steps) {
+    return kAllTiles<CodeKernelForm{.bits = 8, .columns_of_sum = 16, .steps = true}>;
+  }
   if (form == CodeKernelForm{.bits = 8}) return kAllTiles<CodeKernelForm{.bits = 8}>;
   return few_tiles<8>(form);
 }

@@ -50,7 +50,9 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
                ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
                : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
+  if (form.steps && !form.offsets) return stream::find_kernels_of_steps(tile);
   if (form.in_order) {
+    if (form.steps) return stream::find_kernels_in_order_with_steps(tile);
     if (form.offsets) return stream::find_kernels_in_order_with_offsets(tile);
     return form.columns_of_sum == 128 ? stream::find_kernels_of_long_sums(tile)
                                       : stream::find_kernels_in_order(tile);

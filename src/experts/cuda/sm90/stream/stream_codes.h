@@ -40,6 +40,7 @@ struct CodeKernelForm {
   bool in_order = false;
   bool in_pairs = false;
   bool exact = false;  // FactorForm::kExact, where scales of 16 columns are of e4m3
+  bool steps = false;  // has_steps(FactorForm)
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
@@ -54,6 +55,13 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
   const int32_t groups = 256 / form.columns_of_sum;
   const int32_t codes_and_tokens = weight_rows * 128 + tokens * 512;
   if (form.exact) return kRoom / (codes_and_tokens + weight_rows * groups);
+  if (form.steps && !form.offsets) {
+    return (kRoom - kTable) / (weight_rows * (128 + 8 + 4) + tokens * 256);
+  }
+  // Those that offsets multiply have three numbers of bf16 for each token and group.
+  if (form.steps) {
+    return kRoom / (codes_and_tokens + weight_rows * (groups * 2 + 8) + tokens * groups * 6);
+  }
   if (form.in_order) {
     return kRoom / (codes_and_tokens + weight_rows * groups * (form.offsets ? 8 : 6));
   }

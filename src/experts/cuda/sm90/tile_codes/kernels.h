@@ -10,10 +10,12 @@ using KernelPair = stream::KernelPairOf<stream::CodedParams>;
 
 // Codes of 4 bits, whose values bf16 holds.
 KernelPair find_kernels_of_4_bits(const DeviceTile& tile);
-// CodeOrder::kLanesOfNumbers; with zero points; with offsets; and of rows that have one scale each.
+// CodeOrder::kLanesOfNumbers; with zero points; with offsets; with scales and offsets in steps; and
+// of rows that have one scale each.
 KernelPair find_kernels_in_order(const DeviceTile& tile);
 KernelPair find_kernels_in_order_with_zeros(const DeviceTile& tile);
 KernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
+KernelPair find_kernels_in_order_with_steps(const DeviceTile& tile);
 KernelPair find_kernels_of_rows_in_order(const DeviceTile& tile);
 // Weights that bf16 holds, with scales that are powers of two, and of e4m3.
 KernelPair find_kernels_of_powers(const DeviceTile& tile);
@@ -28,6 +30,8 @@ KernelPair find_kernels_of_two_terms(const DeviceTile& tile);
 KernelPair find_kernels_of_pairs_in_terms(const DeviceTile& tile);
 KernelPair find_kernels_of_8_bits(const DeviceTile& tile);
 KernelPair find_shifted_kernels_of_8_bits(const DeviceTile& tile);
+// FactorForm::kScaleSteps.
+KernelPair find_kernels_of_8_bits_with_steps(const DeviceTile& tile);
 // Codes of rows that have one scale each, with or without a zero point.
 KernelPair find_kernels_of_4_bit_rows(const DeviceTile& tile);
 KernelPair find_kernels_of_8_bit_rows(const DeviceTile& tile);

@@ -64,7 +64,7 @@ Support supports_scales(const ExpertsProblem& problem) {
   if (!quant::format_of(problem.weight_dtype).codes->exact_in_bf16) {
     return Support::no("takes rows of one scale with codes whose values bf16 holds");
   }
-  if (factor_form(problem) != FactorForm::kOffsets) return Support::yes();
+  if (!has_offsets(factor_form(problem))) return Support::yes();
   return Support::no("takes rows of one scale without offsets");
 }
 
@@ -86,7 +86,7 @@ Support tile_codes_supports(const ExpertsProblem& problem) {
 TileCodesForm tile_codes_form(const ExpertsProblem& problem) {
   const FactorForm form = factor_form(problem);
   return {.bits = bit_size(problem.weight_dtype),
-          .shifts = form == FactorForm::kZeros || form == FactorForm::kOffsets,
+          .shifts = form == FactorForm::kZeros || has_offsets(form),
           .whole_rows = has_whole_rows(problem),
           .exact = form == FactorForm::kExact,
           .pairs_in_terms = code_order(problem) == CodeOrder::kLanesOfPairs &&

@@ -16,6 +16,8 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
         return tile_codes::find_kernels_in_order_with_zeros(tile);
       case FactorForm::kOffsets:
         return tile_codes::find_kernels_in_order_with_offsets(tile);
+      case FactorForm::kSteps:
+        return tile_codes::find_kernels_in_order_with_steps(tile);
       default:
         return tile_codes::find_kernels_in_order(tile);
     }
@@ -37,6 +39,9 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
   if (form.bits == 4) {
     return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
                        : tile_codes::find_kernels_of_4_bits(tile);
+  }
+  if (factor_form(problem) == FactorForm::kScaleSteps) {
+    return tile_codes::find_kernels_of_8_bits_with_steps(tile);
   }
   return form.shifts ? tile_codes::find_shifted_kernels_of_8_bits(tile)
                      : tile_codes::find_kernels_of_8_bits(tile);

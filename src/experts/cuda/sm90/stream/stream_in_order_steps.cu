@@ -1,0 +1,9 @@
+#include "experts/cuda/sm90/stream/offset_tiles.cuh"
+
+namespace conclave::inline v0::experts::stream {
+
+CodesKernelPair find_kernels_in_order_with_steps(const DeviceTile& tile) {
+  return find_with_offsets<true>(tile);
+}
+
+}  // namespace conclave::inline v0::experts::stream
