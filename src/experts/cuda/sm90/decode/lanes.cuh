@@ -172,6 +172,12 @@ __device__ __forceinline__ float2 sums_of_rows(const LaneRows& b, int word) {
   return {sums[0] / CodesInOrder::kUnit, sums[1] / CodesInOrder::kUnit};
 }
 
+// What lanes 2 `of` and 2 `of` + 1 of a quad have: the numbers of its two rows.
+__device__ __forceinline__ float2 of_rows_in_quad(float own, int of) {
+  constexpr unsigned kWarp = 0xffffffffU;
+  return {__shfl_sync(kWarp, own, 2 * of, 4), __shfl_sync(kWarp, own, 2 * of + 1, 4)};
+}
+
 // Numbers in their order. `kLong`: a warp's columns have factors in common, so that sums of them
 // are scaled; else those of 32 columns are.
 template <class Config, int kProducts, bool kZeros, bool kLong, class Numbers>
@@ -183,38 +189,26 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
     const int steps = (me.part * kTurnsOfWarp + turn) * kStepsOfTurn + 2 * word;
     return (steps >> shift) * factors.rows;
   };
-  // These read the numbers of the lane's first and second row.
+  // These are of the lane's first and second row.
   const auto scales_of = [&](int p, int group) {
     const int first = group + p * 16;
-    if constexpr (Config::kCodes.steps) {
-      return float2{of_steps(factors.step_pairs[first], factors.step_units[p * 16]).x,
-                    of_steps(factors.step_pairs[first + 8], factors.step_units[p * 16 + 8]).x};
-    } else {
-      return float2{factors.scales[first], factors.scales[first + 8]};
-    }
+    return float2{factors.scales[first], factors.scales[first + 8]};
   };
   const auto offsets_of = [&](int p, int group) {
     const int first = group + p * 16;
-    if constexpr (Config::kCodes.steps) {
-      return float2{of_steps(factors.step_pairs[first], factors.step_units[p * 16]).y,
-                    of_steps(factors.step_pairs[first + 8], factors.step_units[p * 16 + 8]).y};
-    } else {
-      return float2{factors.offsets[first], factors.offsets[first + 8]};
-    }
+    return float2{factors.offsets[first], factors.offsets[first + 8]};
   };
-  const auto add = [&](int p, int group, const float(&partial)[4]) {
-    const float2 both = scales_of(p, group);
+  const auto add = [&](int p, float2 scales, const float(&partial)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums.chain[p][0][i] = fmaf(partial[i], i < 2 ? both.x : both.y, sums.chain[p][0][i]);
+      sums.chain[p][0][i] = fmaf(partial[i], i < 2 ? scales.x : scales.y, sums.chain[p][0][i]);
     }
   };
-  const auto take_offsets = [&](int p, int group, float2 of_rows) {
-    const float2 both = offsets_of(p, group);
+  const auto take_offsets = [&](int p, float2 offsets, float2 of_rows) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sums.chain[p][0][i] =
-          fmaf(i % 2 == 0 ? of_rows.x : of_rows.y, i < 2 ? -both.x : -both.y, sums.chain[p][0][i]);
+      sums.chain[p][0][i] = fmaf(i % 2 == 0 ? of_rows.x : of_rows.y,
+                                 i < 2 ? -offsets.x : -offsets.y, sums.chain[p][0][i]);
     }
   };
   // Instructions come from memory too: only the usual kind is unrolled.
@@ -232,6 +226,14 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
     for (int p = 0; p < kProducts; ++p) {
       if (p > 0 && p >= box.products) break;
       const LaneWords words(box, me, turn, p);
+      float2 of_quad = {};
+      if constexpr (Config::kCodes.steps) {
+        // The four lanes of a quad need the same numbers, of two rows and words: each makes those
+        // of one of them.
+        const int own = p * 16 + me.quad % 2 * 8;
+        of_quad = of_steps(factors.step_pairs[group_of(turn, me.quad / 2) + own],
+                           factors.step_units[own]);
+      }
 #pragma unroll
       for (int word = 0; word < 2; ++word) {
         const int group = group_of(turn, word);
@@ -267,8 +269,15 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
             multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
           }
         }
-        if constexpr (!kLong) add(p, group, of_word);
-        if constexpr (Config::kCodes.offsets) take_offsets(p, group, of_rows[word]);
+        if constexpr (Config::kCodes.steps) {
+          add(p, of_rows_in_quad(of_quad.x, word), of_word);
+          take_offsets(p, of_rows_in_quad(of_quad.y, word), of_rows[word]);
+        } else {
+          if constexpr (!kLong) add(p, scales_of(p, group), of_word);
+          if constexpr (Config::kCodes.offsets) {
+            take_offsets(p, offsets_of(p, group), of_rows[word]);
+          }
+        }
       }
     }
   }
@@ -276,7 +285,7 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
       if (p > 0 && p >= box.products) break;
-      add(p, group_of(0, 0), of_part[p]);
+      add(p, scales_of(p, group_of(0, 0)), of_part[p]);
     }
   }
 }

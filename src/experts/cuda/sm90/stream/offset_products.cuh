@@ -73,12 +73,12 @@ struct Products<Config> : Epilogue<Config> {
     // Leaves the last sums unfinished.
     const auto multiply_atom = [&](int32_t slot, int atom, const Fragments& codes) {
       const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
-      const typename Factors::Units units = factors.units(slot);
+      const float own_scale = factors.own_scale(slot, atom);
 #pragma unroll
       for (int sum = 0; sum < kMostSets; ++sum) {
         const int set = sum % kSets;
         if (set == 0 && sum > 0) finish();
-        sums[set].scales = factors.scales(slot, kMostSets * atom + sum, units);
+        sums[set].scales = factors.scales(slot, atom, sum, own_scale);
         if (set == 0) ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kStepsOfSum; ++step) {
