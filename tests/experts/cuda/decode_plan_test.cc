@@ -1,4 +1,5 @@
 // Tests how the decode kernel divides a layer; these are plain numbers, on any machine.
+#include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/plan.h"
 #include "experts/cuda/sm90/decode/tables.h"
@@ -146,6 +147,46 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
       EXPECT_EQ(shared.factors % 128, 0);
       EXPECT_EQ(plan.factor_bytes % 128, 0);
       EXPECT_EQ(plan.second_factor % 128, 0);
+    }
+  }
+}
+
+// As Q4_K and Q6_K.
+TEST(DecodePlan, StepsAndTheirUnits_HaveRoomInEveryStage) {
+  for (const DType dtype : {DType::kU4, DType::kI8}) {
+    for (const Sizes& sizes : {Sizes{128, 8, 2048, 768, dtype}, Sizes{8, 2, 4096, 14336, dtype},
+                               Sizes{5, 2, 712, 1160, dtype}}) {
+      SCOPED_TRACE(text_of(sizes));
+      ExpertsProblem wide = problem_of(sizes);
+      wide.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 16};
+      if (dtype == DType::kU4) {
+        wide.quant.block_cols = 32;
+        wide.quant.zeros = WeightZero::kOffset;
+      }
+      ExpertsProblem narrow = wide;
+      narrow.quant.scale_values = ScaleValues::kSteps;
+      if (dtype == DType::kU4) narrow.quant.zero_values = ScaleValues::kSteps;
+      const FactorForm form = factor_form(narrow);
+      ASSERT_TRUE(has_steps(form));
+      const DecodePlan plan = decode_plan(narrow);
+      const DecodePlan of_floats = decode_plan(wide);
+      const auto expect_room = [&](int64_t rows, const DecodeFactors& factors, int64_t boxes) {
+        EXPECT_EQ(factors.stage_groups, boxes * kGroupsOfUnit);
+        EXPECT_GE(plan.second_factor,
+                  rows * step_pairs(form, factors.stage_groups) * kBytesOfStepPair);
+        EXPECT_GE(plan.factor_bytes - plan.second_factor, rows * boxes * bytes_of_step_unit(form));
+      };
+      expect_room(16, plan.up_factors, kDecodeUpStageBoxes);
+      expect_room(plan.pass_rows, plan.down_factors, plan.down_stage_boxes);
+      EXPECT_EQ(plan.second_factor % 128, 0);
+      EXPECT_EQ(plan.factor_bytes % 128, 0);
+      EXPECT_LT(plan.factor_bytes, of_floats.factor_bytes);
+      EXPECT_GE(plan.max_tokens, of_floats.max_tokens);
+      for (int32_t tokens = 1; tokens <= of_floats.max_tokens; ++tokens) {
+        const DecodeShared shared = decode_shared(plan, tokens, kSharedBytes);
+        EXPECT_LE(shared.total, kSharedBytes);
+        EXPECT_GE(shared.stages, decode_shared(of_floats, tokens, kSharedBytes).stages);
+      }
     }
   }
 }
