@@ -71,6 +71,7 @@ void summarise_workspace(CudaPlan& plan) {
 std::string travelling_text(const CudaPlan& plan) {
   const DType narrow = gathered_row(plan, DType::kBF16).dtype;
   const DType wide = gathered_row(plan, DType::kF32).dtype;
+  if (travels_as_codes(plan)) return fmt::format("codes of {} with scales", to_string(narrow));
   return narrow == wide ? std::string(to_string(narrow)) : "the caller's type";
 }
 

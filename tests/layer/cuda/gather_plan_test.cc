@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace conclave {
@@ -144,12 +145,52 @@ TEST(CudaGatherPlan, ABookingForManyTokens_ServesFewer) {
   }
 }
 
+MoeSpec coded_spec(DType weights, ActivationScale activations) {
+  MoeSpec spec = make_spec(8, 2, 264, 128, weights);
+  spec.quant = {.weights = weights == DType::kF8E4M3 ? WeightScale::kBlock : WeightScale::kChannel,
+                .activations = activations};
+  return spec;
+}
+
+// Half of the bytes of bf16, and the same whatever the caller has.
+TEST(CudaGatherPlan, RowsTravelAsCodes_WhereTheyAreMadeOfTheRowAlone) {
+  OnDevices experts(0, 2);
+  for (const auto& [weights, activations, scales] :
+       {std::tuple{DType::kF8E4M3, ActivationScale::kGroup, 3},
+        std::tuple{DType::kI8, ActivationScale::kToken, 1}}) {
+    const CudaPlan made =
+        plan_with(coded_spec(weights, activations), {.ep_size = 2}, {.experts = &experts});
+    EXPECT_TRUE(travels_as_codes(made));
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      const GatheredRow row = gathered_row(made, dtype);
+      EXPECT_EQ(row.dtype, weights);
+      EXPECT_EQ(row.scales, 272);
+      EXPECT_EQ(row.ids, 272 + 4 * scales);
+      EXPECT_EQ(row.bytes, (272 + 4 * scales + 2 * 8 + 15) / 16 * 16);
+    }
+  }
+}
+
+TEST(CudaGatherPlan, RowsWhoseCodesDependOnMore_TravelAsTheyAre) {
+  OnDevices experts(0, 2);
+  const auto travels = [&](const MoeSpec& spec) {
+    return travels_as_codes(plan_with(spec, {.ep_size = 2}, {.experts = &experts}));
+  };
+  MoeSpec weighed = coded_spec(DType::kF8E4M3, ActivationScale::kGroup);
+  weighed.weight_on = WeightOn::kInput;
+  EXPECT_FALSE(travels(weighed)) << "each slot has a row of its own";
+  EXPECT_FALSE(travels(coded_spec(DType::kF8E4M3, ActivationScale::kTensorStatic)))
+      << "the step is the experts'";
+  EXPECT_FALSE(travels(coded_spec(DType::kF8E4M3, ActivationScale::kNone)));
+  EXPECT_FALSE(travels(spec_of()));
+}
+
 // A rank must not take rows of one type for those of another.
 TEST(CudaGatherPlan, RowsOfOtherTypes_HaveOtherSizes) {
   OnDevices experts(0, 2);
-  MoeSpec codes = make_spec(8, 2, 128, 128, DType::kF8E4M3);
-  codes.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
-  const CudaPlan made = plan_with(codes, {.ep_size = 2}, {.experts = &experts});
+  MoeSpec weighed = coded_spec(DType::kF8E4M3, ActivationScale::kGroup);
+  weighed.weight_on = WeightOn::kInput;
+  const CudaPlan made = plan_with(weighed, {.ep_size = 2}, {.experts = &experts});
   const CudaPlan plain = plan_with(spec_of(), {.ep_size = 2}, {.experts = &experts});
   std::vector<int64_t> sizes;
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {

@@ -63,12 +63,19 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
   const GatheredRow form = gathered_row(plan, rows.dtype);
   auto* const all = chunk.scratch.at<std::byte>(kGatheredRows);
   const RankCounts& counts = chunk.rank_counts;
-  const dispatch::RankRowForm layout{.dtype = form.dtype,
-                                     .columns = form.columns,
+  const bool as_codes = travels_as_codes(plan);
+  const dispatch::RankRowForm layout{.dtype = as_codes ? DType::kBF16 : form.dtype,
+                                     .columns = as_codes ? 0 : form.columns,
                                      .ids = form.ids,
                                      .bytes = form.bytes,
                                      .top_k = plan.num_slots()};
   std::byte* const own = all + counts.sum_before(plan.parallel.ep_rank) * form.bytes;
+  if (as_codes) {
+    make_codes(chunk, routed_mlp(chunk), rows,
+               {.codes = reinterpret_cast<uint8_t*>(own),
+                .scales = reinterpret_cast<float*>(own + form.scales),
+                .block_bytes = form.bytes});
+  }
   dispatch::pack_rank_rows({.form = layout,
                             .rows = rows.data,
                             .dtype = rows.dtype,
@@ -86,8 +93,13 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
   CudaRouting gathered;
   gathered.topk_ids = ids;
   gathered.topk_weights = weights;
-  return {.rows = {.data = all, .dtype = form.dtype, .stride = form.bytes / byte_size(form.dtype)},
-          .routing = gathered};
+  SourceRows arrived{
+      .data = all, .dtype = form.dtype, .stride = form.bytes / byte_size(form.dtype)};
+  if (as_codes) {
+    arrived.scales = reinterpret_cast<const float*>(all + form.scales);
+    arrived.scale_stride = form.bytes / static_cast<int64_t>(sizeof(float));
+  }
+  return {.rows = arrived, .routing = gathered};
 }
 
 RoutedRows bring_home(const CudaChunk& chunk, const RoutedRows& part) {

@@ -7,6 +7,7 @@
 #include "dispatch/cuda/group.h"
 #include "dispatch/cuda/spread_rows.h"
 #include "dispatch/cuda/sum_rows.h"
+#include "experts/cuda/common/place_codes.h"
 #include "experts/cuda/common/quantize_rows.h"
 #include "experts/cuda/common/round_rows.h"
 #include "gemm/cuda/gate_product.h"
@@ -56,6 +57,21 @@ DeviceRows plain_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRo
   return rows;
 }
 
+// Rows that became codes before they came here.
+experts::CodedRows coded_rows(const CudaChunk& chunk, const CudaMlp& mlp,
+                              const SourceRows& source) {
+  const experts::ExpertsProblem& problem = mlp.plan.problem;
+  const bool grouped = problem.quant.activations == ActivationScale::kGroup;
+  return {.codes = static_cast<const uint8_t*>(source.data),
+          .dtype = source.dtype,
+          .num_rows = chunk.count,
+          .columns = problem.hidden_size,
+          .code_stride = source.stride,
+          .scales = source.scales,
+          .scale_stride = source.scale_stride,
+          .columns_of_group = grouped ? kScaleColumns : problem.hidden_size};
+}
+
 // Destination of codes and scales. If sorted, the scales of a column group lie side by side; with
 // `groups` every row is copied once per slot.
 struct CodePlace {
@@ -82,6 +98,19 @@ DeviceRows quantised_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Sour
       .scales = place.scales,
       .scale_stride = grouped && !place.sorted ? ceil_div(columns, kScaleColumns) : 1,
       .group_stride = place.sorted ? sorted.group_stride : 1};
+  if (source.are_codes()) {
+    CONCLAVE_DCHECK(!rung_for(mlp.rungs, chunk.count).rows_in_lanes);
+    experts::place_codes({.rows = coded_rows(chunk, mlp, source),
+                          .codes = place.codes,
+                          .code_stride = rows.row_stride,
+                          .scales = place.scales,
+                          .scale_stride = rows.scale_stride,
+                          .group_stride = rows.group_stride,
+                          .slot_row = place.groups == nullptr ? nullptr : place.groups->slot_row,
+                          .top_k = place.groups == nullptr ? 1 : place.groups->top_k},
+                         chunk.stream);
+    return rows;
+  }
   experts::quantize_rows_cuda(
       {.rows = source.data,
        .dtype = source.dtype,
@@ -118,6 +147,15 @@ DeviceRows rounded_rows(const CudaChunk& chunk, const CudaMlp& mlp, const Source
       .dtype = mlp.plan.row_dtype,
       .scales = has_factors ? chunk.scratch.at<float>(mlp.buffers.scales) : nullptr,
       .scale_stride = 1};
+  if (source.are_codes()) {
+    experts::code_row_values(
+        {.rows = coded_rows(chunk, mlp, source),
+         .values = chunk.scratch.at<void>(mlp.buffers.rows),
+         .value_stride = rows.row_stride,
+         .factors = has_factors ? chunk.scratch.at<float>(mlp.buffers.scales) : nullptr},
+        chunk.stream);
+    return rows;
+  }
   experts::round_rows_cuda(
       {.rows = source.data,
        .dtype = source.dtype,
@@ -300,6 +338,25 @@ CudaMlp shared_mlp(const CudaChunk& chunk) {
 CudaMlp residual_mlp(const CudaChunk& chunk) {
   return {*chunk.plan.residual, chunk.weights.residual, chunk.kernels.residual, kResidualBuffers,
           chunk.every_row.residual.as<int32_t>()};
+}
+
+void make_codes(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source,
+                const CodesInBlocks& to) {
+  const QuantSpec& quant = mlp.plan.problem.quant;
+  experts::quantize_rows_cuda(
+      {.rows = source.data,
+       .dtype = source.dtype,
+       .num_rows = chunk.count,
+       .columns = mlp.plan.problem.hidden_size,
+       .row_stride = source.stride,
+       .activations = quant.activations,
+       .power_of_two = quant.power_of_two_scales,
+       .code_dtype = quant::format_of(mlp.plan.problem.weight_dtype).row_codes->element,
+       .codes = to.codes,
+       .code_stride = to.block_bytes,
+       .scales = to.scales,
+       .scale_stride = to.block_bytes / static_cast<int64_t>(sizeof(float))},
+      chunk.stream);
 }
 
 SourceRows project_down(const CudaChunk& chunk, const SourceRows& hidden) {

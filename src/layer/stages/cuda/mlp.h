@@ -56,6 +56,16 @@ RoutedRows store_experts(const CudaChunk& chunk, const CudaRouting& routing,
 // The rows of slots where no experts are: nothing is enqueued, and no slot names one of them.
 RoutedRows no_rows(const CudaChunk& chunk);
 
+// Enqueues the making of codes that are to travel: row r's begin at r * block_bytes, and so do its
+// scales, a multiple of 4 bytes apart.
+struct CodesInBlocks {
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t block_bytes = 0;
+};
+void make_codes(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source,
+                const CodesInBlocks& to);
+
 // Kernels with adapters share these steps with the others.
 // The rows in the caller's order: plain ones, their codes and scales, or the codes' values.
 DeviceRows unsorted_rows(const CudaChunk& chunk, const CudaMlp& mlp, const SourceRows& source);

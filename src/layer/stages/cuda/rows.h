@@ -29,6 +29,12 @@ struct SourceRows {
   bool is_ready = false;  // as the kernels read them
   // If above 1, row t * rows_per_token + s belongs to slot s alone.
   int64_t rows_per_token = 1;
+  // Rows that are codes already have these: the scale of row r and group g of its columns lies at
+  // r * scale_stride + g.
+  const float* scales = nullptr;
+  int64_t scale_stride = 0;
+
+  bool are_codes() const { return scales != nullptr; }
 };
 
 inline SourceRows source_rows(const ConstTensorView& rows) {
