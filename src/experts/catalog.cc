@@ -12,7 +12,6 @@
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/stream/adapted_bytes.h"
 #include "experts/cuda/sm90/stream/adapted_codes.h"
-#include "experts/cuda/sm90/stream/adapted_offsets.h"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_adapters.h"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
@@ -219,15 +218,6 @@ constexpr std::array kAdapterRows = {
     AdapterKernelRow{.name = kStreamCodesSm90,
                      .arithmetic = "wgmma_codes",
                      .supports = adapted_codes_supports,
-                     .tiles = adapted_codes_tiles,
-                     .make = make_adapted_codes,
-                     .workspace_bytes = stream_codes_bytes,
-                     .reads_values = true,
-                     .reads_factors = true},
-    // No kernel without adapters has these bits: rows that have one are computed again.
-    AdapterKernelRow{.name = kStreamCodesSm90,
-                     .arithmetic = "wgmma_codes_by_ones",
-                     .supports = adapted_offsets_supports,
                      .tiles = adapted_codes_tiles,
                      .make = make_adapted_codes,
                      .workspace_bytes = stream_codes_bytes,

@@ -98,9 +98,9 @@ TEST(CudaAdapterPlan, OtherArithmetics_AreComputedBehindTheLadders) {
   expect_rows(many, false, "cuda.stream_codes_sm90");
 }
 
-// The layer's own kernel adds rows up for offsets, that of adapters multiplies these by ones: rows
-// without an adapter would have other bits in one pass.
-TEST(CudaAdapterPlan, OffsetsOfCodesInOrder_AreComputedBehindTheLadders) {
+// Kernels add rows up for offsets where codes lie in order, and multiply these by ones where not;
+// those of adapters do the same, so that one pass serves both.
+TEST(CudaAdapterPlan, Offsets_TakeTheArithmeticOfTheirLadder) {
   const LayerOptions options{.max_tokens = 16, .max_adapter_rank = kRank};
   const auto groups_of = [](int64_t columns, WeightZero zeros) {
     return QuantSpec{
@@ -110,9 +110,7 @@ TEST(CudaAdapterPlan, OffsetsOfCodesInOrder_AreComputedBehindTheLadders) {
     return plan(coded_spec(type, 8, 2, 256, 128, quant), options);
   };
   for (const DType type : {DType::kI4, DType::kU4}) {
-    expect_rows(plan_of(type, groups_of(32, WeightZero::kOffset)), false, "cuda.stream_codes_sm90");
-    // Both multiply by ones where codes lie as they are stored, and neither where codes and zero
-    // points are taken from each other.
+    expect_rows(plan_of(type, groups_of(32, WeightZero::kOffset)), true, "cuda.stream_codes_sm90");
     expect_rows(plan_of(type, groups_of(16, WeightZero::kOffset)), true, "cuda.stream_codes_sm90");
     expect_rows(plan_of(type, groups_of(32, WeightZero::kPoint)), true, "cuda.stream_codes_sm90");
   }

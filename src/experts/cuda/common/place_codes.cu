@@ -4,11 +4,10 @@
 #include "cuda/launch.h"
 #include "experts/cuda/common/place_codes.h"
 #include "experts/cuda/common/vocabulary.h"
-#include "quant/int8/int8.h"
+#include "quant/code_number.cuh"
 
 #include <cstdint>
 #include <cuda_bf16.h>
-#include <cuda_fp8.h>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -23,7 +22,7 @@ constexpr int64_t kUnitColumns = int64_t{kParts} * kPartColumns;
 // One warp per unit: kUnitColumns columns of a row.
 struct Unit {
   int64_t row;
-  int64_t column;  // of the lane's first part
+  int64_t column;  // where the lane's first part begins
 };
 __device__ __forceinline__ Unit unit_of_warp(int64_t units_per_row) {
   const int64_t unit = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
@@ -104,20 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct E4m3Codes {
-  static __device__ __forceinline__ float value(uint8_t code) {
-    __nv_fp8_e4m3 number;
-    number.__x = code;
-    return static_cast<float>(number);
-  }
-};
-struct Int8Codes {
-  static __device__ __forceinline__ float value(uint8_t code) {
-    return static_cast<float>(static_cast<int8_t>(code));
-  }
-};
-
-template <class Codes>
+template <class Number>
 __global__ void __launch_bounds__(kThreads)
     value_kernel(const __grid_constant__ CodeRowValues args, int64_t units_per_row) {
   ptx::grid_dependency_wait();
@@ -142,7 +128,7 @@ __global__ void __launch_bounds__(kThreads)
     float values[2][8];
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
-      values[i / 8][i % 8] = Codes::value(part.codes[i]) * in_values;
+      values[i / 8][i % 8] = Number::of(part.codes[i]) * in_values;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -177,10 +163,10 @@ void place_codes(const PlaceCodes& args, CUstream_st* stream) {
 void code_row_values(const CodeRowValues& args, CUstream_st* stream) {
   if (args.rows.num_rows == 0 || args.rows.columns == 0) return;
   const int64_t units_per_row = ceil_div(args.rows.columns, kUnitColumns);
-  const bool is_int8 = args.rows.dtype == quant::Int8::kElement;
-  cuda::launch("experts.code_row_values",
-               is_int8 ? &value_kernel<Int8Codes> : &value_kernel<E4m3Codes>,
-               shape_for(args.rows, units_per_row, stream), args, units_per_row);
+  quant::with_code_number(args.rows.dtype, [&](auto number) {
+    cuda::launch("experts.code_row_values", &value_kernel<decltype(number)>,
+                 shape_for(args.rows, units_per_row, stream), args, units_per_row);
+  });
 }
 
 }  // namespace conclave::inline v0::experts

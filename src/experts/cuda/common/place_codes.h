@@ -13,7 +13,7 @@ namespace conclave::inline v0::experts {
 // Rows of codes, a byte each, as quantize_rows_cuda makes them.
 struct CodedRows {
   const uint8_t* codes = nullptr;  // [num_rows, code_stride], rows at multiples of 16 bytes
-  DType dtype = DType::kF8E4M3;    // kF8E4M3 or kI8
+  DType dtype{};                   // has a byte, as rows beside weights of a byte do
   int64_t num_rows = 0;
   int64_t columns = 0;
   int64_t code_stride = 0;

@@ -38,7 +38,7 @@ CUtensorMap make_map(const void* data, DType dtype, std::span<const MapDimension
        .swizzle = box_bytes == kHalfBoxBytes ? cuda::Swizzle::k64 : cuda::Swizzle::k128});
 }
 
-// What each row of each part has, so many along the columns.
+// Each row of each part has so many of these along the columns.
 struct OfRows {
   const void* data = nullptr;
   CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;

@@ -172,7 +172,7 @@ __device__ __forceinline__ float2 sums_of_rows(const LaneRows& b, int word) {
   return {sums[0] / CodesInOrder::kUnit, sums[1] / CodesInOrder::kUnit};
 }
 
-// What lanes 2 `of` and 2 `of` + 1 of a quad have: the numbers of its two rows.
+// Gives the numbers of two rows of a quad, which lanes 2 `of` and 2 `of` + 1 of it have.
 __device__ __forceinline__ float2 of_rows_in_quad(float own, int of) {
   constexpr unsigned kWarp = 0xffffffffU;
   return {__shfl_sync(kWarp, own, 2 * of, 4), __shfl_sync(kWarp, own, 2 * of + 1, 4)};
