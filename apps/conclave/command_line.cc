@@ -24,6 +24,17 @@ Option add_number(CLI::App& app, const std::string& flags, const char* name, T& 
   return Option(app.add_option(flags, value, help)->type_name(name)->check(within(limits)));
 }
 
+// The parser's own message has unexpected arguments in the order in which it gave them up, the last
+// one first.
+std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return error.what();
+  const std::vector<std::string> extra = app.remaining(/*recurse=*/true);
+  return fmt::format(
+      "{} not expected: {}",
+      extra.size() == 1 ? "The following argument was" : "The following arguments were",
+      fmt::join(extra, " "));
+}
+
 // The words of a type name such as "a|b|c"; empty if it is not a list of words.
 std::vector<std::string> words_of(const std::string& type_name) {
   std::vector<std::string> words;
@@ -224,7 +235,7 @@ Action CommandLine::parse(int argc, const char* const* argv) {
     }
     const auto given = app_->get_subcommands();
     const std::string command = given.empty() ? "" : " " + given.front()->get_name();
-    report_usage_error(error.what(), fmt::format("see conclave{} --help", command));
+    report_usage_error(usage_error(*app_, error), fmt::format("see conclave{} --help", command));
     return finished(ExitCode::kUsage);
   }
   if (chosen_) return chosen_;

@@ -93,6 +93,10 @@ INSTANTIATE_TEST_SUITE_P(
                    {"run", kModel, "--bogus"},
                    "conclave: error [kInvalidArgument]: The following argument was not expected: "
                    "--bogus"},
+        WrongUsage{"UnknownOptions",
+                   {"run", kModel, "other", "--bogus", "7"},
+                   "conclave: error [kInvalidArgument]: The following arguments were not expected: "
+                   "other --bogus 7"},
         WrongUsage{
             "MissingModel", {"run"}, "conclave: error [kInvalidArgument]: MODEL_DIR is required"},
         WrongUsage{"NoThreads",
