@@ -55,21 +55,29 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ 
       ids[slot] = row < live ? args.topk_ids[at] : -1;
       weights[slot] = row < live ? args.topk_weights[at] : 0.0F;
     }
+    if (form.mark != 0 && threadIdx.x == 0) {
+      const int32_t mark = args.marks == nullptr ? args.mark : args.marks[row];
+      *reinterpret_cast<int32_t*>(block + form.mark) = row < live ? mark : 0;
+    }
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    unpack_kernel(const __grid_constant__ RankRowForm form, const std::byte* blocks,
-                  int64_t choices, int32_t* topk_ids, float* topk_weights) {
+    unpack_kernel(const __grid_constant__ UnpackChoices args, int64_t choices) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= choices) return;
+  const RankRowForm& form = args.form;
   const int64_t row = at / form.top_k;
   const int64_t slot = at - row * form.top_k;
-  const auto* const ids = reinterpret_cast<const int32_t*>(blocks + row * form.bytes + form.ids);
-  topk_ids[at] = ids[slot];
-  topk_weights[at] = reinterpret_cast<const float*>(ids + form.top_k)[slot];
+  const std::byte* const block = args.blocks + row * form.bytes;
+  const auto* const ids = reinterpret_cast<const int32_t*>(block + form.ids);
+  args.topk_ids[at] = ids[slot];
+  args.topk_weights[at] = reinterpret_cast<const float*>(ids + form.top_k)[slot];
+  if (slot == 0 && form.mark != 0) {
+    args.marks[row] = *reinterpret_cast<const int32_t*>(block + form.mark);
+  }
 }
 
 template <class Part>
@@ -168,16 +176,15 @@ void pack_rank_rows(const PackRankRows& args, CUstream_st* stream) {
       params);
 }
 
-void unpack_choices(const RankRowForm& form, const std::byte* blocks, int64_t num_rows,
-                    int32_t* topk_ids, float* topk_weights, CUstream_st* stream) {
-  const int64_t choices = num_rows * form.top_k;
+void unpack_choices(const UnpackChoices& args, CUstream_st* stream) {
+  const int64_t choices = args.num_rows * args.form.top_k;
   if (choices == 0) return;
   cuda::launch("dispatch.unpack_choices", &unpack_kernel,
                {.blocks = ceil_div(choices, int64_t{kThreads}),
                 .threads = kThreads,
                 .overlap = cuda::Overlap::kNone,
                 .stream = stream},
-               form, blocks, choices, topk_ids, topk_weights);
+               args, choices);
 }
 
 void add_rank_parts(const RankParts& args, CUstream_st* stream) {

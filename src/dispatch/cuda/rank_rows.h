@@ -10,12 +10,13 @@ struct CUstream_st;
 
 namespace conclave::inline v0::dispatch {
 
-// A token's block of bytes: its row, then its ids, then its weights. Blocks lie at multiples of 16
-// bytes.
+// A token's block of bytes: its row, then its ids, its weights, and a mark that its rank gave it.
+// Blocks lie at multiples of 16 bytes.
 struct RankRowForm {
   DType dtype = DType::kBF16;  // kF32, kF16 or kBF16
   int64_t columns = 0;
   int64_t ids = 0;    // the place of the ids in the block, in bytes, a multiple of 4
+  int64_t mark = 0;   // the place of the mark, likewise; 0 if there is none
   int64_t bytes = 0;  // the block has so many
   int32_t top_k = 0;
 };
@@ -29,14 +30,23 @@ struct PackRankRows {
   const int64_t* live_rows = nullptr;  // device, or null; later rows get ids -1
   const int32_t* topk_ids = nullptr;   // [num_rows, k]
   const float* topk_weights = nullptr;
+  const int32_t* marks = nullptr;  // [num_rows], or null: every live row has `mark`
+  int32_t mark = 0;
   std::byte* out = nullptr;
 };
 // Enqueues one launch; rows are rounded to nearest even where the form's type is narrower.
 void pack_rank_rows(const PackRankRows& args, CUstream_st* stream);
 
-// Enqueues the copy of all blocks' ids and weights to [num_rows, k] each.
-void unpack_choices(const RankRowForm& form, const std::byte* blocks, int64_t num_rows,
-                    int32_t* topk_ids, float* topk_weights, CUstream_st* stream);
+struct UnpackChoices {
+  RankRowForm form;
+  const std::byte* blocks = nullptr;
+  int64_t num_rows = 0;
+  int32_t* topk_ids = nullptr;  // [num_rows, k]
+  float* topk_weights = nullptr;
+  int32_t* marks = nullptr;  // [num_rows], if the form has them
+};
+// Enqueues the copy of what all blocks have beside their rows.
+void unpack_choices(const UnpackChoices& args, CUstream_st* stream);
 
 // Each rank's experts add this to the same rows, at multiples of 16 bytes.
 struct RankParts {

@@ -71,10 +71,11 @@ std::vector<const CudaMlpPlan*> adapted_parts(const CudaPlan& plan) {
   return parts;
 }
 
-size_t adapted_bytes(const CudaPlan& plan, int64_t tokens) {
+size_t adapted_bytes(const CudaPlan& plan, int64_t tokens, int64_t routed_tokens) {
   size_t most = 0;
   for (const CudaMlpPlan* part : adapted_parts(plan)) {
-    for_each_rung(part->adapters, {.first = 1, .last = tokens},
+    const bool is_routed = part == &plan.routed;
+    for_each_rung(part->adapters, {.first = 1, .last = is_routed ? routed_tokens : tokens},
                   [&](const AdapterRung& rung, int64_t last) {
                     most = std::max(most, rung.row->workspace_bytes(part->problem, last));
                   });
@@ -84,7 +85,8 @@ size_t adapted_bytes(const CudaPlan& plan, int64_t tokens) {
 
 // Kinds of experts run one after the other and share this memory.
 size_t experts_bytes(const CudaPlan& plan, int64_t tokens, int64_t routed_tokens) {
-  size_t most = std::max(kernel_bytes(plan.routed, routed_tokens), adapted_bytes(plan, tokens));
+  size_t most = std::max(kernel_bytes(plan.routed, routed_tokens),
+                         adapted_bytes(plan, tokens, routed_tokens));
   if (plan.shared) most = std::max(most, kernel_bytes(*plan.shared, tokens));
   if (plan.residual) most = std::max(most, kernel_bytes(*plan.residual, tokens));
   return most;
@@ -195,6 +197,12 @@ void size_routing(Sizes& sizes, const CudaPlan& plan, int64_t tokens) {
   sizes.set(kMix, tokens, sizeof(float));
 }
 
+// Routed experts may have the tokens of all ranks, others have this rank's.
+const CallRange& calls_of(const CudaPlan& plan, const CudaMlpPlan& part, const CallRange& calls,
+                          const CallRange& routed) {
+  return &part == &plan.routed ? routed : calls;
+}
+
 // Tiles of rows with adapters may be narrower than the ladder's.
 int64_t adapted_group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   size_t bytes = 0;
@@ -206,7 +214,8 @@ int64_t adapted_group_bytes(const CudaMlpPlan& part, const CallRange& calls) {
   return static_cast<int64_t>(bytes);
 }
 
-void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
+void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls,
+                   const CallRange& routed) {
   if (!plan.takes_adapters()) return;
   int64_t slots = 1;
   int64_t group = 0;
@@ -214,13 +223,14 @@ void size_adapters(Sizes& sizes, const CudaPlan& plan, const CallRange& calls) {
   int64_t scales = 0;
   for (const CudaMlpPlan* part : adapted_parts(plan)) {
     const experts::ExpertsProblem& problem = part->problem;
-    const int64_t own_slots = calls.last * problem.top_k;
+    const CallRange& tokens = calls_of(plan, *part, calls, routed);
+    const int64_t own_slots = tokens.last * problem.top_k;
     const int64_t rows =
-        calls.last * (part->has_own_rows() || plan.weighs_rows ? problem.top_k : 1);
+        tokens.last * (part->has_own_rows() || plan.weighs_rows ? problem.top_k : 1);
     const int64_t width =
         std::max(padded_codes(problem.hidden_size), part->row_stride * byte_size(part->row_dtype));
     slots = std::max(slots, own_slots);
-    group = std::max(group, adapted_group_bytes(*part, calls));
+    group = std::max(group, adapted_group_bytes(*part, tokens));
     input = std::max(input, rows * width);
     scales = std::max(scales,
                       padded_row(rows, DType::kF32) * ceil_div(problem.hidden_size, kScaleColumns));
@@ -248,6 +258,7 @@ void size_gathered(Sizes& sizes, const CudaPlan& plan, int64_t own, int64_t gath
   sizes.set(kGatheredRows, gathered, most_gathered_row_bytes(plan));
   sizes.set(kGatheredIds, slots, sizeof(int32_t));
   sizes.set(kGatheredWeights, slots, sizeof(float));
+  sizes.set(kGatheredMarks, gathered, sizeof(int32_t));
   sizes.set(kExpertPart, gathered * sum_columns, sizeof(float));
   sizes.set(kOtherParts, own * (plan.parallel.ep_size - 1) * sum_columns, sizeof(float));
   sizes.set(kExpertSums, own * sum_columns, sizeof(float));
@@ -261,7 +272,7 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls,
                                   routed.last, plan.num_slots(), 1, kLeastGroupTile)));
   if (plan.shared) grouping = std::max(grouping, group_bytes(*plan.shared, calls));
   for (const CudaMlpPlan* part : adapted_parts(plan)) {
-    grouping = std::max(grouping, adapted_group_bytes(*part, calls));
+    grouping = std::max(grouping, adapted_group_bytes(*part, calls_of(plan, *part, calls, routed)));
   }
   if (plan.residual) grouping = std::max(grouping, group_bytes(*plan.residual, calls));
   sizes.set(kGroup, grouping, 1);
@@ -281,7 +292,7 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls,
   for (const CudaBuffer rows : {kRankPart, kRankSharedPart, kRankSum, kRankSharedSum}) {
     sizes.set(rows, sum_columns, sizeof(float));
   }
-  size_adapters(sizes, plan, calls);
+  size_adapters(sizes, plan, calls, routed);
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }
 

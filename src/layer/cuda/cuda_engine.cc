@@ -313,10 +313,7 @@ class CudaEngine final : public Engine {
   }
   uint64_t content_hash(const LayerWeights& weights,
                         std::span<const int32_t> places) const override;
-  Support takes_adapters() const override {
-    if (!plan_.gathers_rows()) return Support::yes();
-    return Support::no("rows that go to the experts of other GPUs take no adapter along");
-  }
+  Support takes_adapters() const override { return Support::yes(); }
   bool sees_adapter_ids() const override { return false; }
   bool is_captured(Stream stream) const override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -121,7 +121,7 @@ struct CudaPlan : PlanBase {
   }
   int32_t num_slots() const { return static_cast<int32_t>(routed.problem.top_k); }
   // Rows that routed experts read per token.
-  bool takes_adapters() const { return options.max_adapter_rank > 0 && !gathers_rows(); }
+  bool takes_adapters() const { return options.max_adapter_rank > 0; }
   int64_t rows_per_token() const { return has_rows_of_slots() ? spec.top_k : 1; }
   bool has_rows_of_slots() const { return weighs_rows || routed.has_own_rows(); }
 };

@@ -185,6 +185,40 @@ TEST(CudaGatherPlan, RowsWhoseCodesDependOnMore_TravelAsTheyAre) {
   EXPECT_FALSE(travels(spec_of()));
 }
 
+// Adapters multiply a row as its rank brought it, so that it travels as such, with its mark behind
+// it; and what rows with adapters need, the tokens of all ranks need.
+TEST(CudaGatherPlan, RowsThatMayHaveAdapters_TravelAsTheyAreWithTheirMark) {
+  OnDevices experts(0, 4);
+  const cuda::DeviceInfo device = h200();
+  const auto with_rank = [&](const MoeSpec& spec, int32_t most_rank) {
+    const LayerOptions options{.max_tokens = 64, .max_adapter_rank = most_rank};
+    return plan_cuda_layer({.spec = spec,
+                            .options = options,
+                            .parallel = {.ep_size = 4},
+                            .device = device,
+                            .communicator = &experts});
+  };
+  const MoeSpec codes = coded_spec(DType::kF8E4M3, ActivationScale::kGroup);
+  EXPECT_TRUE(travels_as_codes(with_rank(codes, 0)));
+  EXPECT_FALSE(travels_as_codes(with_rank(codes, 16)));
+  const CudaPlan bare = with_rank(spec_of(), 0);
+  const CudaPlan made = with_rank(spec_of(), 16);
+  EXPECT_EQ(gathered_row(bare, DType::kF32).dtype, DType::kBF16);
+  EXPECT_EQ(gathered_row(bare, DType::kF32).mark, 0);
+  const GatheredRow row = gathered_row(made, DType::kF32);
+  EXPECT_EQ(row.dtype, DType::kF32);
+  EXPECT_EQ(row.mark, row.ids + 2 * 8);
+  EXPECT_GE(row.bytes, row.mark + 4);
+  const auto bytes = [](const WorkspaceBooking& booking, CudaBuffer buffer) {
+    return static_cast<int64_t>(booking.slices[static_cast<size_t>(buffer)].bytes);
+  };
+  const WorkspaceBooking all = book_workspace(made, {.first = 1, .last = 64});
+  EXPECT_GE(bytes(all, CudaBuffer::kAdapterMarks), 64 * 4);
+  EXPECT_GE(bytes(all, CudaBuffer::kGatheredMarks), 256 * 4);
+  EXPECT_GE(bytes(all, CudaBuffer::kAdapterIds), 256 * 2 * 4);
+  EXPECT_EQ(bytes(book_workspace(bare, {.first = 1, .last = 64}), CudaBuffer::kGatheredMarks), 0);
+}
+
 // A rank must not take rows of one type for those of another.
 TEST(CudaGatherPlan, RowsOfOtherTypes_HaveOtherSizes) {
   OnDevices experts(0, 2);

@@ -107,9 +107,9 @@ RoutedRows run_routed(const CudaChunk& chunk, SourceRows rows, const CudaRouting
   return run_experts(chunk.at(kExperts), routing, input, out);
 }
 
-GroupedRows group_rows(const CudaChunk& chunk, const CudaRouting& routing,
+GroupedRows group_rows(const CudaChunk& chunk, const CudaRouting& routing, const CudaMarks& marks,
                        std::span<int64_t> expert_load) {
-  dispatch::DeviceGroupArgs group = group_args(chunk, CudaMarks(), expert_load);
+  dispatch::DeviceGroupArgs group = group_args(chunk, marks, expert_load);
   group.topk_ids = routing.topk_ids;
   group.num_tokens = chunk.count;
   group.live_tokens = routing.live.tokens;
@@ -117,17 +117,18 @@ GroupedRows group_rows(const CudaChunk& chunk, const CudaRouting& routing,
   return dispatch::device_group(group, chunk.stream);
 }
 
-// This rank's experts take the rows of all ranks; each rank gets the sums of its own. `routing` is
-// of the latter.
+// This rank's experts take the rows of all ranks; each rank gets the sums of its own. `routing` and
+// `marks` are of the latter.
 RoutedRows run_over_ranks(const CudaChunk& chunk, const ConstTensorView& hidden,
-                          const CudaRouting& routing) {
+                          const CudaRouting& routing, const CudaMarks& marks) {
   using enum CudaStage;
-  GatheredTokens gathered = gather_tokens(chunk.at(kGather), routing, routed_source(chunk, hidden));
+  GatheredTokens gathered =
+      gather_tokens(chunk.at(kGather), routing, routed_source(chunk, hidden), marks);
   CudaChunk all = chunk;
   all.count = chunk.rank_counts.sum();
-  gathered.routing.groups = group_rows(all.at(kGather), gathered.routing, {});
+  gathered.routing.groups = group_rows(all.at(kGather), gathered.routing, gathered.marks, {});
   const RoutedRows rows =
-      run_routed(all, gathered.rows, gathered.routing, CudaMarks(), TensorView());
+      run_routed(all, gathered.rows, gathered.routing, gathered.marks, TensorView());
   const RoutedRows part = expert_part(all.at(kExpertPart), gathered.routing, rows);
   return bring_home(chunk.at(kBringHome), part);
 }
@@ -208,9 +209,9 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   const CudaRouting routing = route(gathers ? nullptr : &group);
   // Replicas were counted when they were chosen.
   if (gathers && !args.expert_load.empty() && !chunk.plan.part.has_replicas()) {
-    static_cast<void>(group_rows(chunk.at(kRoute), routing, args.expert_load));
+    static_cast<void>(group_rows(chunk.at(kRoute), routing, CudaMarks(), args.expert_load));
   }
-  RoutedRows rows = gathers ? run_over_ranks(chunk, args.hidden, routing)
+  RoutedRows rows = gathers ? run_over_ranks(chunk, args.hidden, routing, marks)
                             : run_routed(chunk, routed_source(chunk, args.hidden), routing, marks,
                                          call_adds ? TensorView() : args.out);
   if (rows.form == RoutedRows::Form::kAreOutput) return;
@@ -326,7 +327,7 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   if (chunk.count == 0) {
     // Nothing of the call is read: where a rank has no tokens, nothing was checked.
     if (chunk.runs(kGather)) {
-      static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting()));
+      static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting(), CudaMarks()));
     }
     return;
   }

@@ -71,6 +71,7 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
                                                                "gathered rows",
                                                                "gathered ids",
                                                                "gathered weights",
+                                                               "gathered marks",
                                                                "experts' part",
                                                                "other parts",
                                                                "experts' sums"};
@@ -91,7 +92,9 @@ class Declaration {
         factors_(when(shared_.factor != SharedFactor::kNone, kSharedFactor) |
                  when(shared_.has_mix_gate(), kMix)),
         made_(BufferSet(kRoutedOutput) | kRoutedSums),
-        at_experts_(plan.gathers_rows() ? BufferSet(kGatheredIds) | kGatheredWeights : ids_),
+        at_experts_(plan.gathers_rows() ? BufferSet(kGatheredIds) | kGatheredWeights |
+                                              when(plan.takes_adapters(), kGatheredMarks)
+                                        : ids_),
         routed_(plan.gathers_rows() ? BufferSet(kExpertSums) : made_),
         adapters_(when(plan.takes_adapters(), BufferSet(kAdapterMarks) | kAdapterIds |
                                                   kAdapterGroup | kAdapterInput | kAdapterScales |
@@ -163,7 +166,8 @@ class Declaration {
     }
     if (plan_.gathers_rows()) {
       add(CudaStage::kGather, fmt::format("gather rows of {} ranks", plan_.parallel.ep_size),
-          ids_ | rows | kLiveTokens, BufferSet(kGatheredRows) | at_experts_ | kGroup);
+          ids_ | rows | kLiveTokens | when(plan_.takes_adapters(), kAdapterMarks),
+          BufferSet(kGatheredRows) | at_experts_ | kGroup);
       rows = kGatheredRows;
     }
     if (has_experts) {
@@ -230,7 +234,7 @@ class Declaration {
   const SharedFacts shared_;
   const BufferSet factors_;
   const BufferSet made_;        // by this rank's experts
-  const BufferSet at_experts_;  // ids and weights of the tokens that they have
+  const BufferSet at_experts_;  // ids, weights and marks of the tokens that they have
   const BufferSet routed_;      // the routed part of this rank's tokens
   const BufferSet adapters_;    // what rows with adapters need
   const BufferSet parts_;       // what this rank has computed, where ranks add up

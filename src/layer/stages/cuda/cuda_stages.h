@@ -108,6 +108,7 @@ enum class CudaBuffer : uint8_t {
   kGatheredRows,
   kGatheredIds,
   kGatheredWeights,
+  kGatheredMarks,
   kExpertPart,
   kOtherParts,
   kExpertSums,

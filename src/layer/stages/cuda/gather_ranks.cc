@@ -58,7 +58,7 @@ void exchange_rows(const CudaChunk& chunk, const GatheredRow& form, std::byte* a
 }  // namespace
 
 GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
-                             const SourceRows& rows) {
+                             const SourceRows& rows, const CudaMarks& marks) {
   const CudaPlan& plan = chunk.plan;
   const GatheredRow form = gathered_row(plan, rows.dtype);
   auto* const all = chunk.scratch.at<std::byte>(kGatheredRows);
@@ -67,6 +67,7 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
   const dispatch::RankRowForm layout{.dtype = as_codes ? DType::kBF16 : form.dtype,
                                      .columns = as_codes ? 0 : form.columns,
                                      .ids = form.ids,
+                                     .mark = form.mark,
                                      .bytes = form.bytes,
                                      .top_k = plan.num_slots()};
   std::byte* const own = all + counts.sum_before(plan.parallel.ep_rank) * form.bytes;
@@ -84,22 +85,31 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
                             .live_rows = routing.live.tokens,
                             .topk_ids = routing.topk_ids,
                             .topk_weights = routing.topk_weights,
+                            .marks = marks.by_token,
+                            .mark = marks.mark,
                             .out = own},
                            chunk.stream);
   exchange_rows(chunk, form, all);
-  auto* const ids = chunk.scratch.at<int32_t>(kGatheredIds);
-  auto* const weights = chunk.scratch.at<float>(kGatheredWeights);
-  dispatch::unpack_choices(layout, all, counts.sum(), ids, weights, chunk.stream);
+  const dispatch::UnpackChoices choices{
+      .form = layout,
+      .blocks = all,
+      .num_rows = counts.sum(),
+      .topk_ids = chunk.scratch.at<int32_t>(kGatheredIds),
+      .topk_weights = chunk.scratch.at<float>(kGatheredWeights),
+      .marks = form.mark == 0 ? nullptr : chunk.scratch.at<int32_t>(kGatheredMarks)};
+  dispatch::unpack_choices(choices, chunk.stream);
   CudaRouting gathered;
-  gathered.topk_ids = ids;
-  gathered.topk_weights = weights;
+  gathered.topk_ids = choices.topk_ids;
+  gathered.topk_weights = choices.topk_weights;
   SourceRows arrived{
       .data = all, .dtype = form.dtype, .stride = form.bytes / byte_size(form.dtype)};
   if (as_codes) {
     arrived.scales = reinterpret_cast<const float*>(all + form.scales);
     arrived.scale_stride = form.bytes / static_cast<int64_t>(sizeof(float));
   }
-  return {.rows = arrived, .routing = gathered};
+  return {.rows = arrived,
+          .routing = gathered,
+          .marks = {.table = chunk.adapters.table, .by_token = choices.marks}};
 }
 
 RoutedRows bring_home(const CudaChunk& chunk, const RoutedRows& part) {
