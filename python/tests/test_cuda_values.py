@@ -256,7 +256,8 @@ def test_adapters_change_the_weights_that_they_name(dtype: torch.dtype, tokens: 
     up_a, up_b = factor(8, hidden), factor(width // 2, 8)
     down_a, down_b = factor(4, width // 2), factor(hidden, 4)
     adapter = layer.load_adapter(up_a=up_a, up_b=up_b, down_a=down_a, down_b=down_b, scale=0.5)
-    merged = {name: matrix.float() for name, matrix in problem.weights.items()}
+    # The layer may use the tensors themselves.
+    merged = {name: matrix.float().clone() for name, matrix in problem.weights.items()}
     merged["gate_up"][:, width // 2 :] += 0.5 * (up_b @ up_a).cuda()
     merged["down"] += 0.5 * (down_b @ down_a).cuda()
     other = conclave.Layer.from_tensors(problem.spec, **merged)
