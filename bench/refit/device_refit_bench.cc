@@ -1,9 +1,11 @@
-// device_refit_bench [qwen|qwen-e4m3|mixtral [THREADS [REPEATS [RANKS]]]]: refits a layer of a
-// model's size on a GPU, in every mode, from pinned memory, from shared memory and from tensors on
-// the device, and prints gigabytes of weights a second beside those of the driver's copies of the
-// same run. Forwards of another thread go on meanwhile where it says so. With several ranks, a GPU
-// each, it measures instead how they receive the layer from the first one over NCCL and refit their
-// parts.
+// device_refit_bench [qwen|qwen-e4m3|qwen-int4|qwen-mxfp4|qwen-q4k|mixtral
+// [THREADS [REPEATS [RANKS]]]]: refits a layer of a model's size on a GPU, in every mode, from
+// pinned, pageable and shared memory and from tensors on the device, and prints gigabytes of
+// weights a second beside those of the driver's copies of the same run. Forwards of another thread
+// go on meanwhile where it says so. With several ranks, a GPU each, it measures instead how they
+// receive the layer from the first one over NCCL and refit their parts.
+#include "copied_source.h"
+
 #include "conclave/conclave.h"
 #include "conclave/interop/cuda.h"
 
@@ -15,6 +17,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <cuda_runtime_api.h>
 #include <filesystem>
 #include <memory>
@@ -29,10 +32,34 @@
 namespace {
 
 using namespace conclave;
+using bench::check;
+using bench::CopiedSource;
+using bench::Memory;
 using Clock = std::chrono::steady_clock;
 
-void check(cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+QuantSpec groups_of(int64_t columns) {
+  return {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+}
+
+// Codes of Qwen3-30B-A3B's sizes.
+struct Coded {
+  std::string_view model;
+  DType dtype;
+  QuantSpec quant;
+};
+std::vector<Coded> coded_models() {
+  QuantSpec mxfp4 = groups_of(32);
+  mxfp4.scale_values = ScaleValues::kPowerOfTwo;
+  QuantSpec q4_k = groups_of(32);
+  q4_k.signed_scales = true;
+  q4_k.scale_values = q4_k.zero_values = ScaleValues::kSteps;
+  q4_k.zeros = WeightZero::kOffset;
+  return {{"qwen-e4m3",
+           DType::kF8E4M3,
+           {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}},
+          {"qwen-int4", DType::kI4, groups_of(128)},
+          {"qwen-mxfp4", DType::kF4, mxfp4},
+          {"qwen-q4k", DType::kU4, q4_k}};
 }
 
 MoeSpec spec_of(std::string_view model) {
@@ -42,82 +69,16 @@ MoeSpec spec_of(std::string_view model) {
   spec.top_k = is_mixtral ? 2 : 8;
   spec.hidden_size = is_mixtral ? 4096 : 2048;
   spec.intermediate_size = is_mixtral ? 14336 : 768;
-  spec.weight_dtype = model == "qwen-e4m3" ? DType::kF8E4M3 : DType::kBF16;
-  if (model == "qwen-e4m3") {
-    spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+  spec.weight_dtype = DType::kBF16;
+  if (is_mixtral || model == "qwen") return spec;
+  for (const Coded& coded : coded_models()) {
+    if (coded.model != model) continue;
+    spec.weight_dtype = coded.dtype;
+    spec.quant = coded.quant;
+    return spec;
   }
-  return spec;
+  throw std::runtime_error(fmt::format("no model is called {}", model));
 }
-
-// Host memory of a kind.
-struct PinnedBlock {
-  explicit PinnedBlock(size_t bytes) { check(cudaMallocHost(&data, bytes)); }
-  PinnedBlock(const PinnedBlock&) = delete;
-  PinnedBlock& operator=(const PinnedBlock&) = delete;
-  ~PinnedBlock() { static_cast<void>(cudaFreeHost(data)); }
-  void* data = nullptr;
-};
-
-// A layer's weights in one block: pinned, or as the system gives it. Every expert has the values of
-// the first one, which takes the less time to make.
-class Copied final : public WeightSource {
- public:
-  Copied(const WeightSource& source, bool is_pinned) {
-    size_t bytes = 0;
-    for (const WeightId id : weights::kAll) {
-      infos_[id] = source.describe(id);
-      first_[id] = bytes;
-      bytes += padded(infos_[id]) * static_cast<size_t>(infos_[id].count);
-    }
-    if (is_pinned) {
-      pinned_ = std::make_unique<PinnedBlock>(bytes);
-      data_ = static_cast<std::byte*>(pinned_->data);
-    } else {
-      pageable_.resize(bytes);
-      data_ = pageable_.data();
-    }
-    for (const WeightId id : weights::kAll) {
-      const WeightInfo& info = infos_[id];
-      for (int64_t expert = 0; expert < info.count; ++expert) {
-        const std::span<std::byte> place(at(id, expert), bytes_of(info));
-        if (expert == 0) source.read(id, 0, {0, info.rows, 0, info.cols}, place);
-        if (expert > 0) std::copy_n(at(id, 0), place.size(), place.data());
-        bytes_ += place.size();
-      }
-    }
-  }
-  size_t bytes() const { return bytes_; }
-  const std::byte* data() const { return data_; }
-
-  WeightInfo describe(WeightId id) const override { return infos_[id]; }
-  void read(WeightId id, int64_t expert, const WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    const WeightInfo& info = infos_[id];
-    const size_t row = bytes_of(info) / static_cast<size_t>(info.rows);
-    const auto first = static_cast<size_t>(block.row_begin);
-    std::copy_n(at(id, expert) + first * row, destination.size(), destination.data());
-  }
-  ConstTensorView view(WeightId id, int64_t expert) const override {
-    const WeightInfo& info = infos_[id];
-    return {at(id, expert), info.dtype, {info.rows, info.cols}};
-  }
-
- private:
-  static size_t bytes_of(const WeightInfo& info) {
-    return info.count == 0 ? 0 : dense_bytes(info.dtype, {info.rows, info.cols});
-  }
-  static size_t padded(const WeightInfo& info) { return (bytes_of(info) + 255) / 256 * 256; }
-  std::byte* at(WeightId id, int64_t expert) const {
-    return data_ + first_[id] + static_cast<size_t>(expert) * padded(infos_[id]);
-  }
-
-  WeightTable<WeightInfo> infos_;
-  WeightTable<size_t> first_;
-  size_t bytes_ = 0;
-  std::unique_ptr<PinnedBlock> pinned_;
-  std::vector<std::byte> pageable_;
-  std::byte* data_ = nullptr;
-};
 
 std::vector<SharedTensor> tensors_of(const WeightSource& source) {
   std::vector<SharedTensor> tensors;
@@ -202,7 +163,36 @@ class Forwards {
   std::thread thread_;
 };
 
-void measure_copies(const Copied& pageable, const Copied& pinned, int repeats) {
+constexpr size_t kTask = size_t{1} << 20;
+
+// Copies by the host's threads, from pageable memory to pinned.
+void measure_host_copies(const CopiedSource& pageable, const CopiedSource& pinned, int threads,
+                         int repeats) {
+  const auto pool = make_thread_pool({.num_threads = threads});
+  struct Work {
+    const std::byte* from;
+    std::byte* to;
+    size_t bytes;
+    std::atomic<size_t> next{0};
+  };
+  print(fmt::format("host copies, {} threads", threads), pageable.bytes(),
+        median_seconds(repeats, [&] {
+          Work work{pageable.data(), const_cast<std::byte*>(pinned.data()), pageable.bytes()};
+          pool->run({.invoke =
+                         [](void* opaque, int32_t) noexcept {
+                           auto& own = *static_cast<Work*>(opaque);
+                           while (true) {
+                             const size_t at = own.next.fetch_add(kTask);
+                             if (at >= own.bytes) return;
+                             std::memcpy(own.to + at, own.from + at,
+                                         std::min(kTask, own.bytes - at));
+                           }
+                         },
+                     .state = &work});
+        }));
+}
+
+void measure_copies(const CopiedSource& pageable, const CopiedSource& pinned, int repeats) {
   const size_t bytes = pinned.bytes();
   void* device = nullptr;
   void* other = nullptr;
@@ -225,8 +215,9 @@ void measure(std::string_view model, int threads, int repeats) {
   const MoeSpec spec = spec_of(model);
   const std::filesystem::path path = fmt::format("/dev/shm/device_refit_bench.{}", getpid());
   const auto random = make_synthetic_source(spec, 1);
-  const Copied pinned(*random, true);
-  const Copied pageable(*random, false);
+  const CopiedSource pinned(*random, Memory::kPinned);
+  const CopiedSource pageable(*random, Memory::kPageable);
+  const CopiedSource device(*random, Memory::kDevice);
   publish(path, pinned);
   const SharedWeights shared(path);
   std::filesystem::remove(path);
@@ -235,6 +226,7 @@ void measure(std::string_view model, int threads, int repeats) {
   MoeLayer layer = MoeLayer::create(context, spec, pinned, {.max_tokens = 64});
   fmt::print("{}, {} threads, {:.3f} GB\n", model, threads, static_cast<double>(bytes) / 1e9);
   measure_copies(pageable, pinned, repeats);
+  measure_host_copies(pageable, pinned, threads, repeats);
   print("reload, staged", bytes,
         median_seconds(repeats, [&] { layer.reload(pageable, ReloadMode::kStaged); }));
   print("reload, in place", bytes,
@@ -257,7 +249,8 @@ void measure(std::string_view model, int threads, int repeats) {
   for (const auto& [name, source] :
        {std::pair<const char*, const WeightSource*>{"pinned", &pinned},
         std::pair<const char*, const WeightSource*>{"pageable", &pageable},
-        std::pair<const char*, const WeightSource*>{"shared", &shared}}) {
+        std::pair<const char*, const WeightSource*>{"shared", &shared},
+        std::pair<const char*, const WeightSource*>{"device", &device}}) {
     refit(fmt::format("staged, {}", name), RefitMode::kStaged, *source, false);
     refit(fmt::format("staged, {}, memory kept", name), RefitMode::kStaged, *source, true);
     refit(fmt::format("in place, {}", name), RefitMode::kInPlace, *source, false);
@@ -271,41 +264,61 @@ void measure(std::string_view model, int threads, int repeats) {
   print("content hash", bytes, median_seconds(2, [&] { Refit::content_hash(layer); }));
 }
 
-// Each rank has a slice of every expert.
-void measure_ranks(std::string_view model, int threads, int repeats, int32_t ranks) {
+// Each rank has a slice of every expert; the first one gives, from memory of each kind.
+void measure_rank(std::string_view model, int threads, int repeats, int32_t ranks, int32_t rank,
+                  Communicator& bootstrap) {
   const MoeSpec spec = spec_of(model);
+  const std::string device = fmt::format("cuda:{}", rank);
+  check(cudaSetDevice(rank));
+  const auto comm =
+      connect("nccl", {.rank = rank, .size = ranks, .bootstrap = &bootstrap, .device = device});
+  const Context context(
+      {.device = device, .num_threads = threads, .tensor_communicator = comm.get()});
   const auto random = make_synthetic_source(spec, 1);
-  const Copied pageable(*random, false);
+  MoeLayer layer = MoeLayer::create(context, spec, CopiedSource(*random, Memory::kPageable),
+                                    {.max_tokens = 64}, {.tp_size = ranks, .tp_rank = rank});
+  const DeviceQueue queue(context);
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  DeviceTensor sent = queue.allocate(DType::kU8, {kBytes});
+  DeviceTensor gathered = queue.allocate(DType::kU8, {kBytes * ranks});
+  const std::span<const std::byte> from(sent.as<std::byte>(), kBytes);
+  const std::span<std::byte> to(gathered.as<std::byte>(), static_cast<size_t>(kBytes * ranks));
+  const double exchange = median_seconds(repeats, [&] {
+    comm->all_gather({from, MemoryKind::kDevice}, {to, MemoryKind::kDevice}, "exchange");
+  });
+  if (rank == 0) print("exchange over NCCL, of one rank", kBytes, exchange);
+  for (const auto& [name, memory] :
+       {std::pair("pinned", Memory::kPinned), std::pair("pageable", Memory::kPageable),
+        std::pair("device", Memory::kDevice)}) {
+    const CopiedSource source(*random, memory);
+    std::vector<double> broadcasts;
+    const double whole = median_seconds(repeats, [&] {
+      comm->barrier("begin");
+      const Clock::time_point begin = Clock::now();
+      const BroadcastWeights received(context, *comm, rank == 0 ? &source : nullptr);
+      broadcasts.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+      Refit refit(layer, {.keeps_memory = true});
+      refit.stage(received);
+      refit.commit();
+    });
+    std::ranges::sort(broadcasts);
+    if (rank == 0) {
+      print(fmt::format("broadcast over {} ranks, {}", ranks, name), source.bytes(),
+            broadcasts[broadcasts.size() / 2]);
+      print("broadcast and refit", source.bytes(), whole);
+    }
+  }
+  comm->barrier("end");
+}
+
+void measure_ranks(std::string_view model, int threads, int repeats, int32_t ranks) {
   auto group = make_local_group({.num_ranks = ranks});
+  fmt::print("{}, {} ranks of {} threads\n", model, ranks, threads);
   std::vector<std::thread> workers;
   for (int32_t rank = 0; rank < ranks; ++rank) {
     workers.emplace_back([&, rank] {
       try {
-        const std::string device = fmt::format("cuda:{}", rank);
-        const auto comm = connect("nccl", {.rank = rank,
-                                           .size = ranks,
-                                           .bootstrap = group[static_cast<size_t>(rank)].get(),
-                                           .device = device});
-        const Context context(
-            {.device = device, .num_threads = threads, .tensor_communicator = comm.get()});
-        MoeLayer layer = MoeLayer::create(context, spec, pageable, {.max_tokens = 64},
-                                          {.tp_size = ranks, .tp_rank = rank});
-        std::vector<double> broadcasts;
-        const double whole = median_seconds(repeats, [&] {
-          const Clock::time_point begin = Clock::now();
-          const BroadcastWeights received(context, *comm, rank == 0 ? &pageable : nullptr);
-          broadcasts.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-          Refit refit(layer, {.keeps_memory = true});
-          refit.stage(received);
-          refit.commit();
-        });
-        std::ranges::sort(broadcasts);
-        if (rank == 0) {
-          print(fmt::format("broadcast over {} ranks", ranks), pageable.bytes(),
-                broadcasts[broadcasts.size() / 2]);
-          print("broadcast and refit", pageable.bytes(), whole);
-        }
-        comm->barrier("end");
+        measure_rank(model, threads, repeats, ranks, rank, *group[static_cast<size_t>(rank)]);
       } catch (const std::exception& error) {
         fmt::print(stderr, "rank {}: {}\n", rank, error.what());
       }
