@@ -89,45 +89,45 @@ class FactorBuffer {
 
 }  // namespace
 
-void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
-                  WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
+                  CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (experts::factor_form(problem) == experts::FactorForm::kExact) {
-    return fill_exact_factors(mlp, upload, weights);
+    return fill_exact_factors(mlp, lanes, weights);
   }
   if (experts::has_steps(experts::factor_form(problem))) {
-    return fill_step_factors(mlp, upload, weights);
+    return fill_step_factors(mlp, lanes, weights);
   }
-  FactorBuffer gate_up(problem, weights.view.gate_up.factors, 0);
-  FactorBuffer down(problem, weights.view.down.factors, problem.skipped_columns);
-  const bool has_gate_up = mlp.has(MlpHalf::kGateUp);
-  const bool has_down = mlp.has(MlpHalf::kDown);
-  for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const LocalExpert& expert = mlp.experts[i];
-    const auto read = [&](WeightMatrix matrix) {
-      return load_meaning(problem.quant, upload.on_host(), expert.id(matrix), expert.expert,
-                          expert.block_of(matrix, problem.hidden_size));
-    };
-    if (has_gate_up) {
-      if (problem.activation.gated) {
-        gate_up.set_part(0, read(WeightMatrix::kGate), places[i].gate);
+  lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
+    return [&, gate_up = FactorBuffer(problem, weights.view.gate_up.factors, 0),
+            down = FactorBuffer(problem, weights.view.down.factors, problem.skipped_columns)](
+               int64_t index) mutable {
+      const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
+      const ExpertPlaces& at = places[static_cast<size_t>(index)];
+      const auto read = [&](WeightMatrix matrix) {
+        return load_meaning(problem.quant, lane.on_host(), expert.id(matrix), expert.expert,
+                            expert.block_of(matrix, problem.hidden_size));
+      };
+      if (mlp.has(MlpHalf::kGateUp)) {
+        if (problem.activation.gated) gate_up.set_part(0, read(WeightMatrix::kGate), at.gate);
+        gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), at.up);
+        gate_up.copy_to(expert.place, lane, weights.gate_up);
       }
-      gate_up.set_part(mlp.halves() - 1, read(WeightMatrix::kUp), places[i].up);
-      gate_up.copy_to(expert.place, upload, weights.gate_up);
-    }
-    if (!has_down) continue;
-    down.set_part(0, read(WeightMatrix::kDown), places[i].down);
-    down.copy_to(expert.place, upload, weights.down);
-  }
+      if (!mlp.has(MlpHalf::kDown)) return;
+      down.set_part(0, read(WeightMatrix::kDown), at.down);
+      down.copy_to(expert.place, lane, weights.down);
+    };
+  });
   // Tell kernels what all experts have in common.
   for (const CudaMatrixMemory* memory : {&weights.gate_up, &weights.down}) {
     if (memory->short_scales.empty()) continue;
-    upload.copy_ints({has_only_short_scales(*memory) ? 1 : 0}, memory->short_scales.as<int32_t>());
+    lanes.own().copy_ints({has_only_short_scales(*memory) ? 1 : 0},
+                          memory->short_scales.as<int32_t>());
   }
 }
 
 bool has_only_short_scales(const CudaMatrixMemory& memory) {
-  return std::ranges::find(memory.has_short_scales, false) == memory.has_short_scales.end();
+  return std::ranges::find(memory.has_short_scales, 0) == memory.has_short_scales.end();
 }
 
 }  // namespace conclave::inline v0

@@ -4,7 +4,7 @@
 #include "experts/cuda/device_experts.h"
 #include "layer/cuda/expert_places.h"
 #include "layer/cuda/mlp_source.h"
-#include "layer/cuda/weight_upload.h"
+#include "layer/cuda/upload_lanes.h"
 #include "layer/cuda/weights.h"
 
 #include <cstdint>
@@ -19,8 +19,8 @@ inline int64_t numbers_of(const experts::FactorPlanes& planes) {
 
 // `places` has one entry for each expert. Throws Error(kTensorValue) naming the tensor for a scale
 // that no byte stands for, where scales are bytes.
-void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
-                  WeightUpload& upload, CudaMlpWeights& weights);
+void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
+                  CudaMlpWeights& weights);
 // Whether kernels may take the scales of every place for short ones.
 bool has_only_short_scales(const CudaMatrixMemory& memory);
 

@@ -103,7 +103,7 @@ CudaRefit::CudaRefit(const RefittedWeights& layer, const RefitRequest& request)
   const BesideCaptures beside;
   stream_ = cuda::make_stream();
   if (keeps_memory_) {
-    ring_ = std::move(spare_.ring);
+    rings_ = std::move(spare_.rings);
   } else {
     spare_ = {};
   }
@@ -126,11 +126,11 @@ CudaRefit::~CudaRefit() {
   if (keeps_memory_) leave_memory();
   halves_.clear();
   own_ = {};
-  ring_ = {};
+  rings_.clear();
 }
 
 void CudaRefit::leave_memory() {
-  spare_.ring = std::move(ring_);
+  spare_.rings = std::move(rings_);
   if (mode_ == RefitMode::kInPlace) return;
   for (Half& half : halves_) {
     spare_.halves.push_back({.held = half.held,
@@ -203,7 +203,7 @@ void CudaRefit::check_parts(const StageCall& call) const {
 }
 
 void CudaRefit::fill(Half& half, const MlpSource& part, const WeightSource& source,
-                     WeightUpload& upload) {
+                     UploadLanes& lanes) {
   CudaMlpWeights& target = target_of(half);
   // Codes that were put into the order of lanes fill bytes in which stored rows have none.
   if (experts::code_order(part.problem) != experts::CodeOrder::kStored) {
@@ -213,7 +213,7 @@ void CudaRefit::fill(Half& half, const MlpSource& part, const WeightSource& sour
                   "cudaMemsetAsync");
     }
   }
-  fill_mlp(part, source, upload, target, context_);
+  fill_mlp(part, source, lanes, target, context_);
 }
 
 // An optional weight that does not come again is gone.
@@ -233,9 +233,9 @@ void CudaRefit::stage(const StageCall& call) {
   const BesideCaptures beside;
   check_parts(call);
   const Drained drained(queue());
-  WeightUpload upload(call.source, queue(),
-                      call.executor != nullptr ? *call.executor : context_.executor(), ring_);
-  stage_own(call, upload);
+  UploadLanes lanes(call.source, queue(),
+                    call.executor != nullptr ? *call.executor : context_.executor(), rings_);
+  stage_own(call, lanes.own());
   bool has_told = mode_ != RefitMode::kInPlace;
   for (Half& half : halves_) {
     const MlpSource part = part_of(half, call.units);
@@ -245,9 +245,9 @@ void CudaRefit::stage(const StageCall& call) {
       call.before_overwriting();
       await_device();
     }
-    fill(half, part, call.source, upload);
+    fill(half, part, call.source, lanes);
   }
-  upload.finish();
+  lanes.finish();
 }
 
 // Forwards that began before the fence watched are over then, and so are replays of graphs.

@@ -5,8 +5,8 @@
 
 #include "cuda/stream.h"
 #include "layer/cuda/plan.h"
+#include "layer/cuda/upload_lanes.h"
 #include "layer/cuda/weight_fence.h"
-#include "layer/cuda/weight_upload.h"
 #include "layer/cuda/weights.h"
 #include "layer/refit/engine_refit.h"
 
@@ -28,7 +28,7 @@ struct StagedHalf {
 // A refit that keeps its memory leaves this for the next one.
 struct RefitMemory {
   std::vector<StagedHalf> halves;
-  PinnedRing ring;
+  PinnedRings rings;
 };
 
 // A refit works on these, all of which outlive it.
@@ -74,7 +74,7 @@ class CudaRefit final : public EngineRefit {
   MlpSource part_of(const Half& half, const RefitUnits& units) const;
   void check_parts(const StageCall& call) const;
   void stage_own(const StageCall& call, WeightUpload& upload);
-  void fill(Half& half, const MlpSource& part, const WeightSource& source, WeightUpload& upload);
+  void fill(Half& half, const MlpSource& part, const WeightSource& source, UploadLanes& lanes);
   void leave_memory();
   void copy_half(const Half& half);
   void copy(const void* from, void* to, size_t bytes);
@@ -88,7 +88,7 @@ class CudaRefit final : public EngineRefit {
   const RefitMode mode_;
   const bool keeps_memory_;
   cuda::OwnedStream stream_;
-  PinnedRing ring_;
+  PinnedRings rings_;
   std::vector<Half> halves_;  // both halves of an MLP follow each other
   CudaWeights own_;           // what is staged of the layer's own weights
 };

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <vector>
 
@@ -99,36 +100,44 @@ class ExactBuffer {
 };
 
 // Fills one half of the experts; returns false, midway, if some scales have no bytes of the form.
-bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, WeightUpload& upload,
+bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, UploadLanes& lanes,
              CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const bool is_down = half == MlpHalf::kDown;
   CudaMatrixMemory& memory = weights.of(half);
-  ExactBuffer buffer(mlp, form, (is_down ? weights.view.down : weights.view.gate_up).factors,
-                     is_down ? problem.skipped_columns : 0);
-  for (const LocalExpert& expert : mlp.experts) {
-    const auto set = [&](int64_t part, WeightMatrix matrix) {
-      return buffer.set_part(part, upload.on_host(), expert.id(matrix), expert.expert,
-                             expert.block_of(matrix, problem.hidden_size));
+  const experts::FactorPlanes& planes =
+      (is_down ? weights.view.down : weights.view.gate_up).factors;
+  std::atomic<bool> fit{true};
+  lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
+    return [&, buffer = ExactBuffer(mlp, form, planes, is_down ? problem.skipped_columns : 0)](
+               int64_t index) mutable {
+      const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
+      const auto set = [&](int64_t part, WeightMatrix matrix) {
+        if (!fit.load(std::memory_order_relaxed)) return;
+        const bool is_good = buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert,
+                                             expert.block_of(matrix, problem.hidden_size));
+        if (!is_good) fit.store(false, std::memory_order_relaxed);
+      };
+      if (is_down) {
+        set(0, WeightMatrix::kDown);
+      } else {
+        if (problem.activation.gated) set(0, WeightMatrix::kGate);
+        set(mlp.halves() - 1, WeightMatrix::kUp);
+      }
+      if (fit.load(std::memory_order_relaxed)) buffer.copy_to(expert.place, lane, memory);
     };
-    if (is_down) {
-      if (!set(0, WeightMatrix::kDown)) return false;
-    } else {
-      if (problem.activation.gated && !set(0, WeightMatrix::kGate)) return false;
-      if (!set(mlp.halves() - 1, WeightMatrix::kUp)) return false;
-    }
-    buffer.copy_to(expert.place, upload, memory);
-  }
-  upload.copy_ints({static_cast<int32_t>(form)}, memory.byte_form.as<int32_t>());
+  });
+  if (!fit.load()) return false;
+  lanes.own().copy_ints({static_cast<int32_t>(form)}, memory.byte_form.as<int32_t>());
   memory.form = form;
   return true;
 }
 
-void fill_half(MlpHalf half, const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
   const experts::ByteForm first = mlp.byte_form.value_or(experts::ByteForm::kNear);
-  if (fill_in(first, half, mlp, upload, weights)) return;
+  if (fill_in(first, half, mlp, lanes, weights)) return;
   if (!mlp.byte_form) {
-    fill_in(experts::ByteForm::kAsStored, half, mlp, upload, weights);
+    fill_in(experts::ByteForm::kAsStored, half, mlp, lanes, weights);
     return;
   }
   throw Error(ErrorCode::kTensorValue,
@@ -140,9 +149,9 @@ void fill_half(MlpHalf half, const MlpSource& mlp, WeightUpload& upload, CudaMlp
 }  // namespace
 
 // One form serves a matrix of all experts, so that kernels ask for it once.
-void fill_exact_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_exact_factors(const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
   for (const MlpHalf half : {MlpHalf::kGateUp, MlpHalf::kDown}) {
-    if (mlp.has(half)) fill_half(half, mlp, upload, weights);
+    if (mlp.has(half)) fill_half(half, mlp, lanes, weights);
   }
 }
 

@@ -108,7 +108,7 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     view.factors.scales = memory.factor_scale.as<float>();
     if (experts::code_order(problem) == experts::CodeOrder::kLanesOfNumbers) {
       memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
-      memory.has_short_scales.assign(static_cast<size_t>(mlp.count()), true);
+      memory.has_short_scales.assign(static_cast<size_t>(mlp.count()), uint8_t{1});
       view.factors.short_scales = memory.short_scales.as<int32_t>();
     }
     if (form == experts::FactorForm::kZeros) {

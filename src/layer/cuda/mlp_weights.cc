@@ -11,6 +11,7 @@
 #include "conclave/error.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <numeric>
 #include <span>
@@ -35,57 +36,102 @@ std::vector<PlaceRun> runs_of_places(const MlpSource& mlp) {
   return runs;
 }
 
-void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
-                   WeightUpload& upload, CudaMlpWeights& weights, const Context& context) {
+// A matrix, or rows of it that one thread copies.
+struct MatrixPart {
+  BlockRequest block;
+  DeviceMatrix place;
+  const MatrixPlaces* codes = nullptr;  // null: as they are stored
+  int64_t bytes = 0;
+};
+
+// Adds rows of a matrix that are stored as they lie in pieces, so that threads share large ones.
+void add_parts(const MatrixPart& whole, int64_t row_bytes, std::vector<MatrixPart>& parts) {
+  const WeightBlock& all = whole.block.block;
+  const int64_t most =
+      whole.codes != nullptr
+          ? std::max<int64_t>(all.row_end - all.row_begin, 1)
+          : std::max<int64_t>(int64_t{PinnedRing::kPieceBytes} / std::max<int64_t>(row_bytes, 1),
+                              1);
+  for (int64_t row = all.row_begin; row < all.row_end; row += most) {
+    MatrixPart part = whole;
+    part.block.block.row_begin = row;
+    part.block.block.row_end = std::min(row + most, all.row_end);
+    part.place.data += (row - all.row_begin) * whole.place.stride_bytes;
+    part.bytes = (part.block.block.row_end - row) * row_bytes;
+    parts.push_back(part);
+  }
+}
+
+std::vector<MatrixPart> parts_of(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                                 const CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
   const int64_t hidden = problem.hidden_size;
-  const int64_t inner = problem.intermediate_size;
   const int64_t gate_up_pitch = packed_bytes(dtype, weights.view.gate_up.stride);
   const int64_t down_pitch = packed_bytes(dtype, weights.view.down.stride);
-  const int64_t count = mlp.count();
-  const bool has_gate_up = mlp.has(MlpHalf::kGateUp);
-  const bool has_down = mlp.has(MlpHalf::kDown);
-  int64_t expert_bytes = 0;
-  if (has_gate_up) {
-    expert_bytes += mlp.gate_up_rows() * packed_bytes(dtype, problem.input_columns());
-  }
-  if (has_down) expert_bytes += hidden * packed_bytes(dtype, inner);
-  for (int64_t index = 0; index < count; ++index) {
-    const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
-    const auto copy = [&](WeightMatrix matrix, std::byte* data, int64_t pitch) {
-      const BlockRequest block{.id = expert.id(matrix),
-                               .expert = expert.expert,
-                               .block = expert.block_of(matrix, hidden)};
-      const MatrixPlaces& at = places[static_cast<size_t>(index)].of(matrix);
-      const DeviceMatrix place{.data = data, .stride_bytes = pitch};
-      if (at.columns.empty()) return upload.copy(block, place);
-      upload.copy_placed(block, {.rows = at.rows, .columns = at.columns}, place);
+  std::vector<MatrixPart> parts;
+  for (size_t index = 0; index < mlp.experts.size(); ++index) {
+    const LocalExpert& expert = mlp.experts[index];
+    const auto add = [&](WeightMatrix matrix, std::byte* data, int64_t pitch) {
+      const WeightBlock block = expert.block_of(matrix, hidden);
+      const MatrixPlaces& at = places[index].of(matrix);
+      add_parts({.block = {.id = expert.id(matrix), .expert = expert.expert, .block = block},
+                 .place = {.data = data, .stride_bytes = pitch},
+                 .codes = at.columns.empty() ? nullptr : &at},
+                packed_bytes(dtype, block.col_end - block.col_begin), parts);
     };
-    if (has_gate_up) {
+    if (mlp.has(MlpHalf::kGateUp)) {
       std::byte* const gate_up =
           weights.gate_up.data.as() + expert.place * mlp.gate_up_rows() * gate_up_pitch;
-      if (problem.activation.gated) copy(WeightMatrix::kGate, gate_up, gate_up_pitch);
-      copy(WeightMatrix::kUp, gate_up + (mlp.halves() - 1) * inner * gate_up_pitch, gate_up_pitch);
+      if (problem.activation.gated) add(WeightMatrix::kGate, gate_up, gate_up_pitch);
+      add(WeightMatrix::kUp,
+          gate_up + (mlp.halves() - 1) * problem.intermediate_size * gate_up_pitch, gate_up_pitch);
     }
-    if (has_down) {
-      copy(WeightMatrix::kDown, weights.down.data.as() + expert.place * hidden * down_pitch,
-           down_pitch);
-    }
-    context.progress("uploading experts", (index + 1) * expert_bytes, count * expert_bytes);
+    if (!mlp.has(MlpHalf::kDown)) continue;
+    add(WeightMatrix::kDown, weights.down.data.as() + expert.place * hidden * down_pitch,
+        down_pitch);
   }
+  return parts;
+}
+
+void arrange_codes(const MlpSource& mlp, WeightUpload& upload, const CudaMlpWeights& weights) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const DType dtype = problem.weight_dtype;
   const experts::CodeOrder order = experts::code_order(problem);
+  const auto arrange = [&](const PlaceRun& run, const DeviceMemory& memory, int64_t rows,
+                           int64_t stride) {
+    const int64_t pitch = packed_bytes(dtype, stride);
+    upload.arrange_codes(memory.as() + run.first * rows * pitch, run.count * rows, pitch, order);
+  };
   for (const PlaceRun& run : runs_of_places(mlp)) {
-    if (has_gate_up) {
-      upload.arrange_codes(
-          weights.gate_up.data.as() + run.first * mlp.gate_up_rows() * gate_up_pitch,
-          run.count * mlp.gate_up_rows(), gate_up_pitch, order);
+    if (mlp.has(MlpHalf::kGateUp)) {
+      arrange(run, weights.gate_up.data, mlp.gate_up_rows(), weights.view.gate_up.stride);
     }
-    if (has_down) {
-      upload.arrange_codes(weights.down.data.as() + run.first * hidden * down_pitch,
-                           run.count * hidden, down_pitch, order);
+    if (mlp.has(MlpHalf::kDown)) {
+      arrange(run, weights.down.data, problem.hidden_size, weights.view.down.stride);
     }
   }
+}
+
+void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
+                   UploadLanes& lanes, CudaMlpWeights& weights, const Context& context) {
+  const std::vector<MatrixPart> parts = parts_of(mlp, places, weights);
+  int64_t all_bytes = 0;
+  for (const MatrixPart& part : parts) all_bytes += part.bytes;
+  std::atomic<int64_t> done{0};
+  lanes.for_each(std::ssize(parts), [&](WeightUpload& lane) {
+    return [&](int64_t index) {
+      const MatrixPart& part = parts[static_cast<size_t>(index)];
+      if (part.codes == nullptr) {
+        lane.copy(part.block, part.place);
+      } else {
+        lane.copy_placed(part.block, {.rows = part.codes->rows, .columns = part.codes->columns},
+                         part.place);
+      }
+      context.progress("uploading experts", done.fetch_add(part.bytes) + part.bytes, all_bytes);
+    };
+  });
+  arrange_codes(mlp, lanes.own(), weights);
 }
 
 // Numbers of stored rows [rows, columns] as they lie on the device.
@@ -158,36 +204,39 @@ MeaningPlace meaning_place(const CudaMatrixMemory& memory, int64_t place) {
           .offsets = memory.offset.empty() ? nullptr : memory.offset.as<float>() + first};
 }
 
-void fill_floats(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
-                 WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_floats(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
+                 const CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
-  for (size_t i = 0; i < mlp.experts.size(); ++i) {
-    const LocalExpert& expert = mlp.experts[i];
-    const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
-      CodeMeaning meaning =
-          read_meaning(problem.quant, upload.on_host(), expert, matrix, problem.hidden_size);
-      const MatrixPlaces& at = places[i].of(matrix);
-      if (!at.columns.empty()) {
-        meaning.scales = placed(meaning.scales, meaning.groups, at.rows, at.groups);
-        if (!meaning.offsets.empty()) {
-          meaning.offsets = placed(meaning.offsets, meaning.groups, at.rows, at.groups);
+  lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
+    return [&](int64_t index) {
+      const auto i = static_cast<size_t>(index);
+      const LocalExpert& expert = mlp.experts[i];
+      const auto append = [&](WeightMatrix matrix, MeaningPlace& place) {
+        CodeMeaning meaning =
+            read_meaning(problem.quant, lane.on_host(), expert, matrix, problem.hidden_size);
+        const MatrixPlaces& at = places[i].of(matrix);
+        if (!at.columns.empty()) {
+          meaning.scales = placed(meaning.scales, meaning.groups, at.rows, at.groups);
+          if (!meaning.offsets.empty()) {
+            meaning.offsets = placed(meaning.offsets, meaning.groups, at.rows, at.groups);
+          }
         }
+        lane.copy_floats(meaning.scales, place.scales);
+        place.scales += meaning.scales.size();
+        if (meaning.offsets.empty()) return;
+        lane.copy_floats(meaning.offsets, place.offsets);
+        place.offsets += meaning.offsets.size();
+      };
+      if (mlp.has(MlpHalf::kGateUp)) {
+        MeaningPlace gate_up = meaning_place(weights.gate_up, expert.place);
+        if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
+        append(WeightMatrix::kUp, gate_up);
       }
-      upload.copy_floats(meaning.scales, place.scales);
-      place.scales += meaning.scales.size();
-      if (meaning.offsets.empty()) return;
-      upload.copy_floats(meaning.offsets, place.offsets);
-      place.offsets += meaning.offsets.size();
+      if (!mlp.has(MlpHalf::kDown)) return;
+      MeaningPlace down = meaning_place(weights.down, expert.place);
+      append(WeightMatrix::kDown, down);
     };
-    if (mlp.has(MlpHalf::kGateUp)) {
-      MeaningPlace gate_up = meaning_place(weights.gate_up, expert.place);
-      if (problem.activation.gated) append(WeightMatrix::kGate, gate_up);
-      append(WeightMatrix::kUp, gate_up);
-    }
-    if (!mlp.has(MlpHalf::kDown)) continue;
-    MeaningPlace down = meaning_place(weights.down, expert.place);
-    append(WeightMatrix::kDown, down);
-  }
+  });
 }
 
 // The column of the token's row at each place of the expert's own; it reads gate's or up's, where
@@ -253,14 +302,15 @@ void fill_columns(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
   }
 }
 
-void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
-                 WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
+                 CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
-  if (mlp.forms.floats) fill_floats(mlp, places, upload, weights);
-  if (mlp.forms.factors) fill_factors(mlp, places, upload, weights);
-  if (weights.own_rows.stride != 0) fill_columns(mlp, places, upload, weights);
+  if (mlp.forms.floats) fill_floats(mlp, places, lanes, weights);
+  if (mlp.forms.factors) fill_factors(mlp, places, lanes, weights);
+  if (weights.own_rows.stride != 0) fill_columns(mlp, places, lanes.own(), weights);
   if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
+    WeightUpload& upload = lanes.own();
     const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
     auto* const place = weights.static_scales.as<float>();
     if (mlp.has(MlpHalf::kGateUp)) upload.copy_floats({steps.input}, place);
@@ -283,19 +333,19 @@ void check_lent(const MlpSource& mlp, const WeightSource& source, const CudaMlpW
                .hint = "write them there, or reload with ReloadMode::kStaged"});
 }
 
-void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
+void fill_mlp(const MlpSource& mlp, const WeightSource& source, UploadLanes& lanes,
               CudaMlpWeights& weights, const Context& context) {
   std::vector<ExpertPlaces> places;
   for (const LocalExpert& expert : mlp.experts) {
-    places.push_back(places_of(mlp, expert, upload.on_host()));
+    places.push_back(places_of(mlp, expert, lanes.own().on_host()));
   }
   if (weights.in_place) {
     check_lent(mlp, source, weights);
   } else {
-    fill_matrices(mlp, places, upload, weights, context);
+    fill_matrices(mlp, places, lanes, weights, context);
   }
-  fill_biases(mlp, places, upload, weights);
-  fill_scales(mlp, places, upload, weights);
+  fill_biases(mlp, places, lanes.own(), weights);
+  fill_scales(mlp, places, lanes, weights);
 }
 
 }  // namespace conclave::inline v0

@@ -3,7 +3,7 @@
 
 #include "cuda/check.h"
 #include "layer/cuda/mlp_source.h"
-#include "layer/cuda/weight_upload.h"
+#include "layer/cuda/upload_lanes.h"
 #include "layer/cuda/weights.h"
 
 #include "conclave/context.h"
@@ -44,7 +44,7 @@ CudaMlpWeights allocate_mlp(const DeviceArrays& arrays, const MlpSource& mlp,
 // Throws Error(kState) if matrices that are used in place are not those of `source`.
 void check_lent(const MlpSource& mlp, const WeightSource& source, const CudaMlpWeights& weights);
 // Fills the places of the experts. Throws as check_lent.
-void fill_mlp(const MlpSource& mlp, const WeightSource& source, WeightUpload& upload,
+void fill_mlp(const MlpSource& mlp, const WeightSource& source, UploadLanes& lanes,
               CudaMlpWeights& weights, const Context& context);
 
 }  // namespace conclave::inline v0

@@ -15,8 +15,9 @@ namespace conclave::inline v0 {
 // threads from the driver meanwhile. Serves one thread.
 class PinnedRing {
  public:
-  // Several matrices of an expert are on their way in so many pieces; each hides a copy's start-up.
-  static constexpr size_t kPieceBytes = size_t{4} << 20;
+  // Each thread that fills one has its own ring. A piece stays in a core's own cache until the
+  // device has read it, and hides a copy's start-up.
+  static constexpr size_t kPieceBytes = size_t{1} << 20;
 
   struct Piece {
     std::byte* memory = nullptr;
@@ -35,7 +36,7 @@ class PinnedRing {
     cuda::OwnedEvent passed;
   };
 
-  std::array<Slot, 4> slots_;
+  std::array<Slot, 2> slots_;
   size_t turn_ = 0;
 };
 

@@ -108,30 +108,34 @@ class StepBuffer {
   std::vector<float> units_;
 };
 
-void fill_half(MlpHalf half, const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const bool is_down = half == MlpHalf::kDown;
-  StepBuffer buffer(problem, (is_down ? weights.view.down : weights.view.gate_up).factors);
-  for (const LocalExpert& expert : mlp.experts) {
-    const auto set = [&](int64_t part, WeightMatrix matrix) {
-      buffer.set_part(part, upload.on_host(), expert.id(matrix), expert.expert,
-                      expert.block_of(matrix, problem.hidden_size));
+  const experts::FactorPlanes& planes =
+      (is_down ? weights.view.down : weights.view.gate_up).factors;
+  lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
+    return [&, buffer = StepBuffer(problem, planes)](int64_t index) mutable {
+      const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
+      const auto set = [&](int64_t part, WeightMatrix matrix) {
+        buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert,
+                        expert.block_of(matrix, problem.hidden_size));
+      };
+      if (is_down) {
+        set(0, WeightMatrix::kDown);
+      } else {
+        if (problem.activation.gated) set(0, WeightMatrix::kGate);
+        set(mlp.halves() - 1, WeightMatrix::kUp);
+      }
+      buffer.copy_to(expert.place, lane, weights.of(half));
     };
-    if (is_down) {
-      set(0, WeightMatrix::kDown);
-    } else {
-      if (problem.activation.gated) set(0, WeightMatrix::kGate);
-      set(mlp.halves() - 1, WeightMatrix::kUp);
-    }
-    buffer.copy_to(expert.place, upload, weights.of(half));
-  }
+  });
 }
 
 }  // namespace
 
-void fill_step_factors(const MlpSource& mlp, WeightUpload& upload, CudaMlpWeights& weights) {
+void fill_step_factors(const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
   for (const MlpHalf half : {MlpHalf::kGateUp, MlpHalf::kDown}) {
-    if (mlp.has(half)) fill_half(half, mlp, upload, weights);
+    if (mlp.has(half)) fill_half(half, mlp, lanes, weights);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include "core/row_stride.h"
 #include "core/weight_types.h"
-#include "cpu/parallel.h"
 #include "cuda/check.h"
 #include "cuda/memory_place.h"
 #include "experts/cuda/common/arrange_codes.h"
@@ -28,16 +27,10 @@ void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& dest
       "cudaMemcpy2DAsync");
 }
 
-// So much one worker copies at a time: several pages, few hand-overs.
-constexpr int64_t kTaskBytes = int64_t{64} << 10;
-
 int64_t rows_of_piece(int64_t row_bytes) {
   constexpr auto kBytes = static_cast<int64_t>(PinnedRing::kPieceBytes);
   return std::max<int64_t>(kBytes / std::max<int64_t>(row_bytes, 1), 1);
 }
-
-// Rows that one worker places at a time.
-constexpr int64_t kRowsOfTask = 32;
 
 void copy_to_rows(const std::byte* from, size_t pitch, size_t row_bytes, int64_t rows,
                   std::byte* to) {
@@ -83,12 +76,10 @@ void HostReads::read(WeightId id, int64_t expert, const WeightBlock& block,
   cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
-WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream, Executor& executor,
-                           PinnedRing& ring)
+WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream, PinnedRing& ring)
     : source_(source),
       host_reads_(source, stream),
       stream_(stream),
-      executor_(executor),
       ring_(ring),
       loader_(on_host()) {}
 
@@ -109,27 +100,35 @@ void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatri
     BlockRequest part = request;
     part.block.row_begin = row;
     part.block.row_end = std::min(row + most_rows, request.block.row_end);
-    ConstTensorView view;
-    loader_.load({&part, 1}, {&view, 1});
-    const auto pitch = static_cast<size_t>(packed_bytes(dtype, row_stride(view)));
-    const int64_t rows = rows_of(part.block);
-    const DeviceMatrix place{
-        .data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
-        .stride_bytes = destination.stride_bytes};
-    if (cuda::is_pinned(view.data)) {
-      copy_rows(view.data, pitch, place, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
-      continue;
-    }
-    const PinnedRing::Piece piece = ring_.next(static_cast<size_t>(rows) * row_bytes);
-    const int64_t rows_of_task = std::max<int64_t>(kTaskBytes / static_cast<int64_t>(row_bytes), 1);
-    cpu::parallel_for(executor_, rows, rows_of_task, [&](int64_t begin, int64_t end, int32_t) {
-      const auto first = static_cast<size_t>(begin);
-      copy_to_rows(static_cast<const std::byte*>(view.data) + first * pitch, pitch, row_bytes,
-                   end - begin, piece.memory + first * row_bytes);
-    });
-    copy_rows(piece.memory, row_bytes, place, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
-    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
+    copy_piece(
+        part, row_bytes,
+        {.data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
+         .stride_bytes = destination.stride_bytes});
   }
+}
+
+// A source without a view writes where the copy begins.
+void WeightUpload::copy_piece(const BlockRequest& part, size_t row_bytes,
+                              const DeviceMatrix& destination) {
+  const int64_t rows = rows_of(part.block);
+  const ConstTensorView whole = source_.view(part.id, part.expert);
+  const bool has_view = !whole.empty() && begins_bytes(whole, part.block);
+  const ConstTensorView view = has_view ? block_of_view(whole, part.block) : ConstTensorView{};
+  const auto pitch = static_cast<size_t>(has_view ? packed_bytes(view.dtype, row_stride(view)) : 0);
+  if (has_view && cuda::is_pinned(view.data)) {
+    return copy_rows(view.data, pitch, destination, row_bytes, rows, cudaMemcpyHostToDevice,
+                     stream_);
+  }
+  const size_t bytes = static_cast<size_t>(rows) * row_bytes;
+  const PinnedRing::Piece piece = ring_.next(bytes);
+  if (has_view) {
+    copy_to_rows(static_cast<const std::byte*>(view.data), pitch, row_bytes, rows, piece.memory);
+    source_.release(part.id, part.expert, part.block);
+  } else {
+    source_.read(part.id, part.expert, part.block, {piece.memory, bytes});
+  }
+  copy_rows(piece.memory, row_bytes, destination, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
+  cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
 }
 
 void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& places,
@@ -146,18 +145,16 @@ void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& p
   for (int64_t first = 0; first < rows; first += most_rows) {
     const int64_t count = std::min(most_rows, rows - first);
     const PinnedRing::Piece piece = ring_.next(static_cast<size_t>(count * row_bytes));
-    cpu::parallel_for(executor_, count, kRowsOfTask, [&](int64_t begin, int64_t end, int32_t) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row =
-            places.rows.empty() ? first + i : places.rows[static_cast<size_t>(first + i)];
-        std::byte* const out = piece.memory + i * row_bytes;
-        if (row < 0) {
-          std::memset(out, 0, static_cast<size_t>(row_bytes));
-        } else {
-          place_codes(source + row * pitch, places.columns, bit_size(view.dtype), out);
-        }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row =
+          places.rows.empty() ? first + i : places.rows[static_cast<size_t>(first + i)];
+      std::byte* const out = piece.memory + i * row_bytes;
+      if (row < 0) {
+        std::memset(out, 0, static_cast<size_t>(row_bytes));
+      } else {
+        place_codes(source + row * pitch, places.columns, bit_size(view.dtype), out);
       }
-    });
+    }
     copy_rows(piece.memory, static_cast<size_t>(row_bytes),
               {.data = destination.data + first * destination.stride_bytes,
                .stride_bytes = destination.stride_bytes},
@@ -198,11 +195,17 @@ Tensor WeightUpload::read_matrix(WeightId id) {
 }
 
 void WeightUpload::copy_bytes(std::span<const std::byte> values, void* destination) {
-  if (values.empty()) return;
-  // The source is pageable memory, so the call returns only after reading it.
-  cuda::check(
-      cudaMemcpyAsync(destination, values.data(), values.size(), cudaMemcpyHostToDevice, stream_),
-      "cudaMemcpyAsync");
+  auto* to = static_cast<std::byte*>(destination);
+  while (!values.empty()) {
+    const size_t bytes = std::min(values.size(), PinnedRing::kPieceBytes);
+    const PinnedRing::Piece piece = ring_.next(bytes);
+    std::memcpy(piece.memory, values.data(), bytes);
+    cuda::check(cudaMemcpyAsync(to, piece.memory, bytes, cudaMemcpyHostToDevice, stream_),
+                "cudaMemcpyAsync");
+    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
+    values = values.subspan(bytes);
+    to += bytes;
+  }
 }
 void WeightUpload::copy_floats(const std::vector<float>& values, float* destination) {
   copy_bytes(std::as_bytes(std::span(values)), destination);

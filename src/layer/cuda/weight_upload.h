@@ -1,5 +1,5 @@
 // Copies weights from a source into device memory: from the host through pinned memory, or from
-// device memory directly.
+// device memory directly. Threads have one each (upload_lanes.h).
 #pragma once
 
 #include "cuda/stream.h"
@@ -53,9 +53,10 @@ class HostReads final : public WeightSource {
 // Serves one thread. Copies may still run when a call returns; finish waits for all.
 class WeightUpload {
  public:
-  // Threads of `executor` copy to pinned memory. The ring outlives this.
-  WeightUpload(const WeightSource& source, cudaStream_t stream, Executor& executor,
-               PinnedRing& ring);
+  // The ring outlives this.
+  WeightUpload(const WeightSource& source, cudaStream_t stream, PinnedRing& ring);
+  WeightUpload(const WeightUpload&) = delete;
+  WeightUpload& operator=(const WeightUpload&) = delete;
 
   // The source, readable by the host.
   const WeightSource& on_host() const {
@@ -85,11 +86,11 @@ class WeightUpload {
   // Reads a block to the host, in its own type. Waits.
   Tensor read_block(const BlockRequest& request);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
+  void copy_piece(const BlockRequest& part, size_t row_bytes, const DeviceMatrix& destination);
 
   const WeightSource& source_;
   const HostReads host_reads_;
   cudaStream_t stream_;
-  Executor& executor_;
   PinnedRing& ring_;
   BlockLoader loader_;  // reads on_host()
 };

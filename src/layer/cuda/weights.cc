@@ -6,7 +6,7 @@
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/mlp_weights.h"
 #include "layer/cuda/row_format.h"
-#include "layer/cuda/weight_upload.h"
+#include "layer/cuda/upload_lanes.h"
 #include "layer/router_vectors.h"
 #include "spec/layer_weights.h"
 
@@ -245,13 +245,13 @@ CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& pl
 
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
                        Stream stream, CudaWeights& weights) {
-  PinnedRing ring;
-  WeightUpload upload(source, to_cuda(stream), context.executor(), ring);
-  fill_rest(plan, source, upload, weights);
-  fill_mlp(routed_source(plan), source, upload, weights.routed, context);
-  if (plan.shared) fill_mlp(shared_source(plan), source, upload, weights.shared, context);
-  if (plan.residual) fill_mlp(residual_source(plan), source, upload, weights.residual, context);
-  upload.finish();
+  PinnedRings rings;
+  UploadLanes lanes(source, to_cuda(stream), context.executor(), rings);
+  fill_rest(plan, source, lanes.own(), weights);
+  fill_mlp(routed_source(plan), source, lanes, weights.routed, context);
+  if (plan.shared) fill_mlp(shared_source(plan), source, lanes, weights.shared, context);
+  if (plan.residual) fill_mlp(residual_source(plan), source, lanes, weights.residual, context);
+  lanes.finish();
 }
 
 }  // namespace conclave::inline v0

@@ -39,7 +39,7 @@ struct CudaMatrixMemory {
   // bytes, and of which places they are short.
   int64_t num_scales = 0;
   std::optional<experts::ByteForm> form;
-  std::vector<bool> has_short_scales;
+  std::vector<uint8_t> has_short_scales;  // 1 or 0: threads write neighbours
 };
 
 // How the rows of experts that read their own are made: [E, stride] each; empty for none.

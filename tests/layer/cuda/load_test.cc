@@ -52,9 +52,9 @@ class Loaded {
   }
 
   void fill(const WeightSource& source) {
-    PinnedRing ring;
-    WeightUpload upload(source, nullptr, context_.executor(), ring);
-    fill_mlp(mlp_, source, upload, weights_, context_);
+    PinnedRings rings;
+    UploadLanes lanes(source, nullptr, context_.executor(), rings);
+    fill_mlp(mlp_, source, lanes, weights_, context_);
   }
 
   // The output of a local expert for a token's row, without the bias of down.
