@@ -1,9 +1,11 @@
 #include "layer/cuda/cuda_runtime.h"
 
+#include "core/weight_types.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/memory_place.h"
 #include "cuda/stream.h"
+#include "layer/cuda/upload_lanes.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -11,7 +13,9 @@
 
 #include <cuda_runtime_api.h>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 
 namespace conclave::inline v0 {
@@ -37,6 +41,33 @@ class CudaAllocator final : public DeviceAllocator {
 
  private:
   int32_t ordinal_;
+};
+
+class CudaRowUpload final : public RowUpload {
+ public:
+  CudaRowUpload(const WeightSource& source, cudaStream_t stream, Executor& executor)
+      : source_(source), stream_(stream), lanes_(source, stream, executor, rings_) {}
+  ~CudaRowUpload() override { static_cast<void>(cudaStreamSynchronize(stream_)); }
+  CudaRowUpload(const CudaRowUpload&) = delete;
+  CudaRowUpload& operator=(const CudaRowUpload&) = delete;
+
+  void copy(std::span<const RowsToDevice> rows) override {
+    lanes_.for_each(std::ssize(rows), [&](WeightUpload& lane) {
+      return [&](int64_t index) {
+        const RowsToDevice& one = rows[static_cast<size_t>(index)];
+        const DType dtype = source_.describe(one.id).dtype;
+        lane.copy({.id = one.id, .expert = one.expert, .block = one.block},
+                  {.data = one.to,
+                   .stride_bytes = packed_bytes(dtype, one.block.col_end - one.block.col_begin)});
+      };
+    });
+  }
+
+ private:
+  const WeightSource& source_;
+  cudaStream_t stream_;
+  PinnedRings rings_;
+  UploadLanes lanes_;
 };
 
 class CudaRuntime final : public DeviceRuntime {
@@ -67,6 +98,12 @@ class CudaRuntime final : public DeviceRuntime {
   void copy_to_host(const void* source, void* destination, size_t bytes,
                     Stream stream) const override {
     copy(source, destination, bytes, cudaMemcpyDeviceToHost, stream);
+  }
+
+  std::unique_ptr<RowUpload> make_row_upload(const WeightSource& source, Stream stream,
+                                             Executor& executor) const override {
+    const cuda::DeviceGuard guard(ordinal_);
+    return std::make_unique<CudaRowUpload>(source, to_cuda(stream), executor);
   }
 
   void fill(void* destination, int value, size_t bytes, Stream stream) const override {

@@ -4,20 +4,30 @@
 
 #include "conclave/error.h"
 
-#include <cstdint>
-#include <span>
-#include <vector>
+#include <algorithm>
+#include <exception>
+#include <utility>
 
 namespace conclave::inline v0 {
 namespace {
 
-constexpr const char* kPhase = "broadcast of weights";
 constexpr int64_t kPartAlignment = 256;
+
+// The part of `bytes` bytes that receiver number `index` of `receivers` has from the root.
+struct Part {
+  int64_t begin = 0;
+  int64_t bytes = 0;
+};
+Part part_of(int64_t bytes, int64_t receivers, int64_t index) {
+  const int64_t block = round_up(ceil_div(bytes, receivers), kPartAlignment);
+  const int64_t begin = std::min(block * index, bytes);
+  return {.begin = begin, .bytes = std::min(begin + block, bytes) - begin};
+}
 
 }  // namespace
 
 BroadcastBuffer::BroadcastBuffer(size_t bytes, MemoryKind kind, const DeviceQueue* queue)
-    : bytes_(bytes), kind_(kind) {
+    : kind_(kind) {
   const Shape shape = {static_cast<int64_t>(bytes)};
   if (kind == MemoryKind::kHost) {
     host_ = Tensor(DType::kU8, shape);
@@ -30,50 +40,79 @@ std::byte* BroadcastBuffer::data() noexcept {
   return kind_ == MemoryKind::kHost ? host_.as<std::byte>() : device_.as<std::byte>();
 }
 
-size_t BroadcastBytes::padded(size_t bytes) const {
-  const int64_t ranks = communicator_.size();
-  return static_cast<size_t>(
-      ranks * round_up(ceil_div(static_cast<int64_t>(bytes), ranks), kPartAlignment));
+// A wait that fails has ended all that was under way.
+BroadcastBytes::~BroadcastBytes() {
+  try {
+    await(0);
+  } catch (const std::exception&) {
+    return;  // whoever destroys this has an error of its own
+  }
 }
 
-void BroadcastBytes::run(size_t bytes, std::byte* all, BroadcastBuffer& part,
-                         BroadcastBuffer& echo) {
+void BroadcastBytes::send(size_t bytes, std::byte* all, MemoryKind memory, Stream stream) {
   const auto ranks = static_cast<size_t>(communicator_.size());
   if (bytes == 0 || ranks == 1) return;
-  const size_t part_bytes = padded(bytes) / ranks;
-  const auto signed_part = static_cast<int64_t>(part_bytes);
-  std::vector<int64_t> send_bytes(ranks, 0);
-  std::vector<int64_t> send_offsets(ranks, 0);
-  std::vector<int64_t> recv_bytes(ranks, 0);
-  const std::vector<int64_t> recv_offsets(ranks, 0);
-  recv_bytes[static_cast<size_t>(root_)] = signed_part;
-  for (size_t rank = 0; rank < ranks && is_root(); ++rank) {
-    send_bytes[rank] = signed_part;
-    send_offsets[rank] = static_cast<int64_t>(rank) * signed_part;
+  const auto receivers = static_cast<int64_t>(ranks) - 1;
+  const auto part = [&](size_t rank) {
+    const auto index = static_cast<int64_t>(rank) - (rank > static_cast<size_t>(root_) ? 1 : 0);
+    return part_of(static_cast<int64_t>(bytes), receivers, index);
+  };
+  const auto own = static_cast<size_t>(communicator_.rank());
+  const auto root = static_cast<size_t>(root_);
+  Sending& sending = under_way_.emplace_back(Sending{Step(ranks), Step(ranks)});
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    if (rank == root) continue;
+    const Part theirs = part(rank);
+    if (is_root()) {
+      sending.scatter.send_bytes[rank] = theirs.bytes;
+      sending.scatter.send_offsets[rank] = theirs.begin;
+    } else if (rank == own) {
+      sending.scatter.recv_bytes[root] = theirs.bytes;
+      sending.scatter.recv_offsets[root] = theirs.begin;
+    } else {
+      sending.gather.send_bytes[rank] = part(own).bytes;
+      sending.gather.send_offsets[rank] = part(own).begin;
+      sending.gather.recv_bytes[rank] = theirs.bytes;
+      sending.gather.recv_offsets[rank] = theirs.begin;
+    }
   }
-  communicator_.all_to_all_v({.send = is_root() ? all : nullptr,
-                              .send_bytes = send_bytes,
-                              .send_offsets = send_offsets,
-                              .recv = part.data(),
-                              .recv_bytes = recv_bytes,
-                              .recv_offsets = recv_offsets,
-                              .memory = part.kind()},
-                             kPhase);
-  std::byte* const to = is_root() ? echo.data() : all;
-  communicator_.all_gather({std::span<const std::byte>(part.data(), part_bytes), part.kind()},
-                           {std::span<std::byte>(to, part_bytes * ranks), part.kind()}, kPhase);
+  begin(sending.scatter, all, memory, stream);
+  if (receivers > 1) {
+    const bool is_ordered = stream.handle != nullptr;
+    // The root only comes: nothing of its own follows the parts.
+    if (is_ordered && !is_root()) {
+      communicator_.wait_on(stream, *sending.scatter.handle, communicator_.timeout(),
+                            kBroadcastPhase);
+      sending.scatter.handle.reset();
+    } else if (!is_ordered) {
+      end(sending.scatter);
+    }
+    begin(sending.gather, all, memory, stream);
+  }
+  if (memory == MemoryKind::kHost) await(0);
 }
 
-void BroadcastBytes::agree(std::exception_ptr mine) {
-  const int64_t failed = mine ? 1 : 0;
-  std::vector<int64_t> all(static_cast<size_t>(communicator_.size()));
-  communicator_.all_gather(std::as_bytes(std::span(&failed, 1)),
-                           std::as_writable_bytes(std::span(all)), kPhase);
-  if (mine) std::rethrow_exception(mine);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] == 0) continue;
-    throw CommError(ErrorCode::kCommMismatch, static_cast<int32_t>(rank), kPhase,
-                    "rank " + std::to_string(rank) + " ended a broadcast of weights");
+void BroadcastBytes::begin(Step& step, std::byte* all, MemoryKind memory, Stream stream) {
+  step.handle = communicator_.begin_all_to_all_v({.send = all,
+                                                  .send_bytes = step.send_bytes,
+                                                  .send_offsets = step.send_offsets,
+                                                  .recv = all,
+                                                  .recv_bytes = step.recv_bytes,
+                                                  .recv_offsets = step.recv_offsets,
+                                                  .memory = memory},
+                                                 stream);
+}
+
+void BroadcastBytes::end(Step& step) {
+  if (!step.handle) return;
+  communicator_.wait(*std::exchange(step.handle, {}), communicator_.timeout(), kBroadcastPhase);
+}
+
+void BroadcastBytes::await(size_t under_way) {
+  while (under_way_.size() > under_way) {
+    end(under_way_.front().scatter);
+    end(under_way_.front().gather);
+    under_way_.pop_front();
   }
 }
 

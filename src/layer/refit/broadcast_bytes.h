@@ -1,17 +1,22 @@
 // Bytes from one rank to all others, by operations that every communicator has: the root gives each
-// rank a part, and ranks give each other theirs, so that no rank sends everything to all.
+// other rank a part, and those give each other theirs, so that no rank sends everything to all.
 #pragma once
 
 #include "conclave/comm.h"
 #include "conclave/context.h"
 #include "conclave/device_queue.h"
+#include "conclave/stream.h"
 #include "conclave/tensor.h"
 
 #include <cstddef>
-#include <exception>
-#include <memory>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
 
 namespace conclave::inline v0 {
+
+inline constexpr const char* kBroadcastPhase = "broadcast of weights";
 
 // Memory of either kind. A device's needs a queue.
 class BroadcastBuffer {
@@ -21,11 +26,8 @@ class BroadcastBuffer {
 
   std::byte* data() noexcept;
   const std::byte* data() const noexcept { return const_cast<BroadcastBuffer*>(this)->data(); }
-  size_t bytes() const noexcept { return bytes_; }
-  MemoryKind kind() const noexcept { return kind_; }
 
  private:
-  size_t bytes_ = 0;
   MemoryKind kind_ = MemoryKind::kHost;
   Tensor host_;
   DeviceTensor device_;
@@ -35,19 +37,44 @@ class BroadcastBytes {
  public:
   BroadcastBytes(Communicator& communicator, int32_t root)
       : communicator_(communicator), root_(root) {}
+  BroadcastBytes(const BroadcastBytes&) = delete;
+  BroadcastBytes& operator=(const BroadcastBytes&) = delete;
+  // Waits for what is under way, so that nobody touches its memory any more.
+  ~BroadcastBytes();
 
   bool is_root() const { return communicator_.rank() == root_; }
-  // A buffer for `bytes` must have as many, on every rank.
-  size_t padded(size_t bytes) const;
-  // Collective. `all` has padded(bytes) and is the root's to be sent, the others' to be filled; the
-  // root's keeps its contents. `part` and, on the root, `echo` are as large, of the same memory.
-  void run(size_t bytes, std::byte* all, BroadcastBuffer& part, BroadcastBuffer& echo);
-  // Collective: throws `mine` on this rank, and CommError(kCommMismatch) where another has one.
-  void agree(std::exception_ptr mine);
+  // Collective: the root sends `bytes` bytes of its `all`, the others receive as many in theirs.
+  // Host memory is there at once. That of a device follows what `stream` holds and may be on its
+  // way until await, where it must stay.
+  void send(size_t bytes, std::byte* all, MemoryKind memory, Stream stream);
+  // Returns when at most `under_way` of those that were begun are.
+  void await(size_t under_way);
 
  private:
+  // Counts outlive the operation that reads them.
+  struct Step {
+    explicit Step(size_t ranks)
+        : send_bytes(ranks, 0),
+          send_offsets(ranks, 0),
+          recv_bytes(ranks, 0),
+          recv_offsets(ranks, 0) {}
+    std::vector<int64_t> send_bytes;
+    std::vector<int64_t> send_offsets;
+    std::vector<int64_t> recv_bytes;
+    std::vector<int64_t> recv_offsets;
+    std::optional<CommHandle> handle = {};  // while somebody has to wait for it
+  };
+  struct Sending {
+    Step scatter;
+    Step gather;
+  };
+
+  void begin(Step& step, std::byte* all, MemoryKind memory, Stream stream);
+  void end(Step& step);
+
   Communicator& communicator_;
   int32_t root_;
+  std::deque<Sending> under_way_;
 };
 
 }  // namespace conclave::inline v0

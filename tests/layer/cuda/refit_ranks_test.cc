@@ -100,8 +100,7 @@ TEST_F(CudaRefitRanks, WeightsOfOneRank_ReachEveryRank) {
         const BroadcastWeights received(owned->context, comm,
                                         rank == 1 ? fresh->source.get() : nullptr,
                                         {.root = 1, .memory = memory, .exchange_bytes = 9000});
-        const bool is_on_device = rank == 0 && !memory;
-        EXPECT_EQ(received.memory(), is_on_device ? MemoryKind::kDevice : MemoryKind::kHost);
+        EXPECT_EQ(received.memory(), memory.value_or(MemoryKind::kDevice));
         Refit refit(owned->layer);
         refit.stage(received);
         EXPECT_TRUE(same_bits(captured.run(), before));
