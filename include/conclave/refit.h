@@ -16,7 +16,9 @@
 
 namespace conclave::inline v0 {
 
+class Communicator;
 class MoeLayer;
+struct BroadcastOptions;  // conclave/broadcast_weights.h
 
 // The weights that change; both empty: all. `tensors` alone: these of all experts; `experts` alone:
 // everything of these routed experts; both: of the routed tensors those of these experts, of other
@@ -61,6 +63,10 @@ struct RefitOptions {
   // Keeps the memory that a staged refit has packed into or replaced for the next one of all
   // experts, which then takes none from the system: twice the weights until a refit without it.
   bool keeps_memory = false;
+  // The ranks of stage_broadcast, if there are other ones than those that share the layer: they
+  // hear of a rank that gives up before it has come to its first one. Null: none, or those of the
+  // first stage_broadcast. Must outlive the Refit.
+  Communicator* communicator = nullptr;
   RefitRefusal refusal = RefitRefusal::kWithdraws;
 };
 
@@ -103,6 +109,22 @@ class CONCLAVE_API Refit {
   void stage(const WeightSource& source);
   void stage(const WeightSource& source, const RefitScope& part);
 
+  // Stages what rank options.root of `communicator` has, as BroadcastWeights sends it: all ranks of
+  // it call, the others than the root with null. An empty options.part is the refit's scope. From
+  // the first call on these ranks take part in commit and withdraw as those that share the layer
+  // do, so that all of them have the new weights or none. Throws what BroadcastWeights and stage
+  // throw, after which the transaction goes on; where another rank has withdrawn,
+  // CommError(kCommMismatch) with it as its peer and the reason, and then this transaction is
+  // over, too. Error(kInvalidArgument) for another communicator than before, which it tells the
+  // others as refuse_broadcast does.
+  void stage_broadcast(Communicator& communicator, const WeightSource* source,
+                       const BroadcastOptions& options);
+  // In the place of stage_broadcast, for a rank that has no weights to send, or no use for them:
+  // the others' throws CommError(kCommMismatch) with this rank as its peer and the reason, of which
+  // some 240 bytes arrive. All transactions go on. Waits for the others, no longer than the
+  // communicator's deadline.
+  void refuse_broadcast(Communicator& communicator, std::string_view reason) noexcept;
+
   // Makes the staged weights the layer's between two forwards: waits for those under way, keeps
   // new ones waiting meanwhile; the exchange itself allocates nothing. Where ranks share a layer it
   // is collective over the layer's communicators, as a forward is, with the same scope on every
@@ -125,14 +147,19 @@ class CONCLAVE_API Refit {
   // Other ranks are not told: their commit ends with the communicator's deadline.
   void rollback() noexcept;
 
-  // Rolls back and tells the other ranks, in the place of commit and collective as it is: their
-  // commit throws CommError(kCommMismatch) with this rank as its peer, as soon as all have come,
-  // and they keep their old weights too. Waits for them, no longer than the communicator's
-  // deadline; one that does not come is no error here. Nothing once the transaction has ended.
+  // Rolls back and tells the other ranks, in the place of commit or stage_broadcast and collective
+  // as these are: theirs throws CommError(kCommMismatch) with this rank as its peer and the reason,
+  // of which some 240 bytes arrive, as soon as all have come, and they keep their old weights too.
+  // Waits for them, no longer than the communicator's deadline; one that does not come is no error
+  // here. Nothing once the transaction has ended.
   void withdraw() noexcept;
+  void withdraw(std::string_view reason) noexcept;
   // The same for a rank that has no transaction, where the others have one: it was refused, or its
   // weights could not be found. Collective as commit is; one's own transaction is left as it is.
+  // `communicator` is that of RefitOptions, or null.
   static void withdraw(const MoeLayer& layer) noexcept;
+  static void withdraw(const MoeLayer& layer, Communicator* communicator,
+                       std::string_view reason) noexcept;
 
   // True once all of the scope is staged.
   bool is_staged() const;

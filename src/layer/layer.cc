@@ -317,7 +317,7 @@ RefittedLayer Layer::lend_to_refit() const {
           .weights_complete = shared_->weights_complete,
           .refit_epoch = shared_->refit_epoch,
           .places = places,
-          .communicator = context_.communicator()};
+          .context = context_};
 }
 
 RefitRanks Layer::refit_ranks() const noexcept {

@@ -274,8 +274,7 @@ TEST(RefitOverRanks, OneRankWithdraws_TheOthersLearnWho) {
           EXPECT_EQ(error.code(), ErrorCode::kCommMismatch);
           if (tp == 1) {
             EXPECT_EQ(error.peer(), 1);
-            EXPECT_NE(std::string(error.what()).find("whether the refit goes on"),
-                      std::string::npos)
+            EXPECT_NE(std::string(error.what()).find("has withdrawn"), std::string::npos)
                 << error.what();
           }
         }

@@ -2,9 +2,12 @@
 
 #include "layer/agreed_values.h"
 #include "layer/rank_agreement.h"
+#include "layer/refit/rank_words.h"
 
 #include "conclave/error.h"
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -12,48 +15,65 @@ namespace conclave::inline v0 {
 namespace {
 
 constexpr const char* kCommitPhase = "refit: agree to commit";
-
-enum class Intent : uint8_t { kWithdraw, kCommit };
+constexpr const char* kRefusePhase = "broadcast of weights: refuse";
 
 // One rank says this in a commit.
 struct CommitOffer {
-  Intent intent = Intent::kWithdraw;
+  RankIntent intent = RankIntent::kWithdraws;
   uint64_t epoch = 0;
   int64_t scope = 0;             // RefitUnits::key
   std::exception_ptr failure{};  // why this rank cannot commit
 };
 
-std::exception_ptr withdrawn() {
+std::exception_ptr withdrawn(std::string_view reason) {
   return std::make_exception_ptr(
-      Error(ErrorCode::kState, {.what = "this rank has withdrawn from the refit"}));
+      Error(ErrorCode::kState, {.what = "this rank has withdrawn from the refit" +
+                                        (reason.empty() ? "" : ": " + std::string(reason))}));
 }
 
-// Both groups compare what their ranks have staged, and what they learnt from the other group, so
-// that all ranks commit or none. Returns what keeps this rank from it: its own failure, or what it
-// hears of the others.
-std::exception_ptr agree_to_commit(CommitOffer mine, const RefitRanks& ranks) {
-  std::exception_ptr failure = std::move(mine.failure);
-  const auto compare = [&](const std::vector<AgreedValue>& values, Communicator* communicator) {
-    if (communicator == nullptr) return;
+// Each group once, in the order in which its ranks are asked.
+std::vector<Communicator*> groups_of(const RefitRanks& ranks) {
+  std::vector<Communicator*> groups;
+  for (Communicator* const one : {ranks.givers, ranks.tensor, ranks.experts}) {
+    if (one != nullptr && std::ranges::find(groups, one) == groups.end()) groups.push_back(one);
+  }
+  return groups;
+}
+
+// The groups one after the other, and back: what a rank of the last one says reaches all.
+std::vector<Communicator*> steps_of(const RefitRanks& ranks) {
+  std::vector<Communicator*> steps = groups_of(ranks);
+  for (size_t left = steps.size(); left-- > 1;) steps.push_back(steps[left - 1]);
+  return steps;
+}
+
+// In each group ranks say whether they go on, as far as they have heard of the other groups, and
+// where all do compare what they have staged: all ranks commit or none. Returns what keeps this
+// rank from it: its own failure, or what it hears of the others. `first`: steps before are done.
+std::exception_ptr agree_to_commit(CommitOffer mine, std::string_view reason,
+                                   const RefitRanks& ranks, size_t first = 0) {
+  const std::array<AgreedValue, 2> values = {
+      AgreedValue{"the epoch", static_cast<int64_t>(mine.epoch)},
+      AgreedValue{"the scope", mine.scope}};
+  const std::vector<Communicator*> steps = steps_of(ranks);
+  for (size_t step = first; step < steps.size(); ++step) {
+    Communicator& group = *steps[step];
+    const bool shares_layer = &group == ranks.tensor || &group == ranks.experts;
+    const bool is_new = step <= steps.size() / 2;
     try {
-      compare_values(values, *communicator, kCommitPhase);
+      if (mine.intent == RankIntent::kWithdraws) {
+        exchange_words(mine.intent, reason, group, kCommitPhase);
+      } else if (mine.failure) {
+        exchange_words(RankIntent::kFails, reason_of(mine.failure), group, kCommitPhase);
+      } else {
+        exchange_words(RankIntent::kGoesOn, {}, group, kCommitPhase);
+        if (shares_layer && is_new) compare_values(values, group, kCommitPhase);
+      }
     } catch (const CommError&) {
-      if (!failure) failure = std::current_exception();
+      if (!mine.failure) mine.failure = std::current_exception();
     }
-  };
-  const auto others = [&] {
-    return AgreedValue{"whether ranks of the other group agree", failure ? 0 : 1};
-  };
-  std::vector<AgreedValue> asked = {
-      {"whether the refit goes on", static_cast<int64_t>(mine.intent)},
-      {"whether all is staged", failure ? 0 : 1},
-      {"the epoch", static_cast<int64_t>(mine.epoch)},
-      {"the scope", mine.scope}};
-  compare(asked, ranks.tensor);
-  asked.push_back(others());
-  compare(asked, ranks.experts);
-  compare({others()}, ranks.tensor);
-  return failure;
+  }
+  return mine.failure;
 }
 
 uint64_t epoch_after(uint64_t current, uint64_t wanted) {
@@ -74,9 +94,9 @@ RefitRanks refit_ranks_of(const PlanBase& plan, Communicator* communicator) noex
           .experts = exchanges_tokens(plan) ? communicator : nullptr};
 }
 
-void withdraw_from_refit(const RefitRanks& ranks) noexcept {
+void withdraw_from_refit(const RefitRanks& ranks, std::string_view reason) noexcept {
   try {
-    agree_to_commit({.intent = Intent::kWithdraw, .failure = withdrawn()}, ranks);
+    agree_to_commit({.failure = withdrawn(reason)}, reason, ranks);
   } catch (const std::exception&) {
     return;  // there was no memory to tell them: the others' commit ends with its deadline
   }
@@ -87,6 +107,8 @@ LayerRefit::LayerRefit(RefittedLayer layer, const RefitOptions& options)
       mode_(options.mode),
       epoch_(0),
       executor_(options.executor),
+      givers_(options.communicator),
+      named_(options.scope),
       scope_(units_of(layer_.engine.plan().spec, options.scope)),
       staged_(layer_.engine.plan().spec.num_experts) {
   if (const Support support = layer_.engine.refits(); !support) {
@@ -156,6 +178,50 @@ void LayerRefit::stage(const WeightSource& source, const RefitScope& part) {
   staged_.add(units);
 }
 
+RefitRanks LayerRefit::ranks() const {
+  RefitRanks ranks = refit_ranks_of(layer_.engine.plan(), layer_.context.communicator());
+  ranks.givers = givers_;
+  return ranks;
+}
+
+void LayerRefit::join(Communicator& communicator) {
+  if (givers_ == nullptr) givers_ = &communicator;
+  if (givers_ == &communicator) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              {.what = "the weights of a refit come over one communicator",
+               .tensor = "communicator",
+               .hint = "give the one that the refit was begun with, or first staged over"});
+}
+
+void LayerRefit::refuse_broadcast(Communicator& communicator, std::string_view reason) noexcept {
+  try {
+    exchange_words(RankIntent::kFails, reason, communicator, kRefusePhase);
+  } catch (const std::exception&) {
+    return;  // the caller has an error of its own
+  }
+}
+
+// A rank that has withdrawn goes through the same steps: here the first one is done.
+void LayerRefit::stage_broadcast(Communicator& communicator, const WeightSource* source,
+                                 BroadcastOptions options) {
+  check_open();
+  try {
+    join(communicator);
+  } catch (const Error& error) {
+    refuse_broadcast(communicator, error.what());
+    throw;
+  }
+  if (options.part.experts.empty() && options.part.tensors.empty()) options.part = named_;
+  try {
+    const BroadcastWeights received(layer_.context, communicator, source, options);
+    stage(received, options.part);
+  } catch (const RankWithdrawn& error) {
+    agree_to_commit({.failure = std::current_exception()}, error.what(), ranks(), 1);
+    rollback();
+    throw;
+  }
+}
+
 // Why this rank cannot commit.
 std::exception_ptr LayerRefit::failure() const {
   const std::string missing = staged_.first_missing(scope_);
@@ -189,8 +255,8 @@ void LayerRefit::hand_over(void (EngineRefit::*step)()) {
 void LayerRefit::commit() {
   check_open();
   const CommitOffer mine{
-      .intent = Intent::kCommit, .epoch = epoch_, .scope = scope_.key(), .failure = failure()};
-  if (const auto reason = agree_to_commit(mine, ranks())) std::rethrow_exception(reason);
+      .intent = RankIntent::kGoesOn, .epoch = epoch_, .scope = scope_.key(), .failure = failure()};
+  if (const auto reason = agree_to_commit(mine, {}, ranks())) std::rethrow_exception(reason);
   {
     const ForwardGate::Closed closed(layer_.gate);
     hand_over(&EngineRefit::publish);
@@ -201,9 +267,9 @@ void LayerRefit::commit() {
   rollback();
 }
 
-void LayerRefit::withdraw() noexcept {
+void LayerRefit::withdraw(std::string_view reason) noexcept {
   if (!claim_) return;
-  withdraw_from_refit(ranks());
+  withdraw_from_refit(ranks(), reason);
   rollback();
 }
 

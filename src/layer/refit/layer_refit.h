@@ -7,7 +7,9 @@
 #include "layer/refit/engine_refit.h"
 #include "layer/refit/forward_gate.h"
 
+#include "conclave/broadcast_weights.h"
 #include "conclave/comm.h"
+#include "conclave/context.h"
 #include "conclave/refit.h"
 
 #include <atomic>
@@ -16,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -31,18 +34,19 @@ struct RefittedLayer {
   std::atomic<uint64_t>& refit_epoch;
   // The expert in each place now, to be asked once the epoch is claimed.
   std::function<std::vector<int32_t>()> places;
-  Communicator* communicator = nullptr;  // the context's
+  const Context& context;
 };
 
 // The ranks that agree on a commit; null: none of that group.
 struct RefitRanks {
+  Communicator* givers = nullptr;   // of broadcasts; they are asked first
   Communicator* tensor = nullptr;   // those that hold other slices
   Communicator* experts = nullptr;  // those that hold other experts
 };
 
 RefitRanks refit_ranks_of(const PlanBase& plan, Communicator* communicator) noexcept;
-// Says no in the others' commit, for a rank without a transaction.
-void withdraw_from_refit(const RefitRanks& ranks) noexcept;
+// Says no where the others commit, or send weights, for a rank without a transaction.
+void withdraw_from_refit(const RefitRanks& ranks, std::string_view reason) noexcept;
 
 class LayerRefit {
  public:
@@ -53,23 +57,29 @@ class LayerRefit {
   ~LayerRefit() { rollback(); }
 
   void stage(const WeightSource& source, const RefitScope& part);
+  void stage_broadcast(Communicator& communicator, const WeightSource* source,
+                       BroadcastOptions options);
+  static void refuse_broadcast(Communicator& communicator, std::string_view reason) noexcept;
   void commit();
   void rollback() noexcept;
-  void withdraw() noexcept;
+  void withdraw(std::string_view reason) noexcept;
   bool is_staged() const { return staged_.covers(scope_); }
 
  private:
   void check_open() const;
+  void join(Communicator& communicator);
   void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
-  RefitRanks ranks() const { return refit_ranks_of(layer_.engine.plan(), layer_.communicator); }
+  RefitRanks ranks() const;
   void hand_over(void (EngineRefit::*step)());
 
   RefittedLayer layer_;
   RefitMode mode_;
   uint64_t epoch_;
   Executor* executor_;
+  Communicator* givers_;
+  RefitScope named_;  // as the options say it
   RefitUnits scope_;
   RefitUnits staged_;
   std::exception_ptr stage_failure_;

@@ -2,6 +2,9 @@
 
 #include "layer/moe_layer_impl.h"
 #include "layer/refit/layer_refit.h"
+#include "layer/refit/rank_words.h"
+
+#include <exception>
 
 namespace conclave::inline v0 {
 
@@ -14,7 +17,9 @@ Refit::Refit(MoeLayer& layer, const RefitOptions& options) {
   try {
     impl_.reset(new Impl{LayerRefit(layer.impl_->layer.lend_to_refit(), options)});
   } catch (...) {
-    if (options.refusal == RefitRefusal::kWithdraws) withdraw(layer);
+    if (options.refusal == RefitRefusal::kWithdraws) {
+      withdraw(layer, options.communicator, reason_of(std::current_exception()));
+    }
     throw;
   }
 }
@@ -44,14 +49,30 @@ void Refit::stage(const WeightSource& source, const RefitScope& part) {
   impl_->refit.stage(source, part);
 }
 
+void Refit::stage_broadcast(Communicator& communicator, const WeightSource* source,
+                            const BroadcastOptions& options) {
+  impl_->refit.stage_broadcast(communicator, source, options);
+}
+
+void Refit::refuse_broadcast(Communicator& communicator, std::string_view reason) noexcept {
+  LayerRefit::refuse_broadcast(communicator, reason);
+}
+
 void Refit::commit() { impl_->refit.commit(); }
 
 void Refit::rollback() noexcept { impl_->refit.rollback(); }
 
-void Refit::withdraw() noexcept { impl_->refit.withdraw(); }
+void Refit::withdraw() noexcept { impl_->refit.withdraw({}); }
 
-void Refit::withdraw(const MoeLayer& layer) noexcept {
-  withdraw_from_refit(layer.impl_->layer.refit_ranks());
+void Refit::withdraw(std::string_view reason) noexcept { impl_->refit.withdraw(reason); }
+
+void Refit::withdraw(const MoeLayer& layer) noexcept { withdraw(layer, nullptr, {}); }
+
+void Refit::withdraw(const MoeLayer& layer, Communicator* communicator,
+                     std::string_view reason) noexcept {
+  RefitRanks ranks = layer.impl_->layer.refit_ranks();
+  ranks.givers = communicator;
+  withdraw_from_refit(ranks, reason);
 }
 
 bool Refit::is_staged() const { return impl_->refit.is_staged(); }
