@@ -67,6 +67,7 @@ class LayerWeights(LayerBase):
         threads: int = 1,
         keeps_memory: bool = False,
         refusal: str = "withdraw",
+        communicator: Any = None,
     ) -> Refit:
         """Begins a transaction that gives the layer new weights, or a part of them, while it
         serves: a forward sees the old or the new ones, never a mixture.
@@ -91,6 +92,9 @@ class LayerWeights(LayerBase):
             refusal: where ranks share the layer and this one is refused here: "withdraw" calls
                 `withdraw_refit` before it raises, and so waits for the commit of the others;
                 "silent" leaves that call to the caller, whose other threads run forwards now.
+            communicator: ranks of which one sends the others its weights (`Refit.stage`), or their
+                group of torch.distributed. Where it is named here, they also hear of a rank that
+                is refused here, or whose block raises before its first `stage`.
 
         Raises:
             ConclaveValueError: an expert or tensor that the layer does not have, or an epoch that
@@ -99,13 +103,16 @@ class LayerWeights(LayerBase):
             ConclaveUnsupportedError: experts that are read where their source has them, in part
                 or on a GPU.
         """
-        return begin_refit(self, mode, experts, tensors, epoch, threads, keeps_memory, refusal)
+        return begin_refit(
+            self, mode, experts, tensors, epoch, threads, keeps_memory, refusal, communicator
+        )
 
-    def withdraw_refit(self) -> None:
+    def withdraw_refit(self, *, communicator: Any = None, reason: str = "") -> None:
         """In the place of `Refit.commit`, for a rank that has no refit where the others have one:
         it was refused, or did not find its weights. The others' commit raises ConclaveCommError
-        with this rank as its `peer`; waits for them, no longer than the communicator's deadline."""
-        withdraw_refit(self)
+        with this rank as its `peer` and the reason, and so does `Refit.stage` over the
+        `communicator`; waits for them, no longer than the communicator's deadline."""
+        withdraw_refit(self, communicator, reason)
 
     @contextlib.contextmanager
     def replaying(self, stream: Any = 0) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conclave import _conclave, _limits
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
-from conclave._transaction import Transaction
+from conclave._transaction import Transaction, reason_of
 from conclave._weights import given_weights
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error
@@ -187,12 +187,13 @@ class Refit(Transaction):
     """New weights on their way into a layer; `Layer.refit` makes it.
 
     As a context manager it commits at the end, or withdraws where an exception leaves it, so that
-    the commit of other ranks raises at once and names this one.
+    `commit` of other ranks, and `stage` with a communicator, raise at once and name this one.
     """
 
-    def __init__(self, layer: LayerBase, core: _conclave.Refit) -> None:
+    def __init__(self, layer: LayerBase, core: _conclave.Refit, communicator: Any) -> None:
         self._layer = layer
         self._core = core
+        self._communicator = communicator
 
     def stage(
         self,
@@ -221,13 +222,18 @@ class Refit(Transaction):
                 Where experts are named, here or in `Layer.refit`, arrays hold these experts alone,
                 in this order; an `expert_map` says otherwise.
             communicator, root: one rank of these, the root, has the weights and sends them to the
-                others, which give none. All of them call.
+                others, which give none; a group of torch.distributed likewise. All of them call,
+                and from then on take part in `commit`, so that all have the new weights or none.
+                By default those of `Layer.refit`, if it was given some.
 
         Raises:
             Error: naming the file, tensor or argument; the old weights stay.
-            ConclaveCommError: where another rank has failed.
+            ConclaveCommError: where another rank has failed, with the reason. Where it has
+                withdrawn, this refit has ended as well.
         """
         self._has_told = False
+        if communicator is None:
+            communicator = self._communicator
         ranks = communicator_of(communicator, "communicator")
         self._core.send_over(ranks, _limits.integer("root", root, 0, _MOST))
         rank = root if ranks is None else ranks.rank
@@ -244,9 +250,8 @@ class Refit(Transaction):
                 orders = _orders(gate_up_order, shared_gate_up_order)
                 is_transposed = _limits.flag("transposed", transposed)
                 self._stage_arrays(given, orders, is_transposed, expert_map, named, part)
-        except BaseException:
-            if not receives:
-                self._core.give_up()
+        except BaseException as error:
+            self._core.give_up(reason_of(error))
             raise
 
     def _stage_received(
@@ -323,11 +328,12 @@ class Refit(Transaction):
         self._core.rollback()
         self._is_open = False
 
-    def withdraw(self) -> None:
-        """Rolls back and tells the other ranks, in the place of `commit` and on the same terms:
-        theirs raises ConclaveCommError with this rank as its `peer`, and they keep their old
-        weights too. Waits for them, no longer than the communicator's deadline."""
-        self._core.withdraw()
+    def withdraw(self, reason: str = "") -> None:
+        """Rolls back and tells the other ranks, in the place of `commit`, or of `stage` with a
+        communicator, and on the same terms: theirs raises ConclaveCommError with this rank as its
+        `peer` and the reason, and they keep their old weights too. Waits for them, no longer than
+        the communicator's deadline."""
+        self._core.withdraw(_limits.text("reason", reason))
         self._is_open = False
 
     def __enter__(self) -> Refit:
@@ -343,10 +349,13 @@ def begin_refit(
     threads: int,
     keeps_memory: bool,
     refusal: str,
+    communicator: Any,
 ) -> Refit:
     """A refit of the layer. Where it is refused, other ranks hear so, unless `refusal` is
     "silent"."""
+    ranks = None
     try:
+        ranks = communicator_of(communicator, "communicator")
         if refusal not in ("withdraw", "silent"):
             raise ConclaveValueError(f"refusal: expected 'withdraw' or 'silent', found {refusal!r}")
         named = _named_experts(experts)
@@ -358,17 +367,19 @@ def begin_refit(
             0 if epoch is None else _limits.integer("epoch", epoch, 1, 2**63 - 1),
             _limits.integer("threads", threads, 1, MOST_THREADS),
             _limits.flag("keeps_memory", keeps_memory),
+            ranks,
         )
-    except BaseException:
+    except BaseException as error:
         if refusal != "silent":
-            withdraw_refit(layer)
+            withdraw_refit(layer, ranks, reason_of(error))
         raise
-    refit = Refit(layer, core)
+    refit = Refit(layer, core, ranks)
     refit._experts = named
     return refit
 
 
-def withdraw_refit(layer: LayerBase) -> None:
-    """Tells the other ranks' commit that this one has nothing to commit."""
+def withdraw_refit(layer: LayerBase, communicator: Any, reason: str) -> None:
+    """Tells the other ranks that this one has nothing to commit or to send."""
     with contextlib.suppress(Error):  # after a fork nobody is there to be told
-        _conclave.withdraw_refit(layer._core)
+        ranks = communicator_of(communicator, "communicator")
+        _conclave.withdraw_refit(layer._core, ranks, _limits.text("reason", reason))

@@ -240,10 +240,10 @@ std::unique_ptr<Refit> PyLayer::begin_refit(const RefitOptions& options) {
   return std::make_unique<Refit>(*plans_.back(), options);
 }
 
-void PyLayer::withdraw_refit() {
+void PyLayer::withdraw_refit(Communicator* communicator, const std::string& reason) {
   static_cast<void>(state_.get());  // after a fork there are no ranks to tell
   const nb::gil_scoped_release released;
-  Refit::withdraw(layer());
+  Refit::withdraw(layer(), communicator, reason);
 }
 
 std::vector<int64_t> PyLayer::total_load(StageTimings& timings) {

@@ -72,7 +72,7 @@ class PyLayer {
   // The same.
   std::unique_ptr<Refit> begin_refit(const RefitOptions& options);
   // Says no in the commit of other ranks.
-  void withdraw_refit();
+  void withdraw_refit(Communicator* communicator, const std::string& reason);
 
   // Plans for calls of up to `max_tokens` from now on, with the weights that are already packed.
   void plan_for(int64_t max_tokens);

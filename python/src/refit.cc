@@ -33,14 +33,15 @@ class PyRefit {
  public:
   PyRefit(PyLayer& layer, const std::string& mode, const std::vector<int32_t>& experts,
           const std::vector<std::string>& tensors, uint64_t epoch, int32_t threads,
-          bool keeps_memory)
+          bool keeps_memory, std::shared_ptr<Communicator> communicator)
       : spec_(layer.layer().spec()),
-        context_(layer.context().context()),
-        scope_(scope_of(experts, tensors)) {
+        scope_(scope_of(experts, tensors)),
+        communicator_(std::move(communicator)) {
     RefitOptions options{.mode = parse_word<RefitMode>("mode", mode),
                          .scope = scope_,
                          .epoch = epoch,
                          .keeps_memory = keeps_memory,
+                         .communicator = communicator_.get(),
                          .refusal = RefitRefusal::kSilent};  // the package tells, of its checks too
     if (threads > 1) {
       executor_ = make_thread_pool({.num_threads = threads});
@@ -55,34 +56,29 @@ class PyRefit {
   PyRefit(const PyRefit&) = delete;
   PyRefit& operator=(const PyRefit&) = delete;
 
-  // From now on rank `root` has what is staged; null: this rank's own source.
-  void send_over(std::shared_ptr<Communicator> communicator, int32_t root) {
-    communicator_ = std::move(communicator);
+  // In the next stage rank `root` has the weights; null: each rank has a source of its own. The
+  // communicator is kept, since commit needs it.
+  void send_over(const std::shared_ptr<Communicator>& communicator, int32_t root) {
+    is_sent_ = communicator != nullptr;
+    if (is_sent_) communicator_ = communicator;
     root_ = root;
     has_told_ranks_ = false;
   }
-  // Tells the others, which wait, that the root has found no weights to send.
-  void give_up() {
-    if (communicator_ == nullptr || has_told_ranks_) return;
+  // Tells the others, which wait, why this rank does not take part in the stage that it has begun.
+  void give_up(const std::string& reason) {
+    if (!is_sent_ || has_told_ranks_) return;
     const nb::gil_scoped_release released;
-    try {
-      const BroadcastWeights none(context_, *communicator_, nullptr, {.root = root_});
-    } catch (const Error&) {
-      return;  // as intended: the root has an error of its own to raise
-    }
+    refit_->refuse_broadcast(*communicator_, reason);
   }
   void stage(const WeightSource& source, const RefitScope& part) {
-    if (communicator_ != nullptr) return stage_sent(&source, part);
+    if (is_sent_) return stage_sent(&source, part);
     run_interruptible([&] { refit_->stage(source, part); });
   }
   // Ranks other than the root have no source.
   void stage_sent(const WeightSource* source, const RefitScope& part) {
-    const bool is_all = part.experts.empty() && part.tensors.empty();
     has_told_ranks_ = true;
     run_interruptible([&] {
-      const BroadcastWeights received(context_, *communicator_, source,
-                                      {.root = root_, .part = is_all ? scope_ : part});
-      refit_->stage(received, part);
+      refit_->stage_broadcast(*communicator_, source, {.root = root_, .part = part});
     });
   }
   void commit() {
@@ -93,18 +89,18 @@ class PyRefit {
     const nb::gil_scoped_release released;
     refit_->rollback();
   }
-  void withdraw() {
+  void withdraw(const std::string& reason) {
     const nb::gil_scoped_release released;
-    refit_->withdraw();
+    refit_->withdraw(reason);
   }
   bool is_staged() const { return refit_->is_staged(); }
   const MoeSpec& spec() const { return spec_; }
 
  private:
   MoeSpec spec_;
-  const Context& context_;  // the layer's
   RefitScope scope_;
-  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> communicator_;  // outlives the refit
+  bool is_sent_ = false;
   int32_t root_ = 0;
   bool has_told_ranks_ = false;
   std::unique_ptr<Executor> executor_;
@@ -143,9 +139,11 @@ class PyReplay {
 void bind_refit(nb::module_& module) {
   nb::class_<PyRefit>(module, "Refit", "New weights on their way. Use conclave.Layer.refit.")
       .def(nb::init<PyLayer&, const std::string&, const std::vector<int32_t>&,
-                    const std::vector<std::string>&, uint64_t, int32_t, bool>(),
+                    const std::vector<std::string>&, uint64_t, int32_t, bool,
+                    std::shared_ptr<Communicator>>(),
            nb::arg("layer"), nb::arg("mode"), nb::arg("experts"), nb::arg("tensors"),
-           nb::arg("epoch"), nb::arg("threads"), nb::arg("keeps_memory"), nb::keep_alive<1, 2>())
+           nb::arg("epoch"), nb::arg("threads"), nb::arg("keeps_memory"),
+           nb::arg("communicator").none(), nb::keep_alive<1, 2>())
       .def("stage_arrays", &stage_arrays, nb::arg("weights"), nb::arg("gate_up_order"),
            nb::arg("shared_gate_up_order"), nb::arg("transposed"), nb::arg("local_of"),
            nb::arg("experts"), nb::arg("tensors"))
@@ -171,7 +169,7 @@ void bind_refit(nb::module_& module) {
           },
           nb::arg("weights"), nb::arg("experts"), nb::arg("tensors"))
       .def("send_over", &PyRefit::send_over, nb::arg("communicator").none(), nb::arg("root"))
-      .def("give_up", &PyRefit::give_up)
+      .def("give_up", &PyRefit::give_up, nb::arg("reason"))
       .def(
           "stage_received",
           [](PyRefit& self, const std::vector<int32_t>& experts,
@@ -181,15 +179,18 @@ void bind_refit(nb::module_& module) {
           nb::arg("experts"), nb::arg("tensors"))
       .def("commit", &PyRefit::commit)
       .def("rollback", &PyRefit::rollback)
-      .def("withdraw", &PyRefit::withdraw)
+      .def("withdraw", &PyRefit::withdraw, nb::arg("reason"))
       .def_prop_ro("is_staged", &PyRefit::is_staged);
   nb::class_<PyReplay>(module, "Replay", "Keeps refits out. Use conclave.Layer.replaying.")
       .def(nb::init<const PyLayer&, uintptr_t>(), nb::arg("layer"), nb::arg("stream"),
            nb::keep_alive<1, 2>())
       .def("end", &PyReplay::end);
   module.def(
-      "withdraw_refit", [](PyLayer& layer) { layer.withdraw_refit(); }, nb::arg("layer"),
-      "Says no in the commit of other ranks.");
+      "withdraw_refit",
+      [](PyLayer& layer, const std::shared_ptr<Communicator>& communicator,
+         const std::string& reason) { layer.withdraw_refit(communicator.get(), reason); },
+      nb::arg("layer"), nb::arg("communicator").none(), nb::arg("reason"),
+      "Says no where other ranks commit or send weights.");
   module.def(
       "content_hash",
       [](const PyLayer& layer) {

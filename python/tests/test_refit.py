@@ -208,7 +208,7 @@ def test_a_refit_that_one_rank_refuses_is_told_to_the_others_at_once():
                 assert not isinstance(error, conclave.ConclaveCommError)
             else:
                 assert isinstance(error, conclave.ConclaveCommError) and error.peer == 1
-                assert "whether the refit goes on" in str(error)  # not a deadline
+                assert "has withdrawn" in str(error)  # not a deadline
 
 
 def test_forwards_beside_refits_see_one_of_both():
@@ -365,14 +365,15 @@ def test_a_root_that_fails_is_learnt_of_by_the_others():
         layer = conclave.Layer.from_tensors(SPEC, communicator=experts, **weights_of(1))
         before = run(layer)
         refit = layer.refit()
-        if rank != 0:
-            with pytest.raises(conclave.ConclaveTypeError, match="receives"):
-                refit.stage(communicator=experts, **wrong)
+        # A rank that receives has weights of its own, and says so.
+        kind = conclave.ConclaveTypeError if rank != 0 else conclave.ConclaveCommError
+        with pytest.raises(kind, match="receives"):
+            refit.stage(communicator=experts, **wrong)
         with pytest.raises(conclave.Error):
             refit.stage(communicator=experts, **(wrong if rank == 0 else {}))
         # A root that refuses to send ends the others' wait as well.
         kind = conclave.ConclaveTypeError if rank == 0 else conclave.ConclaveCommError
-        with pytest.raises(kind, match="experts" if rank == 0 else "broadcast of weights"):
+        with pytest.raises(kind, match="experts"):
             refit.stage(communicator=experts, **({"experts": "x"} if rank == 0 else {}))
         np.testing.assert_array_equal(run(layer), before)
         with pytest.raises(conclave.Error):
@@ -383,6 +384,93 @@ def test_a_root_that_fails_is_learnt_of_by_the_others():
     on_ranks([(each,) for each in conclave.local_group(2)], work)
     with pytest.raises(conclave.ConclaveTypeError, match="communicator"):
         layer_of(weights_of(1)).refit().stage(communicator=3, **weights_of(2))
+
+
+def _refit_from_root(layer, ranks, given, fails_at, **options):
+    """Three stages and a commit; the exception comes before one of them."""
+    with layer.refit(**options) as refit:
+        for number, part in enumerate(([0, 3, 5], [1, 2, 4])):
+            if number == fails_at:
+                raise ZeroDivisionError("no step \u00e4")
+            own = {name: given[name][part] for name in given if name != "router"}
+            refit.stage(experts=part, communicator=ranks, root=0, **own)
+        own = {"router": given["router"]} if given else {}
+        refit.stage(tensors=["router"], communicator=ranks, root=0, **own)
+        if fails_at == 2:
+            raise ZeroDivisionError("no step \u00e4")
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+@pytest.mark.parametrize("failing", [0, 2])
+def test_an_exception_is_told_to_ranks_that_wait_for_weights(shares, fails_at, failing):
+    """Over the layer's own communicator, or between layers that nothing else connects."""
+    expected = run(layer_of(weights_of(2)))
+
+    def work(rank, ranks):
+        own = {"communicator": ranks} if shares else {}
+        layer = conclave.Layer.from_tensors(SPEC, **own, **weights_of(1))
+        before = run(layer)
+        named = {} if shares else {"communicator": ranks}
+        given = weights_of(2) if rank == 0 else {}
+        kind = ZeroDivisionError if rank == failing else conclave.ConclaveCommError
+        with pytest.raises(kind) as raised:
+            _refit_from_root(layer, ranks, given, fails_at if rank == failing else -1, **named)
+        np.testing.assert_array_equal(run(layer), before)
+        _refit_from_root(layer, ranks, given, -1, **named)
+        np.testing.assert_array_equal(run(layer), expected)
+        return getattr(raised.value, "peer", None), str(raised.value)
+
+    groups = [(each,) for each in conclave.local_group(3, timeout=50)]
+    for rank, (peer, text) in enumerate(on_ranks(groups, work)):
+        if rank == failing:
+            continue
+        assert peer == failing
+        assert "has withdrawn: ZeroDivisionError: no step \u00e4" in text  # not a deadline
+
+
+def test_a_rank_without_a_refit_is_heard_by_those_that_wait_for_weights():
+    def work(rank, ranks):
+        layer = layer_of(weights_of(1))
+        before = run(layer)
+        raised = []
+        for attempt in range(2):
+            try:
+                if rank == 1 and attempt == 0:
+                    layer.withdraw_refit(communicator=ranks, reason="no weights found")
+                    continue
+                wrong = {"experts": [EXPERTS]} if rank == 1 else {}
+                with layer.refit(communicator=ranks, **wrong) as refit:
+                    refit.stage(**(weights_of(2) if rank == 0 else {}))
+            except conclave.Error as error:
+                raised.append(str(error))
+        np.testing.assert_array_equal(run(layer), before)
+        return raised
+
+    results = on_ranks([(each,) for each in conclave.local_group(2, timeout=50)], work)
+    assert "has withdrawn: no weights found" in results[0][0]
+    assert "has withdrawn: ConclaveValueError" in results[0][1]
+    assert len(results[1]) == 1
+
+
+class _SaysNothing(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [_SaysNothing(), ValueError("\udc80"), KeyboardInterrupt()])
+def test_any_exception_has_a_reason_for_other_ranks(error):
+    def work(rank, ranks):
+        layer = layer_of(weights_of(1))
+        with pytest.raises((type(error), conclave.ConclaveCommError)) as raised:
+            with layer.refit(communicator=ranks) as refit:
+                if rank == 1:
+                    raise error
+                refit.stage(**weights_of(2))
+        return str(raised.value) if rank == 0 else ""
+
+    told = on_ranks([(each,) for each in conclave.local_group(2, timeout=50)], work)[0]
+    assert f"has withdrawn: {type(error).__name__}" in told
 
 
 def test_replays_keep_out_refits_of_other_threads():

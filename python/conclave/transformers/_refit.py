@@ -229,7 +229,7 @@ class ModelRefit(Transaction):
             block.rollback()
         self._end()
 
-    def withdraw(self) -> None:
+    def withdraw(self, reason: str = "") -> None:
         """Rolls back and tells the other ranks, in the place of `commit`: theirs raises
         ConclaveCommError with this rank as its `peer`."""
         try:

@@ -106,7 +106,7 @@ class Held {
 
  private:
   HostMemory memory_;
-  Context context_{{.num_threads = 1}};
+  Context context_{{.num_threads = 3}};
   const CudaPlan& plan_;
   CudaWeights weights_;
   size_t num_own_ = 0;

@@ -11,7 +11,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,6 +79,38 @@ class Captured {
   cuda::OwnedGraph graph_;
 };
 
+// All matrices of a source in device memory, each on its own.
+class OnDevice final : public WeightSource {
+ public:
+  OnDevice(const WeightSource& inner, const DeviceQueue& queue) : inner_(inner) {
+    for (const WeightId id : weights::kAll) {
+      const WeightInfo info = inner.describe(id);
+      for (int64_t expert = 0; expert < info.count; ++expert) {
+        const auto size = static_cast<int64_t>(dense_bytes(info.dtype, {info.rows, info.cols}));
+        Tensor matrix(DType::kU8, {size});
+        inner.read(id, expert, {0, info.rows, 0, info.cols},
+                   {matrix.as<std::byte>(), static_cast<size_t>(size)});
+        matrices_[id].push_back(queue.upload(matrix.const_view()));
+      }
+    }
+  }
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  WeightInfo describe(WeightId id) const override { return inner_.describe(id); }
+  ConstTensorView view(WeightId id, int64_t expert) const override {
+    const WeightInfo info = describe(id);
+    return {.data = matrices_[id][static_cast<size_t>(expert)].view().data,
+            .dtype = info.dtype,
+            .shape = {info.rows, info.cols}};
+  }
+  void read(WeightId, int64_t, const WeightBlock&, std::span<std::byte>) const override {
+    throw Error(ErrorCode::kDevice, {.what = "a layer reads views of device memory"});
+  }
+
+ private:
+  const WeightSource& inner_;
+  WeightTable<std::vector<DeviceTensor>> matrices_;
+};
+
 // Slices of these layers begin with a byte.
 std::vector<RefitCase> rank_cases() {
   std::vector<RefitCase> cases;
@@ -117,6 +152,67 @@ TEST_F(CudaRefitRanks, WeightsOfOneRank_ReachEveryRank) {
     });
     ASSERT_EQ(first_failure(outcomes), "");
   }
+}
+
+// A root whose weights lie on its device sends them from there, in one chunk or in many.
+TEST_F(CudaRefitRanks, WeightsOnTheRootsDevice_ReachEveryRank) {
+  for (const RefitCase& each : rank_cases()) {
+    SCOPED_TRACE(each.name);
+    const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+      const auto owned = layer_of_rank(each.spec, rank, comm, 3);
+      const auto fresh = layer_of_rank(each.spec, rank, comm, 4);
+      const OnDevice on_device(*fresh->source, owned->queue);
+      for (const int64_t exchange : {int64_t{9000}, int64_t{1} << 26}) {
+        Refit refit(owned->layer);
+        refit.stage_broadcast(comm, rank == 0 ? &on_device : nullptr, {.exchange_bytes = exchange});
+        refit.commit();
+        EXPECT_EQ(Refit::content_hash(owned->layer), Refit::content_hash(fresh->layer));
+        Refit back(owned->layer);
+        back.stage(*owned->source);
+        back.commit();
+      }
+      comm.barrier("done");
+    });
+    ASSERT_EQ(first_failure(outcomes), "");
+  }
+}
+
+// Before the stage in which the other one waits for weights, and before its commit.
+TEST_F(CudaRefitRanks, RankThatWithdraws_EndsTheOthersWaitAtOnce) {
+  const MoeSpec spec = testing::refit_cases()[2].spec;
+  const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+    const auto owned = layer_of_rank(spec, rank, comm, 3);
+    const auto second = make_synthetic_source(spec, 4);
+    Captured captured(*owned, spec);
+    const Tensor before = captured.run();
+    for (const int32_t stages : {0, 1}) {
+      Refit refit(owned->layer, {.communicator = &comm});
+      const auto stage = [&] {
+        refit.stage_broadcast(comm, rank == 0 ? second.get() : nullptr, {});
+      };
+      if (stages == 1) stage();
+      if (rank == stages) {
+        refit.withdraw("no step");
+        continue;
+      }
+      try {
+        stages == 0 ? stage() : refit.commit();
+        ADD_FAILURE() << "nobody was told";
+      } catch (const CommError& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCommMismatch);
+        EXPECT_EQ(error.peer(), stages);
+        EXPECT_NE(std::string(error.what()).find("has withdrawn: no step"), std::string::npos);
+      }
+    }
+    EXPECT_TRUE(same_bits(captured.run(), before));
+    Refit refit(owned->layer);
+    refit.stage_broadcast(comm, rank == 0 ? second.get() : nullptr, {});
+    refit.commit();
+    EXPECT_FALSE(same_bits(captured.run(), before));
+    EXPECT_EQ(owned->layer.status().refit_epoch, 1U);
+    comm.barrier("done");
+  });
+  ASSERT_EQ(first_failure(outcomes), "");
 }
 
 TEST_F(CudaRefitRanks, OneRankFails_NoneChanges) {
