@@ -53,7 +53,7 @@ struct BroadcastRank {
   int32_t rank = 0;
   int32_t size = 0;
   MoeLayer& layer;
-  Communicator& ranks;  // of the broadcast
+  Communicator& ranks;  // one of them gives all others its weights
   const WeightSource* second = nullptr;
   const Tensor& before;  // what a forward has with the first weights
   const Tensor& after;

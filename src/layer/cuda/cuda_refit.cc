@@ -233,7 +233,7 @@ void CudaRefit::stage(const StageCall& call) {
   const BesideCaptures beside;
   check_parts(call);
   const Drained drained(queue());
-  UploadLanes lanes(call.source, queue(),
+  UploadLanes lanes(call.source, queue(), plan_.device.ordinal,
                     call.executor != nullptr ? *call.executor : context_.executor(), rings_);
   stage_own(call, lanes.own());
   bool has_told = mode_ != RefitMode::kInPlace;

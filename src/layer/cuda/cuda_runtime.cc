@@ -45,8 +45,9 @@ class CudaAllocator final : public DeviceAllocator {
 
 class CudaRowUpload final : public RowUpload {
  public:
-  CudaRowUpload(const WeightSource& source, cudaStream_t stream, Executor& executor)
-      : source_(source), stream_(stream), lanes_(source, stream, executor, rings_) {}
+  CudaRowUpload(const WeightSource& source, cudaStream_t stream, int32_t ordinal,
+                Executor& executor)
+      : source_(source), stream_(stream), lanes_(source, stream, ordinal, executor, rings_) {}
   ~CudaRowUpload() override { static_cast<void>(cudaStreamSynchronize(stream_)); }
   CudaRowUpload(const CudaRowUpload&) = delete;
   CudaRowUpload& operator=(const CudaRowUpload&) = delete;
@@ -102,8 +103,7 @@ class CudaRuntime final : public DeviceRuntime {
 
   std::unique_ptr<RowUpload> make_row_upload(const WeightSource& source, Stream stream,
                                              Executor& executor) const override {
-    const cuda::DeviceGuard guard(ordinal_);
-    return std::make_unique<CudaRowUpload>(source, to_cuda(stream), executor);
+    return std::make_unique<CudaRowUpload>(source, to_cuda(stream), ordinal_, executor);
   }
 
   void fill(void* destination, int value, size_t bytes, Stream stream) const override {

@@ -1,15 +1,14 @@
 #include "layer/cuda/upload_lanes.h"
 
 #include "cpu/parallel.h"
-#include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "layer/cuda/weight_fence.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cuda_runtime_api.h>
 #include <exception>
 #include <mutex>
+#include <utility>
 
 namespace conclave::inline v0 {
 namespace {
@@ -41,10 +40,9 @@ class FirstError {
 
 }  // namespace
 
-UploadLanes::UploadLanes(const WeightSource& source, cudaStream_t stream, Executor& executor,
-                         PinnedRings& rings)
-    : executor_(executor) {
-  cuda::check(cudaGetDevice(&ordinal_), "cudaGetDevice");
+UploadLanes::UploadLanes(const WeightSource& source, cudaStream_t stream, int32_t ordinal,
+                         Executor& executor, PinnedRings& rings)
+    : executor_(executor), ordinal_(ordinal) {
   const auto count = static_cast<size_t>(std::min(executor.concurrency(), kMostLanes));
   if (rings.size() < count) rings.resize(count);
   for (size_t lane = 0; lane < count; ++lane) {
@@ -62,7 +60,7 @@ void UploadLanes::run(int64_t count, const MakeWork& make_work) {
       const cuda::DeviceGuard guard(ordinal_);
       const BesideCaptures beside;
       const std::function<void(int64_t)> work = make_work(lane);
-      // What was taken is worked on, also where a larger number has failed meanwhile.
+      // A number that was taken is worked on, also where a larger one has failed meanwhile.
       while (number < count) {
         work(number);
         if (error.is_set()) return;

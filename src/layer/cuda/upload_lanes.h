@@ -23,8 +23,8 @@ using PinnedRings = std::vector<PinnedRing>;
 // Serves one thread, which works beside those of the executor.
 class UploadLanes {
  public:
-  // The current device's. Source, executor and rings outlive this.
-  UploadLanes(const WeightSource& source, cudaStream_t stream, Executor& executor,
+  // `stream` is one of cuda:`ordinal`. Source, executor and rings outlive this.
+  UploadLanes(const WeightSource& source, cudaStream_t stream, int32_t ordinal, Executor& executor,
               PinnedRings& rings);
 
   // For work of the calling thread alone.
@@ -46,7 +46,7 @@ class UploadLanes {
   void run(int64_t count, const MakeWork& make_work);
 
   Executor& executor_;
-  int ordinal_ = 0;
+  int32_t ordinal_;
   std::vector<std::unique_ptr<WeightUpload>> lanes_;
 };
 

@@ -246,7 +246,7 @@ CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& pl
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
                        Stream stream, CudaWeights& weights) {
   PinnedRings rings;
-  UploadLanes lanes(source, to_cuda(stream), context.executor(), rings);
+  UploadLanes lanes(source, to_cuda(stream), plan.device.ordinal, context.executor(), rings);
   fill_rest(plan, source, lanes.own(), weights);
   fill_mlp(routed_source(plan), source, lanes, weights.routed, context);
   if (plan.shared) fill_mlp(shared_source(plan), source, lanes, weights.shared, context);

@@ -126,7 +126,7 @@ BroadcastWeights::Impl::Impl(const Context& of, Communicator& ranks, const Weigh
   exchange_matrices(static_cast<size_t>(options.exchange_bytes));
 }
 
-// What one rank alone can see; the others hear of it.
+// A rank may be alone to see this; the others hear of it.
 void BroadcastWeights::Impl::check(const BroadcastOptions& options) const {
   if (options.root < 0 || options.root >= communicator.size()) {
     throw Error(ErrorCode::kInvalidArgument, {.what = "a broadcast comes from a rank",

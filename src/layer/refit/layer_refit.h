@@ -39,7 +39,7 @@ struct RefittedLayer {
 
 // The ranks that agree on a commit; null: none of that group.
 struct RefitRanks {
-  Communicator* givers = nullptr;   // of broadcasts; they are asked first
+  Communicator* givers = nullptr;   // those of a broadcast, which are asked first
   Communicator* tensor = nullptr;   // those that hold other slices
   Communicator* experts = nullptr;  // those that hold other experts
 };

@@ -53,7 +53,7 @@ class Loaded {
 
   void fill(const WeightSource& source) {
     PinnedRings rings;
-    UploadLanes lanes(source, nullptr, context_.executor(), rings);
+    UploadLanes lanes(source, nullptr, 0, context_.executor(), rings);
     fill_mlp(mlp_, source, lanes, weights_, context_);
   }
 

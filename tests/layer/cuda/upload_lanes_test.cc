@@ -79,7 +79,7 @@ TEST(UploadLanes, EveryByte_ArrivesOverAnyThreads) {
       SCOPED_TRACE(executor->concurrency());
       std::vector<std::byte> arrived(expected.size());
       PinnedRings rings;
-      UploadLanes lanes(*source, nullptr, *executor, rings);
+      UploadLanes lanes(*source, nullptr, 0, *executor, rings);
       EXPECT_LE(rings.size(), 16U);
       lanes.for_each(3, [&](WeightUpload& lane) {
         return [&](int64_t expert) {
@@ -101,7 +101,7 @@ TEST(UploadLanes, EachNumber_ComesOnce) {
     for (const int64_t count : {0, 1, 2, 1000}) {
       std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
       PinnedRings rings;
-      UploadLanes lanes(*source, nullptr, *executor, rings);
+      UploadLanes lanes(*source, nullptr, 0, *executor, rings);
       std::atomic<int> workers{0};
       lanes.for_each(count, [&](WeightUpload&) {
         ++workers;
@@ -121,7 +121,7 @@ TEST(UploadLanes, SeveralFail_TheLeastNumberIsThrown) {
   for (const auto& executor : executors()) {
     for (int repeat = 0; repeat < 50; ++repeat) {
       PinnedRings rings;
-      UploadLanes lanes(*source, nullptr, *executor, rings);
+      UploadLanes lanes(*source, nullptr, 0, *executor, rings);
       const auto run = [&](int64_t least) {
         lanes.for_each(200, [&](WeightUpload&) {
           return [&, least](int64_t number) {
