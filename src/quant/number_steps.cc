@@ -30,7 +30,8 @@ float common_unit(std::span<const float> numbers) {
     if (number == 0) continue;
     const Odd parts = odd_of(number);
     exponent = divisor == 0 ? parts.exponent : std::min(exponent, parts.exponent);
-    divisor = std::gcd(divisor, parts.odd);
+    // Once the unit is found all that follow are its multiples, and one division says so.
+    if (divisor == 0 || parts.odd % divisor != 0) divisor = std::gcd(divisor, parts.odd);
   }
   return std::ldexp(static_cast<float>(divisor), exponent);
 }

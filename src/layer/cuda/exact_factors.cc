@@ -27,10 +27,12 @@ class ExactBuffer {
         must_be_near_(mlp.forms.near_scales),
         form_(form),
         planes_(planes),
-        skipped_(skipped),
         bytes_(static_cast<size_t>(exact_bytes(planes))),
         sum_factors_(static_cast<size_t>(planes.parts)) {
     local_.has_global_scale = false;
+    for (int64_t group = 0; group < planes.groups; ++group) {
+      stored_.push_back((skipped + group * planes.columns) / quant_.block_cols);
+    }
   }
 
   // Returns whether the scales have bytes of the form.
@@ -43,10 +45,10 @@ class ExactBuffer {
     if (!scale_bytes.fit()) return false;
     for (int64_t row = 0; row < planes_.rows; ++row) {
       const int64_t to = experts::exact_row(row, part, planes_.parts);
+      const float* const scales = meaning.scales.data() + row * meaning.groups;
       for (int64_t group = 0; group < planes_.groups; ++group) {
-        const int64_t stored = (skipped_ + group * planes_.columns) / quant_.block_cols;
-        bytes_[static_cast<size_t>(group * planes_.byte_stride + to)] = static_cast<std::byte>(
-            scale_bytes.of(meaning.scales[static_cast<size_t>(row * meaning.groups + stored)]));
+        bytes_[static_cast<size_t>(group * planes_.byte_stride + to)] =
+            static_cast<std::byte>(scale_bytes.of(scales[stored_[static_cast<size_t>(group)]]));
       }
     }
     float factor = scale_bytes.sum_factor();
@@ -94,7 +96,7 @@ class ExactBuffer {
   bool must_be_near_;
   experts::ByteForm form_;
   experts::FactorPlanes planes_;
-  int64_t skipped_;
+  std::vector<int64_t> stored_;  // the stored group of each
   std::vector<std::byte> bytes_;
   std::vector<float> sum_factors_;
 };
