@@ -24,27 +24,27 @@ struct BroadcastOptions {
   // The memory in which a rank keeps what it receives. None: that of the context's device, if the
   // communicator carries it, or the host's.
   std::optional<MemoryKind> memory = {};
-  // So many bytes go at a time, the same on every rank: each needs room for them two or three times
-  // meanwhile.
+  // So many bytes go at a time, the same on every rank: one chunk is read while the one before
+  // travels. A rank that does not keep them where they arrive needs room for two meanwhile.
   int64_t exchange_bytes = int64_t{64} << 20;
 };
 
-// The weights of the root, on every rank: the root reads its own source, the others what they have
-// received, whole tensors of which each layer takes its part. Where context and communicator are of
-// a GPU, bytes travel through its memory. What is received is kept until this is destroyed, so that
-// a large layer is best refitted part by part:
+// The weights of the root, on every rank: whole tensors of which each layer takes its part. Where
+// context and communicator are of a GPU, bytes travel through its memory, and rows of a source in
+// host memory are uploaded by the context's threads. What is received is kept until this is
+// destroyed, by the root as well if it has uploaded it and has room; else the root reads its own
+// source. So a large layer is best filled part by part.
 //
-//   BroadcastWeights part(context, communicator, source, {.part = {.experts = {0, 1, 2, 3}}});
-//   refit.stage(part, {.experts = {0, 1, 2, 3}});
-//
-// A source for create, reload and refits. Reading it is not collective.
+// A source for create, reload and refits; Refit::stage_broadcast is this and its stage in one,
+// where ranks that give up are heard. Reading it is not collective.
 class CONCLAVE_API BroadcastWeights final : public WeightSource {
  public:
   // Collective over `communicator`, on which nothing else is under way; returns when the weights
   // are there. `source` is the root's, others give null. It must outlive this. Throws what the
   // source throws and Error(kInvalidArgument) for a part that it does not have, on the root, or
-  // kOutOfMemory where it is lacking; CommError(kCommMismatch) naming that rank on the others, and
-  // for roots that differ; other CommError as any collective. No rank has the weights then.
+  // kOutOfMemory where it is lacking; CommError(kCommMismatch) naming that rank with its reason on
+  // the others, and for roots that differ; other CommError as any collective. No rank has the
+  // weights then. A source in device memory needs a view of every matrix: Error(kDevice).
   BroadcastWeights(const Context& context, Communicator& communicator, const WeightSource* source,
                    const BroadcastOptions& options = {});
   BroadcastWeights(BroadcastWeights&&) noexcept;
