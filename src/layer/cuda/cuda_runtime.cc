@@ -53,15 +53,21 @@ class CudaRowUpload final : public RowUpload {
   CudaRowUpload& operator=(const CudaRowUpload&) = delete;
 
   void copy(std::span<const RowsToDevice> rows) override {
-    lanes_.for_each(std::ssize(rows), [&](WeightUpload& lane) {
-      return [&](int64_t index) {
-        const RowsToDevice& one = rows[static_cast<size_t>(index)];
-        const DType dtype = source_.describe(one.id).dtype;
-        lane.copy({.id = one.id, .expert = one.expert, .block = one.block},
-                  {.data = one.to,
-                   .stride_bytes = packed_bytes(dtype, one.block.col_end - one.block.col_begin)});
-      };
-    });
+    if (rows.empty()) return;
+    const auto request = [](const RowsToDevice& one) {
+      return BlockRequest{.id = one.id, .expert = one.expert, .block = one.block};
+    };
+    lanes_.for_each(
+        std::ssize(rows),
+        [&](WeightUpload& lane) {
+          return [&](int64_t index) {
+            const RowsToDevice& one = rows[static_cast<size_t>(index)];
+            const DType dtype = source_.describe(one.id).dtype;
+            const int64_t columns = one.block.col_end - one.block.col_begin;
+            lane.copy(request(one), {.data = one.to, .stride_bytes = packed_bytes(dtype, columns)});
+          };
+        },
+        lanes_.used_for(request(rows.front())));
   }
 
  private:

@@ -37,15 +37,23 @@ class ExactBuffer {
 
   // Returns whether the scales have bytes of the form.
   bool set_part(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
-                const WeightBlock& block) {
-    const CodeMeaning meaning = load_meaning(local_, source, id, expert, block);
-    check(meaning.scales, source, id.with(WeightPlane::kScale), expert);
-    const experts::ScaleBytes scale_bytes(quant_.scale_values, form_, meaning.scales);
+                const WeightBlock& block, int64_t rows_at_once) {
+    int64_t groups = 0;
+    scales_.clear();
+    WeightBlock rows = block;
+    for (; rows.row_begin < block.row_end; rows.row_begin = rows.row_end) {
+      rows.row_end = std::min(rows.row_begin + rows_at_once, block.row_end);
+      const CodeMeaning meaning = load_meaning(local_, source, id, expert, rows);
+      groups = meaning.groups;
+      scales_.insert(scales_.end(), meaning.scales.begin(), meaning.scales.end());
+    }
+    check(scales_, source, id.with(WeightPlane::kScale), expert);
+    const experts::ScaleBytes scale_bytes(quant_.scale_values, form_, scales_);
     if (must_be_near_) check_span(scale_bytes.span(), source, id.with(WeightPlane::kScale), expert);
     if (!scale_bytes.fit()) return false;
     for (int64_t row = 0; row < planes_.rows; ++row) {
       const int64_t to = experts::exact_row(row, part, planes_.parts);
-      const float* const scales = meaning.scales.data() + row * meaning.groups;
+      const float* const scales = scales_.data() + row * groups;
       for (int64_t group = 0; group < planes_.groups; ++group) {
         bytes_[static_cast<size_t>(group * planes_.byte_stride + to)] =
             static_cast<std::byte>(scale_bytes.of(scales[stored_[static_cast<size_t>(group)]]));
@@ -96,6 +104,7 @@ class ExactBuffer {
   bool must_be_near_;
   experts::ByteForm form_;
   experts::FactorPlanes planes_;
+  std::vector<float> scales_;    // of a matrix; its memory serves the next one
   std::vector<int64_t> stored_;  // the stored group of each
   std::vector<std::byte> bytes_;
   std::vector<float> sum_factors_;
@@ -116,8 +125,10 @@ bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, UploadL
       const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
       const auto set = [&](int64_t part, WeightMatrix matrix) {
         if (!fit.load(std::memory_order_relaxed)) return;
-        const bool is_good = buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert,
-                                             expert.block_of(matrix, problem.hidden_size));
+        const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
+        const bool is_good =
+            buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert, block,
+                            lane.scale_rows(block.row_end - block.row_begin));
         if (!is_good) fit.store(false, std::memory_order_relaxed);
       };
       if (is_down) {

@@ -44,14 +44,16 @@ struct MatrixPart {
   int64_t bytes = 0;
 };
 
-// Adds rows of a matrix that are stored as they lie in pieces, so that threads share large ones.
+// Threads share large matrices; a part is a copy from a device or pinned memory, or a few through
+// pinned memory.
+constexpr int64_t kPartBytes = int64_t{4} << 20;
+
+// Adds the parts of a matrix; codes that get other places stay together.
 void add_parts(const MatrixPart& whole, int64_t row_bytes, std::vector<MatrixPart>& parts) {
   const WeightBlock& all = whole.block.block;
-  const int64_t most =
-      whole.codes != nullptr
-          ? std::max<int64_t>(all.row_end - all.row_begin, 1)
-          : std::max<int64_t>(int64_t{PinnedRing::kPieceBytes} / std::max<int64_t>(row_bytes, 1),
-                              1);
+  const int64_t most = whole.codes != nullptr
+                           ? std::max<int64_t>(all.row_end - all.row_begin, 1)
+                           : std::max<int64_t>(kPartBytes / std::max<int64_t>(row_bytes, 1), 1);
   for (int64_t row = all.row_begin; row < all.row_end; row += most) {
     MatrixPart part = whole;
     part.block.block.row_begin = row;
@@ -118,19 +120,24 @@ void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places
   const std::vector<MatrixPart> parts = parts_of(mlp, places, weights);
   int64_t all_bytes = 0;
   for (const MatrixPart& part : parts) all_bytes += part.bytes;
+  const bool is_placed =
+      std::ranges::any_of(parts, [](const MatrixPart& part) { return part.codes != nullptr; });
   std::atomic<int64_t> done{0};
-  lanes.for_each(std::ssize(parts), [&](WeightUpload& lane) {
-    return [&](int64_t index) {
-      const MatrixPart& part = parts[static_cast<size_t>(index)];
-      if (part.codes == nullptr) {
-        lane.copy(part.block, part.place);
-      } else {
-        lane.copy_placed(part.block, {.rows = part.codes->rows, .columns = part.codes->columns},
-                         part.place);
-      }
-      context.progress("uploading experts", done.fetch_add(part.bytes) + part.bytes, all_bytes);
-    };
-  });
+  lanes.for_each(
+      std::ssize(parts),
+      [&](WeightUpload& lane) {
+        return [&](int64_t index) {
+          const MatrixPart& part = parts[static_cast<size_t>(index)];
+          if (part.codes == nullptr) {
+            lane.copy(part.block, part.place);
+          } else {
+            lane.copy_placed(part.block, {.rows = part.codes->rows, .columns = part.codes->columns},
+                             part.place);
+          }
+          context.progress("uploading experts", done.fetch_add(part.bytes) + part.bytes, all_bytes);
+        };
+      },
+      is_placed || parts.empty() ? LanesUsed::kAll : lanes.used_for(parts.front().block));
   arrange_codes(mlp, lanes.own(), weights);
 }
 

@@ -34,19 +34,11 @@ class StepBuffer {
         units_(static_cast<size_t>(planes.units * rows() * numbers_)) {}
 
   void set_part(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
-                const WeightBlock& block) {
-    const CodeMeaning meaning = load_meaning(quant_, source, id, expert, block);
-    for (int64_t row = 0; row < planes_.rows; ++row) {
-      for (int64_t unit = 0; unit < planes_.units; ++unit) {
-        set_unit(meaning.scales, meaning.groups, {.part = part, .row = row, .unit = unit}, [&] {
-          return Named{source, id.with(WeightPlane::kScale), expert};
-        });
-        if (numbers_ == 1) continue;
-        set_unit(meaning.offsets, meaning.groups,
-                 {.part = part, .row = row, .unit = unit, .number = 1}, [&] {
-                   return Named{source, id.with(WeightPlane::kZero), expert};
-                 });
-      }
+                const WeightBlock& block, int64_t rows_at_once) {
+    WeightBlock rows = block;
+    for (; rows.row_begin < block.row_end; rows.row_begin = rows.row_end) {
+      rows.row_end = std::min(rows.row_begin + rows_at_once, block.row_end);
+      set_rows(part, source, id, expert, rows, rows.row_begin - block.row_begin);
     }
   }
   void copy_to(int64_t place, WeightUpload& upload, const CudaMatrixMemory& memory) const {
@@ -69,13 +61,33 @@ class StepBuffer {
 
   int64_t rows() const { return planes_.parts * planes_.row_stride; }
 
+  // Rows of a part from `first` on.
+  void set_rows(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
+                const WeightBlock& block, int64_t first) {
+    const CodeMeaning meaning = load_meaning(quant_, source, id, expert, block);
+    for (int64_t row = 0; row < block.row_end - block.row_begin; ++row) {
+      const auto own = [&](const std::vector<float>& numbers) {
+        return std::span(numbers).subspan(static_cast<size_t>(row * meaning.groups),
+                                          static_cast<size_t>(meaning.groups));
+      };
+      for (int64_t unit = 0; unit < planes_.units; ++unit) {
+        set_unit(own(meaning.scales), {.part = part, .row = first + row, .unit = unit}, [&] {
+          return Named{source, id.with(WeightPlane::kScale), expert};
+        });
+        if (numbers_ == 1) continue;
+        set_unit(own(meaning.offsets),
+                 {.part = part, .row = first + row, .unit = unit, .number = 1}, [&] {
+                   return Named{source, id.with(WeightPlane::kZero), expert};
+                 });
+      }
+    }
+  }
+
   template <class Name>
-  void set_unit(const std::vector<float>& numbers, int64_t groups, const Place& at,
-                const Name& name) {
+  void set_unit(std::span<const float> row_numbers, const Place& at, const Name& name) {
     const int64_t first = at.unit * experts::kGroupsOfUnit;
-    const int64_t count = std::min(experts::kGroupsOfUnit, groups - first);
-    const auto own = std::span(numbers).subspan(static_cast<size_t>(at.row * groups + first),
-                                                static_cast<size_t>(count));
+    const int64_t count = std::min(experts::kGroupsOfUnit, std::ssize(row_numbers) - first);
+    const auto own = row_numbers.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const float unit = quant::unit_of_steps(own);
     const int64_t row = at.part * planes_.row_stride + at.row;
     units_[static_cast<size_t>((at.unit * rows() + row) * numbers_ + at.number)] = unit;
@@ -117,8 +129,9 @@ void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWe
     return [&, buffer = StepBuffer(problem, planes)](int64_t index) mutable {
       const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
       const auto set = [&](int64_t part, WeightMatrix matrix) {
-        buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert,
-                        expert.block_of(matrix, problem.hidden_size));
+        const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
+        buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert, block,
+                        lane.scale_rows(block.row_end - block.row_begin));
       };
       if (is_down) {
         set(0, WeightMatrix::kDown);

@@ -50,7 +50,7 @@ UploadLanes::UploadLanes(const WeightSource& source, cudaStream_t stream, int32_
   }
 }
 
-void UploadLanes::run(int64_t count, const MakeWork& make_work) {
+void UploadLanes::run(int64_t count, LanesUsed used, const MakeWork& make_work) {
   std::atomic<int64_t> next{0};
   FirstError error;
   const auto work_on = [&](WeightUpload& lane) {
@@ -70,11 +70,10 @@ void UploadLanes::run(int64_t count, const MakeWork& make_work) {
       error.set(number, std::current_exception());
     }
   };
-  cpu::parallel_for(executor_, std::min(count, std::ssize(lanes_)), 1,
-                    [&](int64_t begin, int64_t end, int32_t) {
-                      for (int64_t i = begin; i < end; ++i)
-                        work_on(*lanes_[static_cast<size_t>(i)]);
-                    });
+  const int64_t lanes = used == LanesUsed::kOwn ? 1 : std::ssize(lanes_);
+  cpu::parallel_for(executor_, std::min(count, lanes), 1, [&](int64_t begin, int64_t end, int32_t) {
+    for (int64_t i = begin; i < end; ++i) work_on(*lanes_[static_cast<size_t>(i)]);
+  });
   error.rethrow();
 }
 

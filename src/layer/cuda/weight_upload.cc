@@ -69,10 +69,17 @@ void HostReads::read(WeightId id, int64_t expert, const WeightBlock& block,
   const ConstTensorView view = device_block(source_, {.id = id, .expert = expert, .block = block});
   const auto rows = static_cast<size_t>(view.shape[0]);
   const size_t row_bytes = destination.size() / std::max<size_t>(rows, 1);
-  cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data,
-                                static_cast<size_t>(packed_bytes(view.dtype, view.row_stride)),
-                                row_bytes, rows, cudaMemcpyDeviceToHost, stream_),
-              "cudaMemcpy2DAsync");
+  const auto pitch = static_cast<size_t>(packed_bytes(view.dtype, view.row_stride));
+  // To pageable memory the driver would copy rows one by one.
+  if (pitch == row_bytes) {
+    cuda::check(cudaMemcpyAsync(destination.data(), view.data, destination.size(),
+                                cudaMemcpyDeviceToHost, stream_),
+                "cudaMemcpyAsync");
+  } else {
+    cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data, pitch, row_bytes, rows,
+                                  cudaMemcpyDeviceToHost, stream_),
+                "cudaMemcpy2DAsync");
+  }
   cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
@@ -83,6 +90,12 @@ WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream, Pinn
       ring_(ring),
       loader_(on_host()) {}
 
+bool WeightUpload::only_enqueues(const BlockRequest& request) const {
+  if (source_.memory() == MemoryKind::kDevice) return true;
+  const ConstTensorView whole = source_.view(request.id, request.expert);
+  return !whole.empty() && begins_bytes(whole, request.block) && cuda::is_pinned(whole.data);
+}
+
 void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destination) {
   if (rows_of(request.block) == 0 || cols_of(request.block) == 0) return;
   if (source_.memory() == MemoryKind::kHost) return copy_from_host(request, destination);
@@ -92,43 +105,38 @@ void WeightUpload::copy(const BlockRequest& request, const DeviceMatrix& destina
             block.shape[0], cudaMemcpyDeviceToDevice, stream_);
 }
 
+// A source without a view writes where a copy begins.
 void WeightUpload::copy_from_host(const BlockRequest& request, const DeviceMatrix& destination) {
   const DType dtype = source_.describe(request.id).dtype;
   const auto row_bytes = static_cast<size_t>(packed_bytes(dtype, cols_of(request.block)));
-  const int64_t most_rows = rows_of_piece(static_cast<int64_t>(row_bytes));
-  for (int64_t row = request.block.row_begin; row < request.block.row_end; row += most_rows) {
-    BlockRequest part = request;
-    part.block.row_begin = row;
-    part.block.row_end = std::min(row + most_rows, request.block.row_end);
-    copy_piece(
-        part, row_bytes,
-        {.data = destination.data + (row - request.block.row_begin) * destination.stride_bytes,
-         .stride_bytes = destination.stride_bytes});
-  }
-}
-
-// A source without a view writes where the copy begins.
-void WeightUpload::copy_piece(const BlockRequest& part, size_t row_bytes,
-                              const DeviceMatrix& destination) {
-  const int64_t rows = rows_of(part.block);
-  const ConstTensorView whole = source_.view(part.id, part.expert);
-  const bool has_view = !whole.empty() && begins_bytes(whole, part.block);
-  const ConstTensorView view = has_view ? block_of_view(whole, part.block) : ConstTensorView{};
-  const auto pitch = static_cast<size_t>(has_view ? packed_bytes(view.dtype, row_stride(view)) : 0);
+  const ConstTensorView whole = source_.view(request.id, request.expert);
+  const bool has_view = !whole.empty() && begins_bytes(whole, request.block);
+  const ConstTensorView view = has_view ? block_of_view(whole, request.block) : ConstTensorView{};
+  const auto pitch = static_cast<size_t>(has_view ? packed_bytes(dtype, row_stride(view)) : 0);
   if (has_view && cuda::is_pinned(view.data)) {
-    return copy_rows(view.data, pitch, destination, row_bytes, rows, cudaMemcpyHostToDevice,
-                     stream_);
+    return copy_rows(view.data, pitch, destination, row_bytes, rows_of(request.block),
+                     cudaMemcpyHostToDevice, stream_);
   }
-  const size_t bytes = static_cast<size_t>(rows) * row_bytes;
-  const PinnedRing::Piece piece = ring_.next(bytes);
-  if (has_view) {
-    copy_to_rows(static_cast<const std::byte*>(view.data), pitch, row_bytes, rows, piece.memory);
-    source_.release(part.id, part.expert, part.block);
-  } else {
-    source_.read(part.id, part.expert, part.block, {piece.memory, bytes});
+  const auto* from = static_cast<const std::byte*>(view.data);
+  DeviceMatrix to = destination;
+  const int64_t most_rows = rows_of_piece(static_cast<int64_t>(row_bytes));
+  WeightBlock part = request.block;
+  for (; part.row_begin < request.block.row_end; part.row_begin = part.row_end) {
+    part.row_end = std::min(part.row_begin + most_rows, request.block.row_end);
+    const int64_t rows = rows_of(part);
+    const size_t bytes = static_cast<size_t>(rows) * row_bytes;
+    const PinnedRing::Piece piece = ring_.next(bytes);
+    if (has_view) {
+      copy_to_rows(from, pitch, row_bytes, rows, piece.memory);
+      from += static_cast<size_t>(rows) * pitch;
+      source_.release(request.id, request.expert, part);
+    } else {
+      source_.read(request.id, request.expert, part, {piece.memory, bytes});
+    }
+    copy_rows(piece.memory, row_bytes, to, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
+    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
+    to.data += rows * to.stride_bytes;
   }
-  copy_rows(piece.memory, row_bytes, destination, row_bytes, rows, cudaMemcpyHostToDevice, stream_);
-  cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
 }
 
 void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& places,

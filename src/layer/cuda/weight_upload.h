@@ -11,6 +11,7 @@
 #include "conclave/tensor.h"
 #include "conclave/weights.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -63,6 +64,14 @@ class WeightUpload {
     return source_.memory() == MemoryKind::kHost ? source_ : host_reads_;
   }
 
+  // Whether the device reads such a block by itself.
+  bool only_enqueues(const BlockRequest& request) const;
+  // Rows of scales that are best read together: a few from the host, whose floats stay in a core's
+  // cache then, all of `rows` from a device, where each read waits.
+  int64_t scale_rows(int64_t rows) const {
+    return source_.memory() == MemoryKind::kHost ? std::min<int64_t>(rows, 128) : rows;
+  }
+
   // Copies a block of a matrix to the front of `destination`, in its own type. Throws
   // Error(kDevice) if a source of device memory has no view.
   void copy(const BlockRequest& request, const DeviceMatrix& destination);
@@ -86,7 +95,6 @@ class WeightUpload {
   // Reads a block to the host, in its own type. Waits.
   Tensor read_block(const BlockRequest& request);
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
-  void copy_piece(const BlockRequest& part, size_t row_bytes, const DeviceMatrix& destination);
 
   const WeightSource& source_;
   const HostReads host_reads_;
