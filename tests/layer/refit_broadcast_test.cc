@@ -4,6 +4,7 @@
 #include "layer/refit/rank_words.h"
 #include "layer/refit_sources.h"
 #include "support/role_sources.h"
+#include "support/thread_groups.h"
 #include "support/thread_ranks.h"
 
 #include "conclave/broadcast_weights.h"
@@ -106,25 +107,29 @@ void on_split(const Split& split, const std::function<void(const BroadcastRank&)
 void on_replicas(int32_t count, const std::function<void(const BroadcastRank&)>& body) {
   const MoeSpec spec = make_spec(6, 2, 40, 48, DType::kBF16);
   const Tensor hidden = random_tensor(DType::kBF16, 5, 40, 5);
-  const auto outcomes =
-      run_ranks(make_local_group({.num_ranks = count, .timeout = kDeadline}),
-                [&](int32_t rank, Communicator& ranks) {
-                  const Context context({.num_threads = 1});
-                  const auto second = make_synthetic_source(spec, 4);
-                  MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
-                  const MoeLayer fresh = MoeLayer::create(context, spec, *second);
-                  const Tensor before = forward(layer, hidden);
-                  const Tensor after = forward(fresh, hidden);
-                  body({.rank = rank,
-                        .size = count,
-                        .layer = layer,
-                        .ranks = ranks,
-                        .second = second.get(),
-                        .before = before,
-                        .after = after,
-                        .hidden = hidden});
-                });
-  EXPECT_EQ(first_failure(outcomes), "");
+  for (const testing::ThreadGroups& group : testing::kThreadGroups) {
+    SCOPED_TRACE(group.name);
+    const auto outcomes = run_ranks(
+        group.make({.num_ranks = count, .timeout = kDeadline}),
+        [&](int32_t rank, Communicator& ranks) {
+          const Context context({.num_threads = 1});
+          const auto second = make_synthetic_source(spec, 4);
+          MoeLayer layer = MoeLayer::create(context, spec, *make_synthetic_source(spec, 3));
+          const MoeLayer fresh = MoeLayer::create(context, spec, *second);
+          const Tensor before = forward(layer, hidden);
+          const Tensor after = forward(fresh, hidden);
+          body({.rank = rank,
+                .size = count,
+                .layer = layer,
+                .ranks = ranks,
+                .second = second.get(),
+                .before = before,
+                .after = after,
+                .hidden = hidden});
+          ranks.barrier("done");
+        });
+    EXPECT_EQ(first_failure(outcomes), "");
+  }
 }
 
 void on_every_split(const std::function<void(const BroadcastRank&)>& body) {
