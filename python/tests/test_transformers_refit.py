@@ -299,7 +299,7 @@ def test_ranks_commit_together_or_not_at_all(tmp_path: Any) -> None:
                     assert of_rank == -1
                     continue
                 assert (error, of_rank) == ("ConclaveCommError", 1)
-                assert "whether the refit goes on" in text  # not a deadline
+                assert "whether the refit goes on: " in text  # not a deadline, and why
             expected = work.made(name)
             assert torch.allclose(kept, work.logits_of(expected), rtol=1e-3, atol=1e-3)
             with torch.no_grad():

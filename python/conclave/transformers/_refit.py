@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conclave import _limits
-from conclave._transaction import Transaction
+from conclave._transaction import Transaction, reason_of
 from conclave.errors import (
     ConclaveCheckpointError,
     ConclaveCommError,
@@ -31,6 +31,7 @@ from conclave.transformers._turns import Turns
 
 _PHASE = "refit of a model: agree to commit"
 _WITHDRAWN, _NOT_READY, _READY = range(3)
+_REASON_BYTES = 232
 _FIELDS = ("whether the refit goes on", "the epoch", "the blocks")
 
 
@@ -168,7 +169,8 @@ class ModelRefit(Transaction):
         except Exception as error:  # the other ranks must hear of it
             failure = error
         self._has_told = True
-        self._agree(_NOT_READY if reason or failure else _READY)
+        why = reason_of(failure) if failure is not None else reason
+        self._agree(_NOT_READY if why else _READY, why)
         if failure is not None:
             raise failure
         if reason:
@@ -231,27 +233,28 @@ class ModelRefit(Transaction):
 
     def withdraw(self, reason: str = "") -> None:
         """Rolls back and tells the other ranks, in the place of `commit`: theirs raises
-        ConclaveCommError with this rank as its `peer`."""
+        ConclaveCommError with this rank as its `peer` and the reason."""
         try:
             if self._is_open:
-                withdraw_from(self._ranks)
+                withdraw_from(self._ranks, _limits.text("reason", reason))
         except ConclaveCommError:
             return  # it says what this rank knows, or that nobody is there to be told
         finally:
             self.rollback()
 
-    def _agree(self, state: int) -> None:
+    def _agree(self, state: int, why: str = "") -> None:
         """Raises ConclaveCommError on ranks that could go on, where one cannot."""
         if self._ranks is None:
             return
         mine = (state, self.epoch, zlib.crc32("\n".join(self._needed).encode()))
-        found = _all_say(self._ranks, mine)
+        found = _all_say(self._ranks, mine, why)
         if state != _READY:
             return
-        for rank, theirs in enumerate(found):
+        for rank, (theirs, reason) in enumerate(found):
             for field, value, other in zip(_FIELDS, mine, theirs, strict=True):
                 if value != other:
-                    raise rank_error(rank, _PHASE, f"ranks differ in {field}")
+                    what = f"ranks differ in {field}"
+                    raise rank_error(rank, _PHASE, f"{what}: {reason}" if reason else what)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -267,19 +270,29 @@ class ModelRefit(Transaction):
         return self
 
 
-def _all_say(ranks: Communicator, mine: tuple[int, int, int]) -> list[list[int]]:
-    """What every rank says of `_FIELDS`."""
-    send = torch.tensor(mine, dtype=torch.int64).view(torch.uint8)
+def _all_say(
+    ranks: Communicator, mine: tuple[int, int, int], why: str
+) -> list[tuple[list[int], str]]:
+    """What every rank says of `_FIELDS`, and why it does not go on."""
+    text = why.encode("utf-8", "replace")[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+    numbers = torch.tensor(mine, dtype=torch.int64).view(torch.uint8)
+    send = torch.cat([numbers, torch.frombuffer(bytearray(text), dtype=torch.uint8)])
     size = send.numel()
     found = torch.empty(ranks.size * size, dtype=torch.uint8)
     ranks.all_gather(send, found, [size] * ranks.size, phase=_PHASE)
-    return found.view(torch.int64).view(-1, len(mine)).tolist()
+    return [
+        (
+            one[: numbers.numel()].clone().view(torch.int64).tolist(),
+            bytes(one[numbers.numel() :].tolist()).rstrip(b"\0").decode("utf-8", "ignore"),
+        )
+        for one in found.view(-1, size)
+    ]
 
 
-def withdraw_from(ranks: Communicator | None) -> None:
+def withdraw_from(ranks: Communicator | None, why: str) -> None:
     """Says no in the commit of other ranks. Raises ConclaveCommError where they do not come."""
     if ranks is not None:
-        _all_say(ranks, (_WITHDRAWN, 0, 0))
+        _all_say(ranks, (_WITHDRAWN, 0, 0), why)
 
 
 def _state_of(model: Any, directory: str) -> dict[str, torch.Tensor]:
@@ -386,9 +399,9 @@ def refit(
         }
         chosen = _chosen(replaced, paths if paths is None else _limits.texts("paths", paths))
         return ModelRefit(model, turns, chosen, ranks, epoch, options)
-    except BaseException:  # the ranks that began must not wait for this one
+    except BaseException as error:  # the ranks that began must not wait for this one
         with contextlib.suppress(ConclaveCommError):
-            withdraw_from(ranks)
+            withdraw_from(ranks, reason_of(error))
         raise
 
 
