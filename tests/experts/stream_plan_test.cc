@@ -5,6 +5,7 @@
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
+#include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
 
@@ -205,6 +206,44 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
   EXPECT_EQ(code_kernel_form(sizes), (CodeKernelForm{.bits = 4, .in_order = true}));
   EXPECT_EQ(code_kernel_form(problem(DType::kI4, {.weights = WeightScale::kChannel})),
             (CodeKernelForm{.bits = 4, .columns_of_sum = 128, .in_order = true}));
+}
+
+// So have bytes of whole numbers with offsets of 32 columns or more, in all tiles.
+TEST(StreamPlan, BytesWithOffsets_HaveKernelsOfTheirOwn) {
+  const auto sizes_of = [](DType dtype, const QuantSpec& quant) {
+    ExpertsProblem sizes = problem(dtype, quant);
+    sizes.intermediate_size = 512;
+    return sizes;
+  };
+  const auto groups = [](int64_t columns, WeightZero zeros) {
+    return QuantSpec{
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns, .zeros = zeros};
+  };
+  constexpr CodeKernelForm kBytes{.bits = 8, .offsets = true, .in_order = true};
+  for (const int64_t columns : {32, 64, 128, 256}) {
+    const ExpertsProblem sizes = sizes_of(DType::kI8, groups(columns, WeightZero::kOffset));
+    EXPECT_EQ(code_kernel_form(sizes), kBytes) << columns;
+    EXPECT_EQ(stream_codes_tiles(sizes).size(), 6U);
+  }
+  EXPECT_EQ(code_kernel_form(sizes_of(
+                DType::kI8, {.weights = WeightScale::kChannel, .zeros = WeightZero::kOffset})),
+            kBytes);
+  EXPECT_EQ(code_kernel_form(sizes_of(DType::kI8, groups(16, WeightZero::kOffset))),
+            (CodeKernelForm{.bits = 8, .columns_of_sum = 16, .offsets = true}));
+  EXPECT_EQ(code_kernel_form(sizes_of(DType::kI8, groups(32, WeightZero::kPoint))),
+            CodeKernelForm{.bits = 8});
+  // These kernels take the numbers of bytes in the complement of two.
+  for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
+    if (format.codes == nullptr || !format.codes->whole.fit || bit_size(format.element) != 8) {
+      continue;
+    }
+    for (int code = 0; code < 256; ++code) {
+      EXPECT_EQ(format.codes->decode(static_cast<uint8_t>(code)), static_cast<int8_t>(code));
+    }
+  }
+  // Floats keep a table.
+  EXPECT_EQ(code_kernel_form(sizes_of(DType::kF8E4M3, groups(32, WeightZero::kPoint))),
+            (CodeKernelForm{.bits = 8, .offsets = true}));
 }
 
 // Other codes of 4 bits are looked up in pairs, in sums of up to 64 columns.

@@ -64,6 +64,8 @@ inline std::vector<CodedForm> coded_forms() {
           {"int8, 16 columns, steps", DType::kI8, scale_steps},
           {"int8, 16 columns, offsets", DType::kI8, groups(16, WeightZero::kOffset)},
           {"int8, 32 columns, offsets", DType::kI8, groups(32, WeightZero::kOffset)},
+          {"int8, 64 columns, offsets", DType::kI8, groups(64, WeightZero::kOffset)},
+          {"int8, 256 columns, offsets", DType::kI8, groups(256, WeightZero::kOffset)},
           {"e4m3, 128 columns, zero points", DType::kF8E4M3, groups(128, WeightZero::kPoint)},
           {"e4m3, blocks", DType::kF8E4M3, {.weights = WeightScale::kBlock}},
           {"e4m3, 64 columns", DType::kF8E4M3, groups(64)},

@@ -1,6 +1,8 @@
 #include "experts/cuda/adapters/terms.h"
+#include "experts/cuda/sm90/stream/adapted_byte_offsets.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.h"
+#include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_products.h"
 
 namespace conclave::inline v0::experts {
@@ -37,6 +39,10 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
                : find_adapted<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
   if (form.steps && !form.offsets) return stream::find_adapted_of_steps(tile);
+  if (is_byte_offsets(form)) {
+    return form.steps ? stream::find_adapted_of_bytes_with_steps(tile)
+                      : stream::find_adapted_of_bytes_with_offsets(tile);
+  }
   if (form.in_order) {
     if (form.steps) return stream::find_adapted_in_order_with_steps(tile);
     if (form.offsets) return stream::find_adapted_in_order_with_offsets(tile);

@@ -1,6 +1,6 @@
-// Products of codes that stand for whole numbers in their order, with offsets. These multiply sums
-// of the rows alone, which other warps have made: a few products for a stage in the place of one
-// for each 16 columns.
+// Products of codes that stand for whole numbers, with offsets. These multiply sums of the rows
+// alone, which other warps have made: a few products for a stage in the place of one for each 16
+// columns.
 #pragma once
 
 #include "experts/cuda/sm90/stream/epilogue.cuh"
@@ -148,6 +148,7 @@ struct Products<Config> : Epilogue<Config> {
  private:
   static constexpr int kStepsOfSum = Config::kCodes.steps_of_sum;
   static_assert(kStepsOfSum * 16 == kColumnsOfRowSum && kSlices == 1);
+  static constexpr int kRowSums = SummedStorage<Config>::kRowSums;
 
   template <int N>
   static __device__ __forceinline__ void add_scaled(float (&d)[N / 2], GroupSums<N>& sums) {
@@ -163,7 +164,7 @@ struct Products<Config> : Epilogue<Config> {
                                                OffsetTerms& offsets) const {
     // In units of sums.
     constexpr float kUnit = -1.0F / CodesInOrder::kUnit;
-    const int32_t group = lane % 4 * 2;
+    const int32_t group = lane % (kRowSums / 2) * 2;
     const typename Factors::Units units = factors.units(slot);
     const float2 first = factors.offsets(slot, group, units);
     const float2 second = factors.offsets(slot, group + 1, units);
@@ -172,7 +173,6 @@ struct Products<Config> : Epilogue<Config> {
   }
 
   // Adds the products of a stage's offsets and sums of rows, whose least terms would not show.
-  // Eight columns of K are those of one term and eight those of another.
   template <int N>
   __device__ __forceinline__ void multiply_row_sums(float (&shifts)[N / 2],
                                                     const OffsetTerms& offsets) const {
@@ -180,9 +180,22 @@ struct Products<Config> : Epilogue<Config> {
     ptx::mbarrier_wait(&storage.sums_full[ring.slot], ring.phase);
     const uint32_t address =
         ptx::shared_address(storage.sums[SummedStorage<Config>::sum_slot(ring.slot)]);
+    if constexpr (kRowSums == 8) {
+      multiply_eight<N>(shifts, offsets.of, address);
+    } else {
+      multiply_four<N>(shifts, offsets.of, address);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Eight columns of K are those of one term of eight sums, and eight those of another.
+  template <int N>
+  static __device__ __forceinline__ void multiply_eight(float (&shifts)[N / 2],
+                                                        const uint32_t (&terms)[kRowSumTerms][2],
+                                                        uint32_t address) {
     const uint64_t high_and_middle = descriptor(address, 1);
     const uint64_t high_and_low = descriptor(address, 2);
-    const auto& [high, middle, low] = offsets.of;
+    const auto& [high, middle, low] = terms;
     const uint32_t a_high[4] = {high[0], high[1], high[0], high[1]};
     const uint32_t a_middle[4] = {middle[0], middle[1], middle[0], middle[1]};
     const uint32_t a_low[4] = {low[0], low[1], high[0], high[1]};
@@ -190,14 +203,30 @@ struct Products<Config> : Epilogue<Config> {
     ptx::WgmmaOfRegisters<N>::mma(shifts, a_high, high_and_middle, true);
     ptx::WgmmaOfRegisters<N>::mma(shifts, a_middle, high_and_middle, true);
     ptx::WgmmaOfRegisters<N>::mma(shifts, a_low, high_and_low, true);
-    ptx::wgmma_commit_group();
   }
 
-  // Core matrices of eight rows of 16 bytes, without a swizzle; the other half of K has the term
-  // `terms` behind the first one.
-  static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t terms) {
+  // Four columns are those of one term of four sums: the high, the middle, the low and again the
+  // high ones.
+  template <int N>
+  __device__ __forceinline__ void multiply_four(float (&shifts)[N / 2],
+                                                const uint32_t (&terms)[kRowSumTerms][2],
+                                                uint32_t address) const {
+    const uint64_t sums = descriptor(address, 1);
+    const auto& [high, middle, low] = terms;
+    const bool is_first = lane % 4 < 2;
+    const uint32_t a[4] = {high[0], high[1], is_first ? high[0] : middle[0],
+                           is_first ? high[1] : middle[1]};
+    const uint32_t rest[4] = {is_first ? low[0] : middle[0], is_first ? low[1] : middle[1], 0, 0};
+    ptx::wgmma_fence();
+    ptx::WgmmaOfRegisters<N>::mma(shifts, a, sums, true);
+    ptx::WgmmaOfRegisters<N>::mma(shifts, rest, sums, true);
+  }
+
+  // Core matrices of eight rows of 16 bytes, without a swizzle; the other half of K is the block
+  // `blocks` behind the first one.
+  static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t blocks) {
     constexpr uint64_t kStrideBytes = uint64_t{8 * 16 >> 4} << 32;
-    const uint64_t leading = uint64_t{terms * SummedStorage<Config>::kTermBytes >> 4} << 16;
+    const uint64_t leading = uint64_t{blocks * SummedStorage<Config>::kBlockBytes >> 4} << 16;
     return kStrideBytes | leading | ((address & 0x3FFFF) >> 4);
   }
 };

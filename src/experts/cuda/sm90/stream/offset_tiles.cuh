@@ -1,8 +1,11 @@
-// The tiles of kernels of codes in order with offsets.
+// The tiles of kernels of codes that stand for whole numbers, with offsets.
 #pragma once
 
+#include "experts/cuda/sm90/stream/byte_offset_kernels.h"
+#include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_tiles.cuh"
 #include "experts/cuda/sm90/stream/offset_products.cuh"
+#include "experts/cuda/sm90/stream/whole_bytes.cuh"
 
 namespace conclave::inline v0::experts::stream {
 
@@ -48,35 +51,46 @@ KernelOf<Parameters> describe_summed(void (*function)(const Parameters)) {
   return kernel;
 }
 
-template <int kTokens, bool kSteps, int kWeightRows = 128>
+// Codes of 4 bits in the order of lanes, and int8; with `steps`, scales and offsets are
+// FactorForm::kSteps.
+constexpr Codes codes_with_offsets(int bits, bool steps) {
+  return {.bits = bits, .steps_of_sum = 2, .offsets = true, .in_order = true, .steps = steps};
+}
+
+template <int kTokens, Codes kCodes, int kWeightRows>
+constexpr Shape summed_shape() {
+  constexpr CodeKernelForm kForm{
+      .bits = kCodes.bits, .offsets = true, .in_order = true, .steps = kCodes.steps};
+  constexpr bool kIsBytes = is_byte_offsets(kForm);
+  return {.max_tokens = kTokens,
+          .weight_rows = kWeightRows,
+          .atoms = kIsBytes ? 2 : 4,
+          .stages = kIsBytes ? byte_offset_stages(kForm.steps, kTokens, kWeightRows)
+                             : code_stages(kForm, kTokens, kWeightRows),
+          .consumers = kWeightRows / 64};
+}
+template <int kTokens, Codes kCodes, int kWeightRows = 128>
+using SummedConfig = Config<__nv_bfloat16, summed_shape<kTokens, kCodes, kWeightRows>(), kCodes>;
+
+template <int kTokens, Codes kCodes, int kWeightRows = 128>
 CodesKernelPair pair_with_offsets() {
-  constexpr CodeKernelForm kForm{.bits = 4, .offsets = true, .in_order = true, .steps = kSteps};
-  constexpr Shape kShape{.max_tokens = kTokens,
-                         .weight_rows = kWeightRows,
-                         .atoms = 4,
-                         .stages = code_stages(kForm, kTokens, kWeightRows),
-                         .consumers = kWeightRows / 64};
-  using Own =
-      Config<__nv_bfloat16, kShape,
-             Codes{
-                 .bits = 4, .steps_of_sum = 2, .offsets = true, .in_order = true, .steps = kSteps}>;
+  using Own = SummedConfig<kTokens, kCodes, kWeightRows>;
   return {.up = describe_summed<Own>(stream_offsets_product<Own, Product::kUp>),
           .down = describe_summed<Own>(stream_offsets_product<Own, Product::kDown>)};
 }
 
-// `kSteps`: scales and offsets are FactorForm::kSteps.
-template <bool kSteps>
+template <Codes kCodes>
 CodesKernelPair find_with_offsets(const DeviceTile& tile) {
   const bool wide = tile.features == 256;
   switch (tile.tokens) {
     case 16:
-      return wide ? pair_with_offsets<16, kSteps, 256>() : pair_with_offsets<16, kSteps>();
+      return wide ? pair_with_offsets<16, kCodes, 256>() : pair_with_offsets<16, kCodes>();
     case 32:
-      return wide ? pair_with_offsets<32, kSteps, 256>() : pair_with_offsets<32, kSteps>();
+      return wide ? pair_with_offsets<32, kCodes, 256>() : pair_with_offsets<32, kCodes>();
     case 64:
-      return pair_with_offsets<64, kSteps>();
+      return pair_with_offsets<64, kCodes>();
     case 96:
-      return pair_with_offsets<96, kSteps>();
+      return pair_with_offsets<96, kCodes>();
     default:
       refuse_tile(tile);
   }

@@ -13,18 +13,22 @@ namespace conclave::inline v0::experts::stream {
 
 // Offsets change at multiples of so many columns, which are added up.
 inline constexpr int kColumnsOfRowSum = 32;
-inline constexpr int kRowSumsOfStage = 8;
 // A sum of float32 is three numbers of bf16, without a rounding.
 inline constexpr int kRowSumTerms = 3;
 
 template <class Config>
 struct SummedStorage : SharedStorage<Config> {
-  static_assert(Config::kDepth == kColumnsOfRowSum * kRowSumsOfStage);
-  static constexpr int kTermBytes = Config::kMaxTokens * kRowSumsOfStage * 2;
+  static constexpr int kRowSums = Config::kDepth / kColumnsOfRowSum;
+  static_assert(kRowSums == 8 || kRowSums == 4);
+  // A block is eight columns of K: a term of eight sums, or two terms of four, of which the second
+  // block has the lowest and the highest again.
+  static constexpr int kBlockColumns = 8;
+  static constexpr int kBlocks = kRowSums == 8 ? kRowSumTerms : 2;
+  static constexpr int kBlockBytes = Config::kMaxTokens * kBlockColumns * 2;
   // Large tiles leave no room for the sums of several stages.
   static constexpr int kSlots = Config::kMaxTokens > 64 ? 1 : Config::kStages;
-  // Eight rows of a term are a core matrix of wgmma without a swizzle.
-  alignas(128) uint16_t sums[kSlots][kRowSumTerms][Config::kMaxTokens][kRowSumsOfStage];
+  // Eight rows of a block are a core matrix of wgmma without a swizzle.
+  alignas(128) uint16_t sums[kSlots][kBlocks][Config::kMaxTokens][kBlockColumns];
   uint64_t sums_full[Config::kStages];
 
   static __device__ __forceinline__ int32_t sum_slot(int32_t slot) {
@@ -43,11 +47,12 @@ class RowSums {
   __device__ __forceinline__ void add_up(int32_t count) {
     ptx::mbarrier_wait(&shared_.full[ring_.slot], ring_.phase);
     if constexpr (SummedStorage<Config>::kSlots == 1) await_readers();
-    // A pass has eight rows and half of the sums, so that eight lanes read from all banks.
-    const int32_t passes = (count + 7) / 8 * 2;
+    // A pass has eight rows and four of the sums, so that eight lanes read from all banks.
+    constexpr int32_t kPassesOfRows = SummedStorage<Config>::kRowSums / 4;
+    const int32_t passes = (count + 7) / 8 * kPassesOfRows;
     for (int32_t pass = warp_; pass < passes; pass += Config::kGatherWarps) {
-      const int32_t row = pass / 2 * 8 + lane_ % 8;
-      const int32_t sum = pass % 2 * 4 + lane_ / 8;
+      const int32_t row = pass / kPassesOfRows * 8 + lane_ % 8;
+      const int32_t sum = pass % kPassesOfRows * 4 + lane_ / 8;
       store(row, sum, sum_of(row, sum));
     }
     // wgmma reads through the async proxy.
@@ -82,12 +87,21 @@ class RowSums {
   }
 
   __device__ __forceinline__ void store(int32_t row, int32_t sum, float rest) {
+    uint16_t terms[kRowSumTerms];
 #pragma unroll
-    for (int term = 0; term < kRowSumTerms; ++term) {
+    for (uint16_t& term : terms) {
       const uint32_t bits = __float_as_uint(rest);
-      shared_.sums[shared_.sum_slot(ring_.slot)][term][row][sum] =
-          static_cast<uint16_t>(bits >> 16);
+      term = static_cast<uint16_t>(bits >> 16);
       rest -= __uint_as_float(bits & 0xffff0000U);
+    }
+    auto& blocks = shared_.sums[shared_.sum_slot(ring_.slot)];
+    if constexpr (SummedStorage<Config>::kRowSums == 8) {
+#pragma unroll
+      for (int term = 0; term < kRowSumTerms; ++term) blocks[term][row][sum] = terms[term];
+    } else {
+      blocks[0][row][sum] = blocks[1][row][4 + sum] = terms[0];
+      blocks[0][row][4 + sum] = terms[1];
+      blocks[1][row][sum] = terms[2];
     }
   }
 

@@ -4,6 +4,7 @@
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
 
@@ -30,6 +31,18 @@ constexpr std::array kTilesOfLanes = {tile_of(kForm, 16, 128), tile_of(kForm, 16
                                       tile_of(kForm, 32, 128), tile_of(kForm, 32, 256),
                                       tile_of(kForm, 64, 128), tile_of(kForm, 64, 256),
                                       tile_of(kForm, 96, 128)};
+template <bool kSteps>
+constexpr DeviceTile byte_offset_tile(int32_t tokens, int32_t weight_rows) {
+  return {.tokens = tokens,
+          .features = weight_rows,
+          .depth = 128,
+          .stages = byte_offset_stages(kSteps, tokens, weight_rows)};
+}
+template <bool kSteps>
+constexpr std::array kByteOffsetTiles = {
+    byte_offset_tile<kSteps>(16, 128), byte_offset_tile<kSteps>(16, 256),
+    byte_offset_tile<kSteps>(32, 128), byte_offset_tile<kSteps>(32, 256),
+    byte_offset_tile<kSteps>(64, 128), byte_offset_tile<kSteps>(96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
 template <CodeKernelForm kForm>
 constexpr std::array kFewTiles = {tile_of(kForm, 16, 128), tile_of(kForm, 64, 128)};
@@ -98,6 +111,11 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
                       .in_pairs = order == CodeOrder::kLanesOfPairs,
                       .exact = factor_form(problem) == FactorForm::kExact,
                       .steps = has_steps(factor_form(problem))};
+  // Bytes lie as they are stored; without offsets a table gives them the same values.
+  const bool are_whole = quant::format_of(problem.weight_dtype).codes->whole.fit;
+  if (form.bits == 8 && are_whole && form.offsets && form.columns_of_sum == 32) {
+    form.in_order = true;
+  }
   if (form.in_pairs && all_share(64)) form.columns_of_sum = 64;
   if (form.in_order && !form.offsets && all_share(128)) form.columns_of_sum = 128;
   return form;
@@ -110,6 +128,10 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
       return kTilesOfLanes<CodeKernelForm{.bits = 4, .columns_of_sum = 16, .exact = true}>;
     }
     return kTilesOfLanes<CodeKernelForm{.bits = 4, .exact = true}>;
+  }
+  if (is_byte_offsets(form)) {
+    return form.steps ? std::span<const DeviceTile>(kByteOffsetTiles<true>)
+                      : std::span<const DeviceTile>(kByteOffsetTiles<false>);
   }
   if (form.in_order) {
     if (form.steps) {

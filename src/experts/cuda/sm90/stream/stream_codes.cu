@@ -1,3 +1,5 @@
+#include "experts/cuda/sm90/stream/byte_offset_kernels.h"
+#include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_kernel.h"
 #include "experts/cuda/sm90/stream/codes_tiles.cuh"
 #include "experts/cuda/sm90/stream/stream_codes.h"
@@ -51,6 +53,10 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
                : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
   if (form.steps && !form.offsets) return stream::find_kernels_of_steps(tile);
+  if (is_byte_offsets(form)) {
+    return form.steps ? stream::find_kernels_of_bytes_with_steps(tile)
+                      : stream::find_kernels_of_bytes_with_offsets(tile);
+  }
   if (form.in_order) {
     if (form.steps) return stream::find_kernels_in_order_with_steps(tile);
     if (form.offsets) return stream::find_kernels_in_order_with_offsets(tile);

@@ -3,7 +3,7 @@
 namespace conclave::inline v0::experts::stream {
 
 CodesKernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile) {
-  return find_with_offsets<false>(tile);
+  return find_with_offsets<codes_with_offsets(4, false)>(tile);
 }
 
 }  // namespace conclave::inline v0::experts::stream
