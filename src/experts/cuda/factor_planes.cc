@@ -53,14 +53,13 @@ bool has_exact_weights(const ExpertsProblem& problem) {
          down_factor_columns(problem) == least;
 }
 
-// Units are those of the columns of a stage, which divide 256.
+// Units are those of the columns of a stage, which divide 256, and so are groups.
 bool has_steps_of(const ExpertsProblem& problem, int64_t columns) {
   const QuantSpec& quant = problem.quant;
   // The one would have scales that are no steps, the other puts them elsewhere.
   if (quant.has_global_scale || quant.has_column_order) return false;
   return quant.scale_values == ScaleValues::kSteps && quant.block_cols == columns &&
-         gate_up_factor_columns(problem) == columns && down_factor_columns(problem) == columns &&
-         columns_of_stage(problem) == kGroupsOfUnit * columns;
+         gate_up_factor_columns(problem) == columns && down_factor_columns(problem) == columns;
 }
 
 bool has_scales_in_steps(const ExpertsProblem& problem) {
@@ -70,8 +69,11 @@ bool has_scales_in_steps(const ExpertsProblem& problem) {
 }
 bool has_both_in_steps(const ExpertsProblem& problem) {
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
-  return codes != nullptr && codes->whole.in_order && bit_size(problem.weight_dtype) == 4 &&
-         problem.quant.zero_values == ScaleValues::kSteps && has_steps_of(problem, kWordColumns);
+  const bool fits = codes != nullptr && codes->whole.fit &&
+                    (bit_size(problem.weight_dtype) == 4 ? codes->whole.in_order
+                                                         : bit_size(problem.weight_dtype) == 8);
+  return fits && problem.quant.zero_values == ScaleValues::kSteps &&
+         has_steps_of(problem, kWordColumns);
 }
 
 }  // namespace

@@ -31,8 +31,6 @@ constexpr bool has_offsets(FactorForm form) {
 constexpr bool has_steps(FactorForm form) {
   return form == FactorForm::kScaleSteps || form == FactorForm::kSteps;
 }
-// Each stage of a kernel, and each box of the single launch, has units of its own.
-inline constexpr int64_t kGroupsOfUnit = 8;
 // Steps lie in pairs: of the scales of two groups, or of a group's scale and offset.
 inline constexpr int32_t kBytesOfStepPair = 2;
 constexpr int64_t step_pairs(FactorForm form, int64_t groups) {
@@ -84,6 +82,11 @@ inline int32_t row_terms(const ExpertsProblem& problem) {
 // Columns of K in a stage: 128 bytes of codes.
 inline int64_t columns_of_stage(const ExpertsProblem& problem) {
   return 1024 / bit_size(problem.weight_dtype);
+}
+// For FactorForms that has_steps: each stage of a kernel, and each box of the single launch, has
+// units of its own.
+inline int64_t groups_of_unit(const ExpertsProblem& problem) {
+  return columns_of_stage(problem) / problem.quant.block_cols;
 }
 
 }  // namespace conclave::inline v0::experts

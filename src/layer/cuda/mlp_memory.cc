@@ -56,7 +56,7 @@ void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
   const experts::FactorForm form = experts::factor_form(mlp.problem);
   const int64_t pairs = experts::step_pairs(form, factors.groups);
-  factors.units = ceil_div(factors.groups, experts::kGroupsOfUnit);
+  factors.units = ceil_div(factors.groups, experts::groups_of_unit(mlp.problem));
   const int64_t rows_of_all = mlp.count() * factors.parts * factors.row_stride;
   memory.factor_scale =
       arrays.make(rows_of_all * pairs * experts::kBytesOfStepPair, (sizes.name + "_scale").c_str());

@@ -26,6 +26,7 @@ class StepBuffer {
   StepBuffer(const experts::ExpertsProblem& problem, const experts::FactorPlanes& planes)
       : quant_(problem.quant),
         planes_(planes),
+        groups_of_unit_(experts::groups_of_unit(problem)),
         // A pair has two groups' scales, or one's scale and offset.
         numbers_(experts::factor_form(problem) == experts::FactorForm::kSteps ? 2 : 1),
         steps_(
@@ -85,13 +86,13 @@ class StepBuffer {
 
   template <class Name>
   void set_unit(std::span<const float> row_numbers, const Place& at, const Name& name) {
-    const int64_t first = at.unit * experts::kGroupsOfUnit;
-    const int64_t count = std::min(experts::kGroupsOfUnit, std::ssize(row_numbers) - first);
+    const int64_t first = at.unit * groups_of_unit_;
+    const int64_t count = std::min(groups_of_unit_, std::ssize(row_numbers) - first);
     const auto own = row_numbers.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const float unit = quant::unit_of_steps(own);
     const int64_t row = at.part * planes_.row_stride + at.row;
     units_[static_cast<size_t>((at.unit * rows() + row) * numbers_ + at.number)] = unit;
-    for (int64_t i = 0; i < experts::kGroupsOfUnit; ++i) {
+    for (int64_t i = 0; i < groups_of_unit_; ++i) {
       const int64_t byte = (first + i) * numbers_ + at.number;
       const auto to = static_cast<size_t>((byte / 2 * rows() + row) * 2 + byte % 2);
       if (to >= steps_.size()) break;
@@ -115,6 +116,7 @@ class StepBuffer {
 
   const QuantSpec& quant_;
   experts::FactorPlanes planes_;
+  int64_t groups_of_unit_;
   int64_t numbers_;
   std::vector<std::byte> steps_;
   std::vector<float> units_;

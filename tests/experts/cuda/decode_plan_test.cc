@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::experts {
@@ -151,27 +152,25 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
   }
 }
 
-// As Q4_K and Q6_K.
+// As Q4_K, Q6_K and Q5_K.
 TEST(DecodePlan, StepsAndTheirUnits_HaveRoomInEveryStage) {
-  for (const DType dtype : {DType::kU4, DType::kI8}) {
+  for (const auto& [dtype, columns] :
+       {std::pair{DType::kU4, 32}, std::pair{DType::kI8, 16}, std::pair{DType::kI8, 32}}) {
     for (const Sizes& sizes : {Sizes{128, 8, 2048, 768, dtype}, Sizes{8, 2, 4096, 14336, dtype},
                                Sizes{5, 2, 712, 1160, dtype}}) {
       SCOPED_TRACE(text_of(sizes));
       ExpertsProblem wide = problem_of(sizes);
-      wide.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 16};
-      if (dtype == DType::kU4) {
-        wide.quant.block_cols = 32;
-        wide.quant.zeros = WeightZero::kOffset;
-      }
+      wide.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
+      if (columns == 32) wide.quant.zeros = WeightZero::kOffset;
       ExpertsProblem narrow = wide;
       narrow.quant.scale_values = ScaleValues::kSteps;
-      if (dtype == DType::kU4) narrow.quant.zero_values = ScaleValues::kSteps;
+      if (columns == 32) narrow.quant.zero_values = ScaleValues::kSteps;
       const FactorForm form = factor_form(narrow);
       ASSERT_TRUE(has_steps(form));
       const DecodePlan plan = decode_plan(narrow);
       const DecodePlan of_floats = decode_plan(wide);
       const auto expect_room = [&](int64_t rows, const DecodeFactors& factors, int64_t boxes) {
-        EXPECT_EQ(factors.stage_groups, boxes * kGroupsOfUnit);
+        EXPECT_EQ(factors.stage_groups, boxes * groups_of_unit(narrow));
         EXPECT_GE(plan.second_factor,
                   rows * step_pairs(form, factors.stage_groups) * kBytesOfStepPair);
         EXPECT_GE(plan.factor_bytes - plan.second_factor, rows * boxes * bytes_of_step_unit(form));

@@ -121,12 +121,17 @@ TEST(FactorForms, ScalesAndOffsetsInSteps_StayStepsInWholeSlices) {
   const auto whole = [](auto& other) { other.quant.has_global_scale = true; };
   const auto in_a_group = [](auto& other) { other.skipped_columns = 16; };
   const auto wide = [](auto& other) { other.quant.block_cols = 64; };
-  const auto bytes = [](auto& other) { other.weight_dtype = DType::kI8; };
   const auto few = [](auto& other) { other.intermediate_size = 32; };
   for (const auto form : {form_of(scales), form_of(offsets), form_of(ordered), form_of(whole),
-                          form_of(in_a_group), form_of(wide), form_of(bytes), form_of(few)}) {
+                          form_of(in_a_group), form_of(wide), form_of(few)}) {
     EXPECT_EQ(form, FactorForm::kOffsets);
   }
+  const auto q5_k = [](auto& other) { other.weight_dtype = DType::kI8; };
+  EXPECT_EQ(form_of(q5_k), FactorForm::kSteps);
+  problem.weight_dtype = DType::kI8;
+  EXPECT_EQ(groups_of_unit(problem), 4);
+  problem.weight_dtype = DType::kU4;
+  EXPECT_EQ(groups_of_unit(problem), 8);
   const auto q6_k = [](auto& other) {
     other.weight_dtype = DType::kI8;
     other.quant.block_cols = 16;

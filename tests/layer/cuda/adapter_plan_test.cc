@@ -79,6 +79,7 @@ TEST(CudaAdapterPlan, NumbersInSteps_TakeTheArithmeticOfTheirLadder) {
                  .scale_values = ScaleValues::kSteps};
   for (const auto& [dtype, quant, form] :
        {std::tuple{DType::kU4, q4_k, experts::FactorForm::kSteps},
+        std::tuple{DType::kI8, q4_k, experts::FactorForm::kSteps},
         std::tuple{DType::kI8, q6_k, experts::FactorForm::kScaleSteps}}) {
     const CudaPlan planned = plan(coded_spec(dtype, 8, 2, 2048, 768, quant),
                                   {.max_tokens = 16, .max_adapter_rank = kRank});

@@ -187,7 +187,7 @@ class Loaded {
     const experts::FactorForm form = experts::factor_form(mlp_.problem);
     const int64_t numbers = form == experts::FactorForm::kSteps ? 2 : 1;
     const int64_t group = column / planes.columns;
-    const int64_t unit = group / experts::kGroupsOfUnit;
+    const int64_t unit = group / experts::groups_of_unit(mlp_.problem);
     EXPECT_LT(group, planes.groups);
     EXPECT_LT(unit, planes.units);
     const auto row_of = [&](int64_t along, int64_t count) {
@@ -284,6 +284,10 @@ std::vector<Form> forms() {
           {.zeros = WeightZero::kOffset, .ordered = false, .values = ScaleValues::kSteps},
           {.zeros = WeightZero::kOffset, .values = ScaleValues::kSteps},
           {.dtype = DType::kI8, .columns = 16, .ordered = false, .values = ScaleValues::kSteps},
+          {.dtype = DType::kI8,
+           .zeros = WeightZero::kOffset,
+           .ordered = false,
+           .values = ScaleValues::kSteps},
           {.dtype = DType::kI8, .columns = 64, .ordered = false, .scaled = true}};
 }
 

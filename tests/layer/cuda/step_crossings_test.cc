@@ -89,9 +89,11 @@ TEST_F(CudaStepCrossings, RowsWithoutAdapters_KeepEveryBit) {
 
 // Shared experts run as routed ones, of which each slice begins with a unit, or none holds steps.
 TEST_F(CudaStepCrossings, SlicesOfSharedExperts_HaveTheBitsOfFloat32) {
-  for (const DType dtype : {DType::kU4, DType::kI8}) {
+  const MoeSpec lanes = in_steps(make_spec(4, 2, 520, 96, DType::kU4));
+  for (MoeSpec spec :
+       {lanes, in_steps(make_spec(4, 2, 520, 96, DType::kI8)), bytes_with_offsets(lanes)}) {
     for (const int64_t inner : {96, 256}) {
-      MoeSpec spec = in_steps(make_spec(4, 2, 520, inner, dtype));
+      spec.intermediate_size = inner;
       spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 2 * inner};
       const LayerOptions options{.max_tokens = 512, .kernel = kStreamed};
       DeviceLayer narrow(spec, source_of(spec), options);
@@ -100,7 +102,7 @@ TEST_F(CudaStepCrossings, SlicesOfSharedExperts_HaveTheBitsOfFloat32) {
         const Tensor hidden = rows(spec, tokens);
         EXPECT_TRUE(same_bits(run_device_layer(narrow, hidden.view(), DType::kF32).out,
                               run_device_layer(wide, hidden.view(), DType::kF32).out))
-            << to_string(dtype) << " I" << inner << " T" << tokens;
+            << to_string(spec.weight_dtype) << " I" << inner << " T" << tokens;
       }
     }
   }

@@ -20,6 +20,7 @@
 namespace conclave {
 namespace {
 
+using testing::bytes_with_offsets;
 using testing::CudaLayerTest;
 using testing::DeviceLayer;
 using testing::in_floats;
@@ -99,7 +100,8 @@ TEST_F(CudaStepFactors, OtherRows_HaveTheBitsOfFloat32) {
   projected.latent = {.size = 320, .has_norm = true};
   MoeSpec scaled = in_steps(make_spec(4, 2, 520, 296, DType::kU4));
   scaled.quant.has_column_factors = true;
-  for (const MoeSpec& spec : {quantised, projected, scaled}) {
+  for (const MoeSpec& spec :
+       {quantised, projected, scaled, bytes_with_offsets(projected), bytes_with_offsets(scaled)}) {
     const auto [narrow, wide] = both(spec, {.max_tokens = 64});
     for (const int64_t tokens : {1, 40}) expect_same_bits(*narrow, *wide, tokens);
   }
@@ -107,11 +109,13 @@ TEST_F(CudaStepFactors, OtherRows_HaveTheBitsOfFloat32) {
 
 // Slices of 96 columns begin within the columns of a unit, and hold float32 numbers then.
 TEST_F(CudaStepFactors, Slices_HaveTheBitsOfFloat32) {
-  const MoeSpec spec = in_steps(make_spec(4, 2, 520, 288, DType::kU4));
-  for (int32_t rank = 0; rank < 3; ++rank) {
-    const ParallelSpec part{.tp_size = 3, .tp_rank = rank, .reduce = Reduce::kPartial};
-    const auto [narrow, wide] = both(spec, {.max_tokens = 64}, part);
-    expect_same_bits(*narrow, *wide, 20);
+  const MoeSpec lanes = in_steps(make_spec(4, 2, 520, 288, DType::kU4));
+  for (const MoeSpec& spec : {lanes, bytes_with_offsets(lanes)}) {
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      const ParallelSpec part{.tp_size = 3, .tp_rank = rank, .reduce = Reduce::kPartial};
+      const auto [narrow, wide] = both(spec, {.max_tokens = 64}, part);
+      expect_same_bits(*narrow, *wide, 20);
+    }
   }
 }
 
@@ -124,10 +128,13 @@ TEST_F(CudaStepFactors, Reload_BringsItsSteps) {
 }
 
 TEST_F(CudaStepFactors, Memory_IsThatOfCodesAndBytes) {
-  // 256 codes with eight groups of two numbers, or with two times eight groups of one.
-  for (const auto& [dtype, bytes] :
-       {std::pair{DType::kU4, 128 + 8 * 2 + 8}, std::pair{DType::kI8, 256 + 2 * (8 + 4)}}) {
-    MoeSpec spec = in_steps(make_spec(8, 2, 2048, 1024, dtype));
+  // 256 codes with eight groups of two numbers, with two times eight groups of one, or with two
+  // times four groups of two.
+  const MoeSpec lanes = in_steps(make_spec(8, 2, 2048, 1024, DType::kU4));
+  for (auto [spec, bytes] :
+       {std::pair{lanes, 128 + 8 * 2 + 8},
+        std::pair{in_steps(make_spec(8, 2, 2048, 1024, DType::kI8)), 256 + 2 * (8 + 4)},
+        std::pair{bytes_with_offsets(lanes), 256 + 2 * (4 * 2 + 8)}}) {
     spec.has_gate = false;
     const auto source = source_of(spec);
     const Context device({.device = "cuda:0", .num_threads = 1});
@@ -164,10 +171,8 @@ class OneOtherNumber final : public WeightSource {
 };
 
 TEST_F(CudaStepFactors, NumberThatIsNoStep_IsRefusedByName) {
-  const MoeSpec spec = in_steps(make_spec(3, 2, 512, 512, DType::kU4));
-  for (const WeightId id :
-       {weights::kGate.with(WeightPlane::kScale), weights::kUp.with(WeightPlane::kZero),
-        weights::kDown.with(WeightPlane::kScale), weights::kDown.with(WeightPlane::kZero)}) {
+  const MoeSpec lanes = in_steps(make_spec(3, 2, 512, 512, DType::kU4));
+  const auto expect_refused = [](const MoeSpec& spec, WeightId id) {
     ASSERT_EQ(source_of(spec)->describe(id).dtype, DType::kF32);
     const auto make = [&](const MoeSpec& wanted) {
       const DeviceLayer made(wanted, std::make_unique<OneOtherNumber>(source_of(spec), id),
@@ -181,6 +186,13 @@ TEST_F(CudaStepFactors, NumberThatIsNoStep_IsRefusedByName) {
       EXPECT_EQ(error.code(), ErrorCode::kTensorValue);
       EXPECT_EQ(error.detail().tensor, "that of expert 2");
       EXPECT_EQ(error.detail().found, "0.1");
+    }
+  };
+  for (const MoeSpec& spec : {lanes, bytes_with_offsets(lanes)}) {
+    for (const WeightId id :
+         {weights::kGate.with(WeightPlane::kScale), weights::kUp.with(WeightPlane::kZero),
+          weights::kDown.with(WeightPlane::kScale), weights::kDown.with(WeightPlane::kZero)}) {
+      expect_refused(spec, id);
     }
   }
 }

@@ -7,9 +7,10 @@
 
 namespace conclave::testing {
 
-// As Q4_K, or of int8 as Q6_K.
+// As Q4_K, or of int8 as Q6_K, and as Q5_K where offsets are asked for.
 inline MoeSpec in_steps(MoeSpec spec) {
-  const bool has_offsets = spec.weight_dtype != DType::kI8;
+  const bool has_offsets =
+      spec.weight_dtype != DType::kI8 || spec.quant.zeros == WeightZero::kOffset;
   spec.quant = {.weights = WeightScale::kBlock,
                 .block_rows = 1,
                 .block_cols = has_offsets ? 32 : 16,
@@ -17,6 +18,11 @@ inline MoeSpec in_steps(MoeSpec spec) {
   spec.quant.scale_values = ScaleValues::kSteps;
   if (has_offsets) spec.quant.zero_values = ScaleValues::kSteps;
   return spec;
+}
+inline MoeSpec bytes_with_offsets(MoeSpec spec) {
+  spec.weight_dtype = DType::kI8;
+  spec.quant.zeros = WeightZero::kOffset;
+  return in_steps(spec);
 }
 inline MoeSpec in_floats(MoeSpec spec) {
   spec.quant.scale_values = spec.quant.zero_values = ScaleValues::kFloat;
@@ -30,7 +36,7 @@ inline std::vector<MoeSpec> step_shapes() {
   MoeSpec plain = make_spec(4, 2, 776, 840, DType::kI4);
   plain.activation = {.name = "relu2_no_mul"};
   return {biased, plain, make_spec(6, 3, 1032, 776, DType::kU4),
-          make_spec(5, 2, 712, 840, DType::kI8)};
+          make_spec(5, 2, 712, 840, DType::kI8), bytes_with_offsets(biased)};
 }
 
 }  // namespace conclave::testing

@@ -41,6 +41,7 @@ class CodeBox {
   static constexpr int kTerms = Config::kCodes.terms;
   static constexpr bool kMayHaveZeros = !kOffsets && !Config::kCodes.steps && kTerms == 1;
   static constexpr int kSteps = 4;  // each has 16 columns
+  static constexpr bool kBothInSteps = kOffsets && Config::kCodes.steps;
   static constexpr int kTurns = kDecodeBoxBytes * 8 / kBits / (16 * kSteps);
 
   // The lane's first of two rows of the box, the row of its token beside the box, or null, and the
@@ -48,7 +49,8 @@ class CodeBox {
   struct Place {
     const unsigned char* codes;
     const unsigned char* x;
-    // FactorForm::kScaleSteps has these instead of scales.
+    // Forms in steps have these instead of scales and offsets; both numbers have units if a pair
+    // is of both.
     const uint16_t* step_pairs;
     const float* step_units;
     const float* scales;
@@ -232,11 +234,21 @@ class CodeBox {
 
   // The factors of the lane's second row, which is row 1, lie eight numbers behind those of row 0.
   static __device__ __forceinline__ float scale_of(const Place& place, int group, int row) {
-    if constexpr (Config::kCodes.steps) {
+    if constexpr (kBothInSteps) {
+      return of_step(place.step_pairs[group * place.rows + row * 8], 0, place.step_units[row * 16]);
+    } else if constexpr (Config::kCodes.steps) {
       const uint32_t pair = place.step_pairs[group / 2 * place.rows + row * 8];
       return of_step(pair, group % 2, place.step_units[row * 8]);
     } else {
       return place.scales[group * place.rows + row * 8];
+    }
+  }
+  static __device__ __forceinline__ float offset_of(const Place& place, int group, int row) {
+    if constexpr (kBothInSteps) {
+      return of_step(place.step_pairs[group * place.rows + row * 8], 1,
+                     place.step_units[row * 16 + 1]);
+    } else {
+      return place.offsets[group * place.rows + row * 8];
     }
   }
   static __device__ __forceinline__ void promote(const Place& place, int group, const Chain& chain,
@@ -246,8 +258,7 @@ class CodeBox {
     for (int i = 0; i < 4; ++i) {
       sums[i] = fmaf(chain.products[i], scales[i / 2], sums[i]);
       if constexpr (kOffsets) {
-        const float offset = place.offsets[group * place.rows + i / 2 * 8];
-        sums[i] = fmaf(chain.rows[i], -offset, sums[i]);
+        sums[i] = fmaf(chain.rows[i], -offset_of(place, group, i / 2), sums[i]);
       }
     }
   }

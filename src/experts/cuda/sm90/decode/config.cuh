@@ -61,6 +61,8 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 8, .steps = true};
     case DecodeElement::kCodes8Offsets:
       return {.bits = 8, .offsets = true};
+    case DecodeElement::kCodes8OffsetSteps:
+      return {.bits = 8, .offsets = true, .steps = true};
     default:
       return {};
   }

@@ -91,6 +91,7 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
   const unsigned char* const seconds = factors + plan.second_factor;
   const int group = group_of_box(plan, operand.factors, box) -
                     group_of_box(plan, operand.factors, box - in_stage);
+  constexpr bool kBoth = CodeBox<Config>::kBothInSteps;
   const CodeBox<Config> of_warp(shared, me);
 #pragma unroll
   for (int p = 0; p < kProducts; ++p) {
@@ -100,10 +101,10 @@ __device__ __forceinline__ void multiply_codes(const Operand& operand, const Dec
     of_warp.multiply(
         {.codes = codes + p * static_cast<int>(kProductBytes),
          .x = x,
-         .step_pairs =
-             reinterpret_cast<const uint16_t*>(factors) + group / 2 * operand.box_rows + in_box,
-         .step_units =
-             reinterpret_cast<const float*>(seconds) + in_stage * operand.box_rows + in_box,
+         .step_pairs = reinterpret_cast<const uint16_t*>(factors) +
+                       (kBoth ? group : group / 2) * operand.box_rows + in_box,
+         .step_units = reinterpret_cast<const float*>(seconds) +
+                       (kBoth ? 2 : 1) * (in_stage * operand.box_rows + in_box),
          .scales = reinterpret_cast<const float*>(factors) + first,
          .offsets = reinterpret_cast<const float*>(seconds) + first,
          .zeros = operand.has_zeros ? reinterpret_cast<const uint16_t*>(seconds) + first : nullptr,

@@ -25,7 +25,10 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
     return has_scales_of_powers(problem) ? DecodeElement::kCodes4Powers
                                          : DecodeElement::kCodes4Floats;
   }
-  if (form == FactorForm::kSteps) return DecodeElement::kCodes4InOrderSteps;
+  if (form == FactorForm::kSteps) {
+    return bit_size(problem.weight_dtype) == 8 ? DecodeElement::kCodes8OffsetSteps
+                                               : DecodeElement::kCodes4InOrderSteps;
+  }
   if (form == FactorForm::kScaleSteps) return DecodeElement::kCodes8Steps;
   const bool offsets = form == FactorForm::kOffsets;
   if (bit_size(problem.weight_dtype) == 8) {

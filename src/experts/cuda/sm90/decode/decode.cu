@@ -40,6 +40,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes8Offsets>;
     case DecodeElement::kCodes8Steps:
       return decode::decode_experts<DecodeElement::kCodes8Steps>;
+    case DecodeElement::kCodes8OffsetSteps:
+      return decode::decode_experts<DecodeElement::kCodes8OffsetSteps>;
     case DecodeElement::kBF16:
       break;
   }

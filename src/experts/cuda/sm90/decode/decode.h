@@ -52,7 +52,8 @@ enum class DecodeElement : uint8_t {
   kCodes4Floats,  // the same beside scales of e4m3
   kCodes8,
   kCodes8Offsets,
-  kCodes8Steps,  // FactorForm::kScaleSteps
+  kCodes8Steps,        // FactorForm::kScaleSteps
+  kCodes8OffsetSteps,  // FactorForm::kSteps
 };
 
 // Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.

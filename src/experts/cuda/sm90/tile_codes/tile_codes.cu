@@ -1,6 +1,7 @@
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/stream/codes_kernel.h"
+#include "experts/cuda/sm90/tile_codes/byte_steps.h"
 #include "experts/cuda/sm90/tile_codes/kernels.h"
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
 
@@ -42,6 +43,9 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
   }
   if (factor_form(problem) == FactorForm::kScaleSteps) {
     return tile_codes::find_kernels_of_8_bits_with_steps(tile);
+  }
+  if (factor_form(problem) == FactorForm::kSteps) {
+    return tile_codes::find_shifted_kernels_of_8_bits_with_steps(tile);
   }
   return form.shifts ? tile_codes::find_shifted_kernels_of_8_bits(tile)
                      : tile_codes::find_kernels_of_8_bits(tile);
