@@ -9,6 +9,7 @@
 #include "layer/migration/movable_experts.h"
 #include "layer/plan_base.h"
 #include "layer/refit/engine_refit.h"
+#include "layer/refit/forward_gate.h"
 #include "layer/regroup/peer_weights.h"
 
 #include "conclave/error.h"
@@ -89,15 +90,22 @@ class Engine {
                                             const LayerRunner* like) const = 0;
 
   // Whether experts may lie in other places than planned, or why not.
-  virtual Support moves_experts() const {
+  virtual Support moves_experts(const LayerWeights& /*weights*/) const {
     return Support::no("on this device they stay where they were loaded");
   }
   // True if other layers read the same memory, as one does that was taken to other ranks.
   virtual bool shares_memory(const LayerWeights& /*weights*/) const { return false; }
   // Ends that, by a copy: the weights may be changed then. Not beside forwards on them.
   virtual void make_own(LayerWeights& /*weights*/) const {}
-  // For those whose experts move. What it returns lives as long as this and the weights.
-  virtual MovableExperts movable(LayerWeights& /*weights*/) const { return {}; }
+  // For those whose experts move. What it returns lives as long as this, the weights and the gate.
+  virtual MovableExperts movable(LayerWeights& /*weights*/, ForwardGate& /*gate*/) const {
+    return {};
+  }
+  // Whether a call may take up another placement epoch, as the host must know it before.
+  virtual bool may_switch(const ForwardArgs& /*args*/) const { return true; }
+  // A call does: what is enqueued on its stream from now on reads the experts' places of `next`.
+  virtual void enter_epoch(LayerWeights& /*weights*/, const PlacementEpoch& /*next*/,
+                           Stream /*stream*/) const {}
   // The same for other ranks. Collective. Without a source, weights lie as they do now. Throws
   // Error(kUnsupported) where this device needs a source.
   virtual std::unique_ptr<Engine> on_ranks(const Context& context, const ParallelSpec& parallel,

@@ -142,8 +142,8 @@ class HostEngine final : public Engine, public PeerWeights {
   }
   bool shares_memory(const LayerWeights& weights) const override;
   void make_own(LayerWeights& weights) const override;
-  Support moves_experts() const override;
-  MovableExperts movable(LayerWeights& weights) const override;
+  Support moves_experts(const LayerWeights& weights) const override;
+  MovableExperts movable(LayerWeights& weights, ForwardGate& gate) const override;
   KernelCounts counts(const LayerWeights& weights) const override;
   std::unique_ptr<Engine> on_ranks(const Context& context, const ParallelSpec& parallel,
                                    const WeightSource* source) const override;
@@ -322,7 +322,7 @@ PlaceMemory HostEngine::places(LayerWeights& weights) const {
                       PlaceMemory::Kind{.each = packed.down.each(), .bytes = bytes.down}});
 }
 
-Support HostEngine::moves_experts() const {
+Support HostEngine::moves_experts(const LayerWeights& /*weights*/) const {
   if (!InPlaceParts::is(plan_.in_place.routed)) return Support::yes();
   return Support::no("they are read in their source's memory, which no other rank shares");
 }
@@ -343,7 +343,7 @@ PlaceMemory HostEngine::place_memory(HostWeights& weights, bool with_temporary) 
                                         .temporary = temporary.down.data()}});
 }
 
-MovableExperts HostEngine::movable(LayerWeights& weights) const {
+MovableExperts HostEngine::movable(LayerWeights& weights, ForwardGate& /*gate*/) const {
   auto& own = static_cast<HostWeights&>(weights);
   return {.memory = [this, &own](bool temporary) { return place_memory(own, temporary); },
           .pack =

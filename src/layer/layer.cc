@@ -187,6 +187,17 @@ void Layer::run(const LayerCall& call) const {
   }
 }
 
+EpochPointer Layer::take_up(const EpochOffer& offer, uint64_t agreed, Stream stream) const {
+  if (agreed == offer.current->number) return offer.current;
+  try {
+    engine_->enter_epoch(*shared_->weights, *offer.next, stream);
+  } catch (const std::exception& error) {
+    give_up(basis(), context_.communicator(), error.what());
+    throw;
+  }
+  return shared_->epochs.take(offer, agreed);
+}
+
 void Layer::forward(const ForwardArgs& args) {
   const Clock::time_point begin = args.timings != nullptr ? Clock::now() : Clock::time_point();
   const ForwardGate::Pass pass(shared_->gate);
@@ -209,7 +220,8 @@ void Layer::forward(const ForwardArgs& args) {
   if (uses_adapters && engine_->is_captured(args.stream)) {
     shared_->adapters.keep_for_graphs(adapters);
   }
-  const EpochOffer offer = shared_->epochs.offer();
+  EpochOffer offer = shared_->epochs.offer();
+  if (offer.next != nullptr && !engine_->may_switch(args)) offer.next = nullptr;
   const CallAgreement agreed =
       agree_on_call({.tokens = tokens,
                      .adapters = adapters->key,
@@ -217,7 +229,7 @@ void Layer::forward(const ForwardArgs& args) {
                      .expert_budget = args.expert_budget,
                      .rank_tokens = args.rank_tokens},
                     offer, basis(), context_.communicator());
-  const EpochPointer epoch = shared_->epochs.take(offer, agreed.epoch);
+  const EpochPointer epoch = take_up(offer, agreed.epoch, args.stream);
   run({.args = args,
        .tokens = tokens,
        .chunks = agreed.chunks,
@@ -247,7 +259,7 @@ void Layer::reload_staged(const WeightSource& source) {
 }
 
 Support Layer::moves_experts() const {
-  if (shared_->adapters.current()->empty()) return engine_->moves_experts();
+  if (shared_->adapters.current()->empty()) return engine_->moves_experts(*shared_->weights);
   return Support::no("they have adapters, which stay: remove these before and add them again");
 }
 
@@ -360,7 +372,7 @@ MigratingLayer Layer::lend() const {
   return {.owners = std::make_shared<Owners>(engine_, shared_),
           .plan = basis(),
           .epochs = shared_->epochs,
-          .experts = engine_->movable(*shared_->weights),
+          .experts = engine_->movable(*shared_->weights, shared_->gate),
           .movable = moves_in_background(),
           .adapters = shared_->adapters.current()->key,
           .communicator = context_.communicator()};

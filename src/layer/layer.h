@@ -105,6 +105,8 @@ class Layer {
   void note_places() const;
   std::span<std::byte> workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own);
   void run(const LayerCall& call) const;
+  // The epoch that ranks agreed on for a call, after the device has it.
+  EpochPointer take_up(const EpochOffer& offer, uint64_t agreed, Stream stream) const;
   void reload_staged(const WeightSource& source);
 
   const Context& context_;

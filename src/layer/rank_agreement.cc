@@ -121,22 +121,33 @@ void check_epochs(const EpochBounds& bounds) {
 struct RankWord {
   int64_t tokens = 0;
   int64_t refit_epoch = 0;
+  int64_t epoch = 0;  // where its experts lie now
+  int64_t ready = 0;  // the one that it could take up
 };
 
-// The caller says it, or all ranks tell each other.
-RankCounts tokens_of_ranks(const CallOffer& call, Communicator& communicator) {
+// The caller says it, or all ranks tell each other: `bounds`, of this rank's placement, become
+// those of all. Where nobody is asked, nobody takes up another.
+RankCounts tokens_of_ranks(const CallOffer& call, EpochBounds& bounds, Communicator& communicator) {
   RankCounts counts(communicator.size());
   if (!call.rank_tokens.empty()) {
     std::ranges::copy(call.rank_tokens, counts.all().begin());
+    bounds.ready = bounds.most_current;
     return counts;
   }
-  const RankWord mine{.tokens = call.tokens, .refit_epoch = static_cast<int64_t>(call.refit_epoch)};
+  const RankWord mine{.tokens = call.tokens,
+                      .refit_epoch = static_cast<int64_t>(call.refit_epoch),
+                      .epoch = bounds.most_current,
+                      .ready = bounds.ready};
   std::array<RankWord, kMostGatheringRanks> memory;
   const std::span<RankWord> words = std::span(memory).first(counts.all().size());
   communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words),
                           kTokensPhase);
   const auto [least, most] = std::ranges::minmax(words, {}, &RankWord::refit_epoch);
   check_refits(least.refit_epoch, most.refit_epoch, kTokensPhase);
+  const auto [oldest, newest] = std::ranges::minmax(words, {}, &RankWord::epoch);
+  bounds = {.least_current = oldest.epoch,
+            .most_current = newest.epoch,
+            .ready = std::ranges::min(words, {}, &RankWord::ready).ready};
   std::ranges::transform(words, counts.all().begin(), &RankWord::tokens);
   return counts;
 }
@@ -215,7 +226,8 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
   const ChunkRule rule = plan.chunk_rule.value_or(uncut);
   if (plan.part.gathers()) {
-    const RankCounts tokens = tokens_of_ranks(call, *plan.part.expert_communicator);
+    const RankCounts tokens = tokens_of_ranks(call, bounds, *plan.part.expert_communicator);
+    check_epochs(bounds);
     return {.chunks = num_chunks(std::ranges::max(tokens.all()), rule),
             .epoch = static_cast<uint64_t>(bounds.ready),
             .tokens = tokens};

@@ -248,6 +248,43 @@ TEST(RankAgreement, RanksWhoseRowsGather_TellTokensAndCompareRefits) {
   EXPECT_EQ(testing::first_failure(run({7, 9}, kTokens)), "");
 }
 
+// The least that is ready on all of them is what they take up, and what they have where nobody
+// asks.
+TEST(RankAgreement, RanksWhoseRowsGather_TakeUpTheEpochThatAllHaveReady) {
+  const auto numbered = [](uint64_t number) {
+    auto epoch = std::make_shared<PlacementEpoch>();
+    epoch->number = number;
+    return epoch;
+  };
+  constexpr std::array<int64_t, 2> kTokens = {1, 1};
+  // The epoch of each rank, and whether the next one is ready there.
+  const auto run = [&](std::array<uint64_t, 2> current, std::array<bool, 2> ready, bool asks,
+                       uint64_t expected) {
+    return testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
+      LayerPlan plan = plan_of(comm);
+      plan.parallel = {.ep_size = 2, .ep_rank = rank};
+      plan.part.tensor_communicator = nullptr;
+      plan.part.expert_communicator = &comm;
+      const auto own = static_cast<size_t>(rank);
+      const EpochOffer offer{.current = numbered(current[own]),
+                             .next = ready[own] ? numbered(current[own] + 1) : nullptr};
+      const std::span<const int64_t> given =
+          asks ? std::span<const int64_t>() : std::span<const int64_t>(kTokens);
+      EXPECT_EQ(agree_on_call({.tokens = 1, .rank_tokens = given}, offer, plan, &comm).epoch,
+                expected);
+    });
+  };
+  EXPECT_EQ(testing::first_failure(run({4, 4}, {true, true}, true, 5)), "");
+  EXPECT_EQ(testing::first_failure(run({4, 4}, {true, false}, true, 4)), "");
+  EXPECT_EQ(testing::first_failure(run({4, 4}, {false, false}, true, 4)), "");
+  EXPECT_EQ(testing::first_failure(run({4, 4}, {true, true}, false, 4)), "");
+  for (const RankOutcome& outcome : run({4, 5}, {true, false}, true, 5)) {
+    EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
+    EXPECT_NE(outcome.message.find("placement epochs 4 to 5"), std::string::npos)
+        << outcome.message;
+  }
+}
+
 // Any engine may list its values: a rank that lists others is told apart before any is compared.
 TEST(RankAgreement, RanksThatListOtherValues_AreTold) {
   const std::vector<AgreedValue> usual = {{"tiles", 3}, {"rungs", 5}};

@@ -206,10 +206,10 @@ void add_mlp(const MlpSource& mlp, const CudaMlpWeights& weights, DeviceContents
 }  // namespace
 
 uint64_t hash_cuda_weights(const CudaPlan& plan, const CudaWeights& weights,
-                           const WeightFence& fence) {
+                           std::span<const int32_t> places, const WeightFence& fence) {
   const BesideCaptures beside;
   DeviceContents contents(fence);
-  add_mlp(routed_source(plan), weights.routed, contents);
+  add_mlp(routed_source(plan, places), weights.routed, contents);
   if (plan.shared) add_mlp(shared_source(plan), weights.shared, contents);
   if (plan.residual) add_mlp(residual_source(plan), weights.residual, contents);
   for (const WeightId id : weights::kAll) contents.add_memory(weights.own[id].memory);

@@ -6,11 +6,13 @@
 #include "layer/cuda/weights.h"
 
 #include <cstdint>
+#include <span>
 
 namespace conclave::inline v0 {
 
-// On the current device. Waits; follows copies of a refit that are under way.
+// On the current device. Waits; follows copies of a refit that are under way. `places`: the expert
+// in each place, -1 for a free one.
 uint64_t hash_cuda_weights(const CudaPlan& plan, const CudaWeights& weights,
-                           const WeightFence& fence);
+                           std::span<const int32_t> places, const WeightFence& fence);
 
 }  // namespace conclave::inline v0

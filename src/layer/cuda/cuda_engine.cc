@@ -10,6 +10,7 @@
 #include "layer/cuda/content_hash.h"
 #include "layer/cuda/cuda_refit.h"
 #include "layer/cuda/every_row.h"
+#include "layer/cuda/expert_mover.h"
 #include "layer/cuda/route_and_group.h"
 #include "layer/cuda/weight_fence.h"
 #include "layer/own_workspace.h"
@@ -109,6 +110,7 @@ struct WeightsOnDevice final : LayerWeights {
   std::shared_ptr<DeviceSide> side;
   CudaWeights own;
   RefitMemory spare;  // left by a refit for the next one
+  MoveMemory moves;   // likewise by experts that moved
 
   Stream stream() const { return to_stream(side->stream.get()); }
 };
@@ -296,13 +298,24 @@ class CudaEngine final : public Engine {
                                      const LayerWeights* replaced) const override;
   void fill(const WeightSource& source, LayerWeights& weights) const override {
     auto& own = static_cast<WeightsOnDevice&>(weights);
-    fill_cuda_weights(context_, plan_, source, own.stream(), own.own);
+    fill_cuda_weights(context_, plan_, source, places_of(&own), own.stream(), own.own);
   }
   KernelCounts counts(const LayerWeights& weights) const override;
   std::unique_ptr<LayerRunner> bind(LayerWeights& weights, const LayerRunner* like) const override {
     return std::make_unique<CudaRunner>(context_, plan_,
                                         static_cast<const WeightsOnDevice&>(weights),
                                         static_cast<const CudaRunner*>(like));
+  }
+  Support moves_experts(const LayerWeights& weights) const override;
+  MovableExperts movable(LayerWeights& weights, ForwardGate& gate) const override;
+  // Nobody asks in a call that has the ranks' tokens, and a graph runs without a host.
+  bool may_switch(const ForwardArgs& args) const override {
+    return plan_.gathers_rows() && args.rank_tokens.empty() && !is_captured(args.stream);
+  }
+  void enter_epoch(LayerWeights& weights, const PlacementEpoch& /*next*/,
+                   Stream stream) const override {
+    auto& own = static_cast<WeightsOnDevice&>(weights);
+    own.moves.next.enter(own.own, own.side->fence, to_cuda(stream));
   }
   Support refits() const override { return Support::yes(); }
   std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
@@ -335,6 +348,11 @@ class CudaEngine final : public Engine {
 
  private:
   void check_routing(const ForwardArgs& args) const;
+  // The expert in each place, where weights, which may be null, have been loaded before.
+  std::span<const int32_t> places_of(const LayerWeights* weights) const {
+    if (weights == nullptr || weights->experts.empty()) return plan_.part.local_experts;
+    return weights->experts;
+  }
 
   const Context& context_;
   const int32_t ordinal_;
@@ -363,8 +381,41 @@ std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,
                                       : std::make_shared<DeviceSide>(context_);
   weights->own =
       allocate_cuda_weights(*context_.device_allocator(), plan_, source, weights->stream());
-  fill_cuda_weights(context_, plan_, source, weights->stream(), weights->own);
+  if (replaced != nullptr) {
+    weights->experts = replaced->experts;
+    weights->own.epoch = static_cast<const WeightsOnDevice*>(replaced)->own.epoch;
+  }
+  fill_cuda_weights(context_, plan_, source, places_of(replaced), weights->stream(), weights->own);
   return weights;
+}
+
+Support CudaEngine::moves_experts(const LayerWeights& weights) const {
+  const CudaWeights& own = static_cast<const WeightsOnDevice&>(weights).own;
+  if (own.routed.in_place) {
+    return Support::no("they are read where the caller keeps them, which no other rank shares");
+  }
+  if (!own.local_expert.empty()) return Support::yes();
+  return Support::no("one rank has all of them, without spare places or replicas");
+}
+
+MovableExperts CudaEngine::movable(LayerWeights& weights, ForwardGate& gate) const {
+  auto& own = static_cast<WeightsOnDevice&>(weights);
+  const auto mover =
+      std::make_shared<CudaExpertMover>(MovedWeights{.context = context_,
+                                                     .allocator = *context_.device_allocator(),
+                                                     .plan = plan_,
+                                                     .live = own.own,
+                                                     .memory = own.moves,
+                                                     .fence = own.side->fence,
+                                                     .gate = gate});
+  return {.memory =
+              [mover](bool with_temporary) {
+                mover->make_temporary(with_temporary);
+                return PlaceMemory({});
+              },
+          .pack = {},
+          .layout_key = key_of_planes(plan_, own.own),
+          .device = mover};
 }
 
 std::unique_ptr<EngineRefit> CudaEngine::begin_refit(LayerWeights& weights,
@@ -380,10 +431,11 @@ std::unique_ptr<EngineRefit> CudaEngine::begin_refit(LayerWeights& weights,
                                      request);
 }
 
-uint64_t CudaEngine::content_hash(const LayerWeights& weights, std::span<const int32_t>) const {
+uint64_t CudaEngine::content_hash(const LayerWeights& weights,
+                                  std::span<const int32_t> places) const {
   const cuda::DeviceGuard guard(ordinal_);
   const auto& own = static_cast<const WeightsOnDevice&>(weights);
-  return hash_cuda_weights(plan_, own.own, own.side->fence);
+  return hash_cuda_weights(plan_, own.own, places, own.side->fence);
 }
 
 int32_t CudaEngine::enter() const {

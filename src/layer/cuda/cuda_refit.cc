@@ -107,7 +107,7 @@ CudaRefit::CudaRefit(const RefittedWeights& layer, const RefitRequest& request)
   } else {
     spare_ = {};
   }
-  add_mlp(routed_source(plan_), &CudaWeights::routed, request.scope);
+  add_mlp(routed_source(plan_, request.places), &CudaWeights::routed, request.scope);
   if (plan_.shared) add_mlp(shared_source(plan_), &CudaWeights::shared, request.scope);
   if (plan_.residual) add_mlp(residual_source(plan_), &CudaWeights::residual, request.scope);
   own_ = allocate_own_weights(

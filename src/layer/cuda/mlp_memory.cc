@@ -57,7 +57,7 @@ void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
   const experts::FactorForm form = experts::factor_form(mlp.problem);
   const int64_t pairs = experts::step_pairs(form, factors.groups);
   factors.units = ceil_div(factors.groups, experts::groups_of_unit(mlp.problem));
-  const int64_t rows_of_all = mlp.count() * factors.parts * factors.row_stride;
+  const int64_t rows_of_all = mlp.places() * factors.parts * factors.row_stride;
   memory.factor_scale =
       arrays.make(rows_of_all * pairs * experts::kBytesOfStepPair, (sizes.name + "_scale").c_str());
   memory.step_units = arrays.make(rows_of_all * factors.units * experts::bytes_of_step_unit(form),
@@ -71,8 +71,8 @@ void allocate_exact(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
   factors.byte_stride = round_up(experts::exact_rows(sizes.rows, sizes.parts), kRowAlignmentBytes);
   memory.factor_scale =
-      arrays.make(mlp.count() * exact_bytes(factors), (sizes.name + "_scale").c_str());
-  memory.sum_factor = arrays.floats(mlp.count() * sizes.parts, (sizes.name + "_factor").c_str());
+      arrays.make(mlp.places() * exact_bytes(factors), (sizes.name + "_scale").c_str());
+  memory.sum_factor = arrays.floats(mlp.places() * sizes.parts, (sizes.name + "_factor").c_str());
   memory.byte_form = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_form").c_str());
   factors.bytes = memory.factor_scale.as();
   factors.byte_form = memory.byte_form.as<int32_t>();
@@ -88,7 +88,7 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
   if (mlp.forms.floats) {
     const quant::PlaneShape scales = scales_of(problem, sizes);
     memory.num_scales = sizes.parts * scales.rows * scales.cols;
-    const int64_t count = mlp.count() * memory.num_scales;
+    const int64_t count = mlp.places() * memory.num_scales;
     memory.scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.scale = memory.scale.as<float>();
     if (has_zeros) memory.offset = arrays.floats(count, (sizes.name + "_offset").c_str());
@@ -103,12 +103,12 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     if (experts::has_steps(form)) {
       return allocate_steps(arrays, mlp, sizes, memory, view.factors);
     }
-    const int64_t count = mlp.count() * numbers_of(view.factors);
+    const int64_t count = mlp.places() * numbers_of(view.factors);
     memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.factors.scales = memory.factor_scale.as<float>();
     if (experts::code_order(problem) == experts::CodeOrder::kLanesOfNumbers) {
       memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
-      memory.has_short_scales.assign(static_cast<size_t>(mlp.count()), uint8_t{1});
+      memory.has_short_scales.assign(static_cast<size_t>(mlp.places()), uint8_t{1});
       view.factors.short_scales = memory.short_scales.as<int32_t>();
     }
     if (form == experts::FactorForm::kZeros) {
@@ -129,7 +129,7 @@ CudaMatrixMemory allocate_matrix(const DeviceArrays& arrays, const MlpSource& ml
                                  experts::DeviceExpertMatrix& view) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const DType dtype = problem.weight_dtype;
-  const int64_t count = mlp.count();
+  const int64_t count = mlp.places();
   CudaMatrixMemory memory;
   view.data = place.data;
   view.stride = place.stride;
@@ -157,14 +157,14 @@ void allocate_columns(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpW
   OwnRowTables& own = weights.own_rows;
   own.stride = padded_row(problem.input_columns(), DType::kBF16);
   if (mlp.has(MlpHalf::kGateUp) && quant.has_column_order) {
-    own.columns = arrays.make(mlp.count() * own.stride * int64_t{sizeof(int32_t)}, "row columns");
+    own.columns = arrays.make(mlp.places() * own.stride * int64_t{sizeof(int32_t)}, "row columns");
   }
   if (mlp.has(MlpHalf::kGateUp) && quant.has_column_factors) {
-    own.factors = arrays.floats(mlp.count() * own.stride, "row factors");
+    own.factors = arrays.floats(mlp.places() * own.stride, "row factors");
   }
   if (!mlp.has(MlpHalf::kDown) || !scales_activated_columns(problem)) return;
   weights.column_factors =
-      arrays.floats(mlp.count() * problem.intermediate_size, "column factors of down");
+      arrays.floats(mlp.places() * problem.intermediate_size, "column factors of down");
   weights.view.down.column_factors = weights.column_factors.as<float>();
 }
 

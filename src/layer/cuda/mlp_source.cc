@@ -48,11 +48,6 @@ InPlaceMatrix place_of(const ConstTensorView& view) {
   return {.data = static_cast<const std::byte*>(view.data), .stride = row_stride(view)};
 }
 
-// One behind the other.
-void number_places(MlpSource& mlp) {
-  for (size_t i = 0; i < mlp.experts.size(); ++i) mlp.experts[i].place = static_cast<int64_t>(i);
-}
-
 bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride) {
   const InPlaceMatrix own = place_of(view);
   return own.data == place && own.stride == stride;
@@ -60,19 +55,22 @@ bool lies_at(const ConstTensorView& view, const std::byte* place, int64_t stride
 
 }  // namespace
 
-MlpSource routed_source(const CudaPlan& plan) {
+MlpSource routed_source(const CudaPlan& plan, std::span<const int32_t> places) {
   MlpSource mlp{.problem = plan.routed.problem,
                 .experts = {},
                 .adds_down_bias = plan.part.adds_down_bias,
-                .forms = forms_of(plan.routed)};
+                .forms = forms_of(plan.routed),
+                .room = plan.part.num_places() + plan.fused.slots()};
   // One launch reads what the streamed kernels read.
   mlp.forms.floats |= plan.decode_row != nullptr && !mlp.forms.factors;
-  for (const int32_t expert : plan.part.local_experts) {
+  for (size_t place = 0; place < places.size(); ++place) {
+    if (places[place] < 0) continue;
     mlp.experts.push_back({.mlp = WeightMlp::kRouted,
-                           .expert = expert,
+                           .expert = places[place],
                            .inner = plan.part.inner,
                            .has_bias = plan.spec.has_bias,
-                           .has_down_bias = plan.spec.has_bias});
+                           .has_down_bias = plan.spec.has_bias,
+                           .place = static_cast<int64_t>(place)});
   }
   const int64_t width = plan.part.inner.size();
   for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) {
@@ -82,10 +80,14 @@ MlpSource routed_source(const CudaPlan& plan) {
                            .expert = slot / plan.fused.slices,
                            .inner = {.begin = begin, .end = begin + width},
                            .has_bias = plan.spec.shared.has_bias,
-                           .has_down_bias = plan.spec.shared.has_bias && slice == 0});
+                           .has_down_bias = plan.spec.shared.has_bias && slice == 0,
+                           .place = plan.part.num_places() + slot});
   }
-  number_places(mlp);
   return mlp;
+}
+
+MlpSource routed_source(const CudaPlan& plan) {
+  return routed_source(plan, plan.part.local_experts);
 }
 
 MlpSource shared_source(const CudaPlan& plan) {
@@ -98,6 +100,9 @@ MlpSource residual_source(const CudaPlan& plan) {
 Support find_layout(const MlpSource& mlp, const WeightSource& source, InPlaceLayout& layout) {
   if (source.memory() == MemoryKind::kHost) return Support::no("the weights are in host memory");
   if (mlp.experts.empty()) return Support::no("there are no experts");
+  if (mlp.places() != mlp.count()) {
+    return Support::no("spare places are memory of the layer's own");
+  }
   const experts::ExpertsProblem& problem = mlp.problem;
   if (problem.ordered.gate_up != 0) return Support::no("columns have an order");
   if (experts::code_order(problem) != experts::CodeOrder::kStored) {

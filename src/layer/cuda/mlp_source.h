@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -54,15 +55,21 @@ struct MlpSource {
   std::optional<MlpHalf> only = {};  // the half that is held and filled; none: both
   // Scales of bytes take this form; none: the first that all of them have.
   std::optional<experts::ByteForm> byte_form = {};
+  // Places in memory, of which some may be free; none: one for each expert.
+  std::optional<int64_t> room = {};
 
   bool has(MlpHalf half) const { return !only || *only == half; }
 
   int64_t halves() const { return problem.activation.gated ? 2 : 1; }
   int64_t gate_up_rows() const { return halves() * problem.intermediate_size; }
   int64_t count() const { return static_cast<int64_t>(experts.size()); }
+  int64_t places() const { return room.value_or(count()); }
 };
 
-// Routed experts, and the shared ones that run with them; the plan has the others.
+// Routed experts, and the shared ones that run with them; the plan has the others. `places`: the
+// expert in each place of this rank, -1 for a free one; the others are free.
+MlpSource routed_source(const CudaPlan& plan, std::span<const int32_t> places);
+// The same where they lie at first.
 MlpSource routed_source(const CudaPlan& plan);
 MlpSource shared_source(const CudaPlan& plan);
 MlpSource residual_source(const CudaPlan& plan);

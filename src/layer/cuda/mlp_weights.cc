@@ -316,9 +316,11 @@ void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, 
   if (mlp.forms.floats) fill_floats(mlp, places, lanes, weights);
   if (mlp.forms.factors) fill_factors(mlp, places, lanes, weights);
   if (weights.own_rows.stride != 0) fill_columns(mlp, places, lanes.own(), weights);
-  if (!mlp.experts.empty() && has_input_scale(problem.quant)) {
+  // Experts may come to places that are all free yet.
+  if (mlp.places() > 0 && has_input_scale(problem.quant)) {
     WeightUpload& upload = lanes.own();
-    const StaticScales steps = load_static_scales(upload.on_host(), mlp.experts.front().mlp);
+    const WeightMlp kind = mlp.experts.empty() ? WeightMlp::kRouted : mlp.experts.front().mlp;
+    const StaticScales steps = load_static_scales(upload.on_host(), kind);
     auto* const place = weights.static_scales.as<float>();
     if (mlp.has(MlpHalf::kGateUp)) upload.copy_floats({steps.input}, place);
     if (mlp.has(MlpHalf::kDown)) upload.copy_floats({steps.intermediate}, place + 1);

@@ -127,8 +127,6 @@ void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows)
   checks.need(
       plan.options.weights == WeightUse::kPacked, "weights",
       "weights in place of host memory; those in its own memory a GPU reads where they lie anyway");
-  checks.need(plan.options.spare_experts == 0, "placement",
-              "spare_experts: on a GPU experts do not move while a layer lives");
   if (!is_plain(plan.spec.weight_dtype)) {
     const Support rows_support = gpu_rows_support(plan.spec.weight_dtype, plan.spec.quant);
     checks.need(static_cast<bool>(rows_support), "quantisation", rows_support.reason());
@@ -309,7 +307,7 @@ void fill_plan(CudaPlan& plan, const CudaPlanRequest& request) {
   check_options(plan.options, plan.device);
   plan.summary.device = fmt::format("cuda:{} {}, {} multiprocessors", plan.device.ordinal,
                                     plan.device.name, plan.device.multiprocessors);
-  plan.part = plan_rank_part(spec, plan.parallel);
+  plan.part = plan_rank_part(spec, plan.parallel, plan.options.spare_experts);
   PartChecks checks(plan.summary.rows);
   check_parts(plan, checks, plan.summary.rows);
   plan_sum_over_ranks(plan, request.tensor_communicator, checks);

@@ -51,6 +51,11 @@ void WeightFence::follow_copies(cudaStream_t stream) const {
   cuda::check(cudaStreamWaitEvent(stream, copied_.get(), 0), "cudaStreamWaitEvent");
 }
 
+void WeightFence::await_copies() const {
+  if (!has_copies_.load(std::memory_order_acquire)) return;
+  cuda::check(cudaEventSynchronize(copied_.get()), "cudaEventSynchronize");
+}
+
 namespace {
 
 // An event that has not passed leaves an error, which a check of a launch would find.

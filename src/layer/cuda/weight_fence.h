@@ -42,6 +42,8 @@ class WeightFence {
   void publish(cudaStream_t stream);
   void settled() noexcept { has_copies_.store(false, std::memory_order_relaxed); }
 
+  // Waits on the host for copies that have not settled.
+  void await_copies() const;
   // Makes `stream` follow copies that have not settled.
   void follow_copies(cudaStream_t stream) const;
 

@@ -15,13 +15,14 @@ ExpertPlane matrix_plane(const MlpSource& mlp, const CudaMlpWeights& weights, Ml
 std::vector<ExpertPlane> planes_of(const MlpSource& mlp, const CudaMlpWeights& weights,
                                    MlpHalf half) {
   std::vector<ExpertPlane> planes;
-  if (mlp.experts.empty()) return planes;
+  if (mlp.places() == 0) return planes;
   if (const ExpertPlane matrix = matrix_plane(mlp, weights, half); matrix.data != nullptr) {
     planes.push_back(matrix);
   }
   const auto add = [&](const DeviceMemory& memory) {
     if (memory.empty()) return;
-    planes.push_back({.data = memory.as(), .bytes = memory.bytes() / mlp.experts.size()});
+    planes.push_back(
+        {.data = memory.as(), .bytes = memory.bytes() / static_cast<size_t>(mlp.places())});
   };
   const CudaMatrixMemory& memory = weights.of(half);
   for (const DeviceMemory* plane :

@@ -19,7 +19,7 @@ struct ExpertPlane {
 
 // The matrix is empty if it is used where its source has it.
 ExpertPlane matrix_plane(const MlpSource& mlp, const CudaMlpWeights& weights, MlpHalf half);
-// `weights` have as many places as `mlp` has experts. Empty ones are left out.
+// `weights` have as many places as `mlp`. Empty ones are left out.
 std::vector<ExpertPlane> planes_of(const MlpSource& mlp, const CudaMlpWeights& weights,
                                    MlpHalf half);
 

@@ -38,11 +38,12 @@ void check_source_place(const WeightSource& source, int32_t ordinal) {
 }
 
 // Local expert of each id: physical experts, then fused shared ones; -1 if it is not on this rank.
-std::vector<int32_t> local_expert_map(const CudaPlan& plan) {
-  const std::vector<int32_t> routed = plan.part.placement().expert_map(plan.parallel.ep_rank);
-  std::vector<int32_t> map(routed.begin(), routed.end());
-  const auto local = static_cast<int32_t>(plan.part.local_experts.size());
-  for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) map.push_back(local + slot);
+// Ids of replicas that this placement lacks are on none.
+std::vector<int32_t> local_expert_map(const CudaPlan& plan, const PlacementEpoch& epoch) {
+  std::vector<int32_t> map = epoch.experts.expert_map(plan.parallel.ep_rank);
+  map.resize(static_cast<size_t>(plan.part.placement().num_physical()), -1);
+  const auto first = static_cast<int32_t>(plan.part.num_places());
+  for (int32_t slot = 0; slot < plan.fused.slots(); ++slot) map.push_back(first + slot);
   return map;
 }
 
@@ -76,7 +77,7 @@ CudaLayerWeight allocate_own(const DeviceArrays& arrays, const WeightShape& shap
 }
 
 void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const WeightSource& source,
-                   const std::vector<int32_t>& map, CudaWeights& weights) {
+                   CudaWeights& weights) {
   for (const WeightShape& shape : own_weights(plan)) {
     weights.own[shape.id] = allocate_own(arrays, shape, source);
   }
@@ -89,7 +90,9 @@ void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const Weigh
     weights.router_tensors[own.place.value()] =
         words(static_cast<size_t>(own.num_elements()), own.tensor->name);
   }
-  if (!is_identity(map)) weights.local_expert = words(map.size(), "local_expert");
+  const std::vector<int32_t> map = local_expert_map(plan, *plan.part.epoch);
+  const bool may_change = plan.part.num_spare > 0 || plan.part.has_replicas();
+  if (may_change || !is_identity(map)) weights.local_expert = words(map.size(), "local_expert");
   if (plan.part.has_replicas()) {
     weights.replica_first = words(plan.part.replicas().first.size(), "replicas");
     weights.replicas = words(plan.part.replicas().physical.size(), "replicas");
@@ -156,13 +159,14 @@ void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& u
                CudaWeights& weights) {
   fill_own_weights(
       plan, source, [](WeightId) { return true; }, upload, weights);
-  if (!weights.local_expert.empty()) {
-    upload.copy_ints(local_expert_map(plan), weights.local_expert.as<int32_t>());
-  }
-  if (plan.part.has_replicas()) {
-    upload.copy_ints(plan.part.replicas().first, weights.replica_first.as<int32_t>());
-    upload.copy_ints(plan.part.replicas().physical, weights.replicas.as<int32_t>());
-  }
+  const PlacementTables tables =
+      placement_tables(plan, *(weights.epoch ? weights.epoch : plan.part.epoch));
+  const auto copy = [&](const std::vector<int32_t>& table, const DeviceMemory& memory) {
+    if (!memory.empty()) upload.copy_ints(table, memory.as<int32_t>());
+  };
+  copy(tables.local_expert, weights.local_expert);
+  copy(tables.replica_first, weights.replica_first);
+  copy(tables.replicas, weights.replicas);
 }
 
 const WeightSource& on_host(const WeightSource& source, const HostReads& copies) {
@@ -170,6 +174,14 @@ const WeightSource& on_host(const WeightSource& source, const HostReads& copies)
 }
 
 }  // namespace
+
+PlacementTables placement_tables(const CudaPlan& plan, const PlacementEpoch& epoch) {
+  PlacementTables tables{.local_expert = local_expert_map(plan, epoch)};
+  if (!plan.part.has_replicas()) return tables;
+  tables.replica_first = epoch.replicas.first;
+  tables.replicas = epoch.replicas.physical;
+  return tables;
+}
 
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
   InPlaceLayout layout;
@@ -239,16 +251,16 @@ CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& pl
   weights.routed = allocate_mlp(arrays, routed_source(plan), &source);
   if (plan.shared) weights.shared = allocate_mlp(arrays, shared_source(plan), &source);
   if (plan.residual) weights.residual = allocate_mlp(arrays, residual_source(plan), &source);
-  allocate_rest(arrays, plan, source, local_expert_map(plan), weights);
+  allocate_rest(arrays, plan, source, weights);
   return weights;
 }
 
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
-                       Stream stream, CudaWeights& weights) {
+                       std::span<const int32_t> places, Stream stream, CudaWeights& weights) {
   PinnedRings rings;
   UploadLanes lanes(source, to_cuda(stream), plan.device.ordinal, context.executor(), rings);
   fill_rest(plan, source, lanes.own(), weights);
-  fill_mlp(routed_source(plan), source, lanes, weights.routed, context);
+  fill_mlp(routed_source(plan, places), source, lanes, weights.routed, context);
   if (plan.shared) fill_mlp(shared_source(plan), source, lanes, weights.shared, context);
   if (plan.residual) fill_mlp(residual_source(plan), source, lanes, weights.residual, context);
   lanes.finish();

@@ -8,12 +8,15 @@
 #include "layer/cuda/mlp_source.h"
 #include "layer/cuda/plan.h"
 #include "layer/router_vectors.h"
+#include "placement/epoch.h"
 #include "routing/router_tensors.h"
 
 #include "conclave/weights.h"
 
 #include <array>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
@@ -78,12 +81,22 @@ struct CudaWeights {
   CudaMlpWeights residual;
   WeightTable<CudaLayerWeight> own;  // by LayerWeight, but for tensors of the router's own:
   std::array<DeviceMemory, routing::kMaxTensorsOfRouter> router_tensors;  // in the row's order
-  DeviceMemory local_expert;   // [ids] int32; empty if all experts are here, in order
+  DeviceMemory local_expert;   // [ids] int32; empty if all experts are here, in order, for good
   DeviceMemory replica_first;  // [E + 1] int32, for a layer with redundant experts
   DeviceMemory replicas;       // [P] int32: physical experts of each logical one
+  // The placement that these tables say; null: that of the plan.
+  std::shared_ptr<const PlacementEpoch> epoch;
 
   const float* floats(WeightId id) const { return own[id].memory.as<float>(); }
 };
+
+// The tables of a placement as they lie on the device; those that a layer lacks are empty.
+struct PlacementTables {
+  std::vector<int32_t> local_expert = {};
+  std::vector<int32_t> replica_first = {};
+  std::vector<int32_t> replicas = {};
+};
+PlacementTables placement_tables(const CudaPlan& plan, const PlacementEpoch& epoch);
 
 // Yes if the routed experts of a source of device memory can be used in place, as [E, 2I, H] and
 // [E, H, I]; otherwise the reason, for `explain`.
@@ -112,8 +125,9 @@ void fill_own_weights(const CudaPlan& plan, const WeightSource& source, const Wa
 CudaWeights allocate_cuda_weights(DeviceAllocator& allocator, const CudaPlan& plan,
                                   const WeightSource& source, Stream stream);
 
-// Fills `weights`. Waits until the source is no longer needed. Throws as fill_weights.
+// Fills `weights`: `places` are those of routed_source. Waits until the source is no longer needed.
+// Throws as fill_weights.
 void fill_cuda_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
-                       Stream stream, CudaWeights& weights);
+                       std::span<const int32_t> places, Stream stream, CudaWeights& weights);
 
 }  // namespace conclave::inline v0

@@ -1,6 +1,7 @@
 #include "layer/migration/migration_worker.h"
 
 #include "cpu/fork_count.h"
+#include "layer/migration/device_mover.h"
 #include "layer/migration/update_placement.h"
 #include "layer/rank_agreement.h"
 
@@ -56,8 +57,10 @@ MigrationWorker::MigrationWorker(MigratingLayer layer, const ExpertSlots& slots,
                                 .stopped = stopped_});
   layer_.epochs.claim();
   try {
+    if (layer_.experts.device != nullptr) layer_.experts.device->open();
     thread_ = std::thread([this] { run(); });
   } catch (...) {
+    if (layer_.experts.device != nullptr) layer_.experts.device->close();
     layer_.epochs.release();
     throw;
   }
@@ -78,6 +81,7 @@ MigrationWorker::~MigrationWorker() {
     if (!is_complete() && !all_know) communicator_.abort("a rank ended the migration");
   }
   thread_.join();
+  if (layer_.experts.device != nullptr) layer_.experts.device->close();
   layer_.epochs.release();
 }
 
@@ -152,9 +156,12 @@ void MigrationWorker::finish() {
   while (true) {
     await_step();
     const EpochOffer offer = layer_.epochs.offer();
+    DeviceMover* const device = offer.next != nullptr ? layer_.experts.device.get() : nullptr;
+    if (device != nullptr) device->await_device();
     const uint64_t agreed =
         agree_on_call({.adapters = layer_.adapters}, offer, layer_.plan, layer_.communicator).epoch;
     if (agreed != offer.current->number) {
+      if (device != nullptr) device->enter(offer.next);
       layer_.epochs.take(offer, agreed);
       continue;
     }

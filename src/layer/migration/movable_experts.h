@@ -7,9 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 namespace conclave::inline v0 {
+
+class DeviceMover;
 
 struct MovableExperts {
   // With a temporary place behind the others, if asked for; it is there until it is asked for the
@@ -21,6 +24,9 @@ struct MovableExperts {
       pack;
   // Ranks must have these in common: packed layout and slab sizes.
   int64_t layout_key = 0;
+  // Null where places lie in memory of the host. With it `memory` has no slabs to give, and `pack`
+  // is not called.
+  std::shared_ptr<DeviceMover> device = {};
 };
 
 }  // namespace conclave::inline v0

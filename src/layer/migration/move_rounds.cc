@@ -1,5 +1,6 @@
 #include "layer/migration/move_rounds.h"
 
+#include "layer/migration/device_mover.h"
 #include "layer/migration/move_wave.h"
 
 #include "conclave/error.h"
@@ -87,7 +88,9 @@ void MoveRounds::copy_wave(std::span<const ExpertMove> moves, const PlaceMemory&
              .pack = pack,
              .piece_bytes = options_.piece_bytes,
              .pace = *pace_,
-             .stopped = stopped_},
+             .stopped = stopped_,
+             .device = experts_.device.get(),
+             .source = options_.source},
             peers_know_);
 }
 
@@ -100,7 +103,9 @@ EpochPointer MoveRounds::copy_next() {
     copy_wave(wave, memory);
     moved_.fetch_add(static_cast<int64_t>(wave.size()), std::memory_order_relaxed);
   }
-  from_ = epoch_of_places(from_->number + 1, round.after);
+  const EpochPointer next = epoch_of_places(from_->number + 1, round.after);
+  if (experts_.device != nullptr) experts_.device->prepare(next);
+  from_ = next;
   done_.fetch_add(1, std::memory_order_relaxed);
   return from_;
 }

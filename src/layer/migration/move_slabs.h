@@ -17,6 +17,8 @@
 
 namespace conclave::inline v0 {
 
+class DeviceMover;
+
 // The memory of a rank's places: each has a slab of every kind.
 class PlaceMemory {
  public:
@@ -47,6 +49,10 @@ struct MoveCall {
   size_t piece_bytes = 0;
   Pace& pace;
   const std::atomic<bool>& stopped;  // ends the copy between two pieces
+  // Places lie in memory of a device, which this moves: instead of the memory and `pack` above, it
+  // knows its own, and reads experts from the source, if there is one.
+  DeviceMover* device = nullptr;
+  const WeightSource* source = nullptr;
 };
 
 // The hashes of both ends of each move, as far as they are on this rank; 0 elsewhere.

@@ -1,5 +1,7 @@
 #include "layer/migration/move_wave.h"
 
+#include "layer/migration/device_mover.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -100,7 +102,7 @@ void move_wave(const MoveCall& call, bool& peers_know) {
                     .received = std::vector<uint64_t>(call.moves.size(), 0)};
   std::exception_ptr failure;
   try {
-    hashes = move_slabs(call);
+    hashes = call.device != nullptr ? call.device->move(call) : move_slabs(call);
   } catch (const CommError&) {
     throw;
   } catch (...) {

@@ -1,6 +1,7 @@
 #include "layer/migration/update_placement.h"
 
 #include "layer/agreed_values.h"
+#include "layer/migration/device_mover.h"
 #include "layer/migration/move_rounds.h"
 #include "layer/rank_agreement.h"
 
@@ -31,6 +32,7 @@ class Update {
     // A temporary place goes once no expert lies there.
     const bool is_empty = request_.epochs.current()->places.is_addressable();
     if (claim_ && is_empty) static_cast<void>(request_.experts.memory(false));
+    if (request_.experts.device != nullptr) request_.experts.device->close();
   }
 
  private:
@@ -66,6 +68,7 @@ class Update {
     try {
       check_request();
       claim_.emplace(request_.epochs);
+      if (request_.experts.device != nullptr) request_.experts.device->open();
       rounds_.emplace(RoundsRequest{.from = request_.epochs.current(),
                                     .slots = request_.slots,
                                     .experts = request_.experts,
@@ -132,6 +135,7 @@ class Update {
     if (agreed != offer.next->number) {
       throw CommError(ErrorCode::kCommAborted, -1, kPhase, "ranks of another slice failed");
     }
+    if (request_.experts.device != nullptr) request_.experts.device->enter(offer.next);
     request_.epochs.take(offer, agreed);
   }
 

@@ -54,7 +54,7 @@ class Held {
  public:
   Held(const CudaPlan& plan, const WeightSource& source) : plan_(plan) {
     weights_ = allocate_cuda_weights(memory_, plan_, source, {});
-    fill_cuda_weights(context_, plan_, source, {}, weights_);
+    fill_cuda_weights(context_, plan_, source, plan_.part.local_experts, {}, weights_);
     num_own_ = memory_.requests().size();
   }
 
@@ -69,7 +69,9 @@ class Held {
   // Scales of which bytes say the same in either of two forms.
   bool has_forms() const { return weights_.routed.gate_up.form.has_value(); }
 
-  uint64_t hash() const { return hash_cuda_weights(plan_, weights_, fence_); }
+  uint64_t hash() const {
+    return hash_cuda_weights(plan_, weights_, plan_.part.local_experts, fence_);
+  }
   bool has_only_short_scales() const {
     bool all = true;
     for (const CudaMatrixMemory* memory : {&weights_.routed.gate_up, &weights_.routed.down}) {
@@ -79,14 +81,17 @@ class Held {
   }
 
   std::unique_ptr<CudaRefit> begin(RefitMode mode, const RefitUnits& scope) {
-    return std::make_unique<CudaRefit>(
-        RefittedWeights{.context = context_,
-                        .allocator = memory_,
-                        .plan = plan_,
-                        .live = weights_,
-                        .spare = spare_,
-                        .fence = fence_},
-        RefitRequest{.mode = mode, .scope = scope, .gate = gate_, .keeps_memory = true});
+    return std::make_unique<CudaRefit>(RefittedWeights{.context = context_,
+                                                       .allocator = memory_,
+                                                       .plan = plan_,
+                                                       .live = weights_,
+                                                       .spare = spare_,
+                                                       .fence = fence_},
+                                       RefitRequest{.mode = mode,
+                                                    .scope = scope,
+                                                    .gate = gate_,
+                                                    .keeps_memory = true,
+                                                    .places = plan_.part.local_experts});
   }
   void stage(CudaRefit& refit, const WeightSource& source, const RefitUnits& units) {
     const std::function<void()> nothing = [] {};

@@ -1,5 +1,6 @@
 // Gives a test that has no GPU the host's memory for the device's: copies are made at once, events
-// have always passed, and codes are arranged here. The linker gives a wrapped function's calls to
+// have always passed, codes are arranged here, and planes hashed. The linker gives a wrapped
+// function's calls to
 // __wrap_.
 
 #include "support/cuda/host_memory.h"
@@ -97,6 +98,18 @@ void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstrea
       words[static_cast<size_t>(place.word)] |= bits(place, code);
     }
     std::memcpy(static_cast<char*>(codes) + at, words.data(), stored.size());
+  }
+}
+
+// add_plane_hash, likewise.
+void __wrap__ZN8conclave2v014add_plane_hashEPKSt4bytemmPmP11CUstream_st(const std::byte* data,
+                                                                        size_t bytes, uint64_t seed,
+                                                                        uint64_t* sum,
+                                                                        CUstream_st*) {
+  for (size_t at = 0; at < bytes; ++at) {
+    uint64_t mixed = (std::to_integer<uint64_t>(data[at]) + 1) * 0x9E3779B97F4A7C15U ^ (seed + at);
+    mixed = (mixed ^ (mixed >> 29U)) * 0xBF58476D1CE4E5B9U;
+    *sum += mixed ^ (mixed >> 32U);
   }
 }
 
