@@ -1,6 +1,8 @@
 // Times forwards of a layer over expert-parallel ranks with a GPU each, threads of this process
 // that NCCL connects, in turn with two others: a rank's experts on the tokens of all ranks, without
 // the exchange, and one GPU with all experts on its own tokens. All in graphs, on all GPUs at once.
+#include "one_expert_for_all.h"
+
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
@@ -8,10 +10,8 @@
 #include <array>
 #include <conclave/conclave.h>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,43 +44,6 @@ MoeSpec spec_of(const std::string& model) {
                 .activations = conclave::ActivationScale::kGroup};
   return spec;
 }
-
-// Every expert is the first one, so that sources of real sizes are there at once.
-class OneExpertForAll final : public conclave::WeightSource {
- public:
-  explicit OneExpertForAll(const MoeSpec& spec)
-      : source_(conclave::make_synthetic_source(spec, 1)) {}
-
-  conclave::WeightInfo describe(conclave::WeightId id) const override {
-    return source_->describe(id);
-  }
-  void read(conclave::WeightId id, int64_t /*expert*/, const conclave::WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    const conclave::WeightInfo info = describe(id);
-    const bool whole_rows = block.col_begin == 0 && block.col_end == info.cols;
-    if (!whole_rows) return source_->read(id, 0, block, destination);
-    const std::vector<std::byte>& matrix = first(id, info);
-    const size_t row = matrix.size() / static_cast<size_t>(info.rows);
-    std::memcpy(destination.data(), matrix.data() + row * static_cast<size_t>(block.row_begin),
-                destination.size());
-  }
-
- private:
-  const std::vector<std::byte>& first(conclave::WeightId id,
-                                      const conclave::WeightInfo& info) const {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::byte>& matrix = matrices_[id];
-    if (matrix.empty()) {
-      matrix.resize(conclave::dense_bytes(info.dtype, {info.rows, info.cols}));
-      source_->read(id, 0, {0, info.rows, 0, info.cols}, matrix);
-    }
-    return matrix;
-  }
-
-  std::unique_ptr<conclave::WeightSource> source_;
-  mutable std::mutex mutex_;
-  mutable conclave::WeightTable<std::vector<std::byte>> matrices_;
-};
 
 // Distinct experts for every token, evenly over all.
 std::vector<int32_t> even_ids(const MoeSpec& spec, int64_t tokens, uint64_t seed) {
@@ -224,7 +187,7 @@ int main(int argc, char** argv) {
   app.add_option("--replays", settings.replays, "of a graph in a round");
   app.add_flag("--rounded", settings.rounded, "sums travel in 16 bits");
   CLI11_PARSE(app, argc, argv);
-  const OneExpertForAll source(spec_of(settings.model));
+  const conclave::bench::OneExpertForAll source(spec_of(settings.model));
   auto group = conclave::make_local_group({.num_ranks = settings.ranks});
   std::vector<std::thread> threads;
   std::vector<std::string> errors(group.size());
