@@ -60,7 +60,8 @@ class CONCLAVE_API Balancer {
   // Ends what is under way, as Migration does.
   ~Balancer();
 
-  // [E] where the rows of a layer's forwards of this step are added: ForwardArgs::expert_load.
+  // [E] where the rows of a layer's forwards of this step are added: ForwardArgs::expert_load. Of a
+  // layer on CUDA, which counts in memory of its device, the caller adds them.
   std::span<int64_t> load(size_t layer);
   // After the forwards of a step, on every rank. With use_async it waits for nothing. Throws what
   // ended a migration (Migration::check); the layers go on in the placement that they are in, and

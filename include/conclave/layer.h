@@ -88,7 +88,8 @@ struct LayerOptions {
   Determinism determinism = Determinism::kRepeatable;
   WeightUse weights = WeightUse::kPacked;  // "cpu" only; on CUDA kInPlace is Error(kUnsupported)
   // Places for experts on each rank beside those of its placement, into which experts move while
-  // forwards go on (conclave/migration.h). Equal on all ranks, 0 to 1024; "cpu" only.
+  // forwards go on (conclave/migration.h). Equal on all ranks, 0 to 1024. On CUDA weights that lie
+  // on the device are copied then.
   int32_t spare_experts = 0;
   // The largest rank of adapters that may be added (conclave/lora.h): 0 to kMostAdapterRank, equal
   // on all ranks. The workspace has room for their terms; 0: none can be added.
@@ -301,17 +302,19 @@ class CONCLAVE_API MoeLayer {
   MoeLayer with_max_tokens(int64_t max_tokens) const;
 
   // Moves experts to the slots that `slots` gives each rank, then returns; between two forwards,
-  // on every rank with the same slots and options. Experts that stay keep their addresses. Replicas
+  // on every rank with the same slots and options; on CUDA after waiting for the device, and
+  // captured graphs read the new places. Experts that stay keep their addresses. Replicas
   // may become those of other experts; a rank has at most as many experts as places: those of the
   // first placement and all spare ones but one. Nothing is held twice but a spare place, or,
   // without spare_experts, a temporary one where experts change places in a circle. With
   // Reduce::kPartial and no communicator in the options, this rank alone reads its experts from the
   // source. Throws Error: kInvalidArgument naming the field; kUnsupported with the reason, as
-  // Migration; kState if a migration is under way; CommError: kCommMismatch where ranks disagree or
-  // a copy differs, on each; kCommPeerLost, kCommTimeout; what the source throws.
-  // Then the layer stays at the last placement that all ranks had reached, with the same results.
-  // Only where an expert is in a temporary place then, forward throws Error(kState) until another
-  // update_placement completes. Layers that share weights share the placement.
+  // Migration; kState if a migration is under way, or on CUDA a stream captured; CommError:
+  // kCommMismatch where ranks disagree or a copy differs, on each; kCommPeerLost, kCommTimeout;
+  // what the source throws. Then the layer stays at the last placement that all ranks had reached,
+  // with the same results. Only where an expert is in a temporary place then, forward throws
+  // Error(kState) until another update_placement completes. Layers that share weights share the
+  // placement.
   void update_placement(const ExpertSlots& slots, const MigrationOptions& options = {});
   // The same, to the slots of another split of the same ranks: placement, rank_of and replicas are
   // read, the rest must be as in parallel().

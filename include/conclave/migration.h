@@ -43,15 +43,20 @@ struct MigrationStatus {
 // while the layer's forwards go on. When all ranks have a round's experts, the next forward of all
 // of them uses these: it says so in the message by which ranks agree on a call anyway, and waits
 // for nothing. Needs LayerOptions::spare_experts, or else replicas that give way.
+// On CUDA planes travel from GPU to GPU where the communicator carries such memory. Calls that have
+// rank_tokens, those that are captured and those of one rank stay in the epoch that they find, and
+// finish() switches between two of them. Graphs read the places of now: replay them on the stream
+// of the forwards, or under a GraphReplay. Results have D1: the bits of a layer made there.
 // The context must outlive it; the layer's weights live as long as it does. One at a time for a
 // layer and those that share its weights: until it is destroyed, the next one, update_placement and
 // reload throw Error(kState). Calls from one thread at a time.
 class CONCLAVE_API Migration {
  public:
   // On every rank of the layer, with the same slots and options, within the communicator's
-  // deadline. Waits for no rank. Throws Error: kInvalidArgument naming the field, where the layer
-  // cannot have the slots; kUnsupported with the reason: a layer on a GPU, experts read in place,
-  // Reduce::kPartial, a circle of experts without a spare place; kState if one is under way.
+  // deadline. Waits for no rank, and on CUDA once for the device. Throws Error: kInvalidArgument
+  // naming the field, where the layer cannot have the slots; kUnsupported with the reason: experts
+  // read in place, or with adapters, Reduce::kPartial, a circle of experts without a spare place;
+  // kState if one is under way, or while a stream of the device is captured.
   Migration(MoeLayer& layer, const ExpertSlots& slots, const MigrationOptions& options);
   Migration(const Migration&) = delete;
   Migration& operator=(const Migration&) = delete;
@@ -65,7 +70,8 @@ class CONCLAVE_API Migration {
   // or a copy differs; what the source threw. Waits for nothing.
   void check() const;
   // Waits until it is done. Collective over the layer's communicators, as a forward without tokens
-  // would be. Throws as check, and CommError(kCommAborted) if it failed on another rank.
+  // would be. Throws as check, and CommError(kCommAborted) if it failed on another rank; on CUDA
+  // it waits for the device, and is Error(kState) while a stream of it is captured.
   void finish();
 
  private:

@@ -252,7 +252,7 @@ class LayerOptions:
     chunk_order: str = "in_turn"  # by_twos, micro_batches; only where rows travel between ranks
     micro_batch_tokens: int = 0  # from which on a call is cut in two; 0: as the plan finds it
     determinism: str = "repeatable"  # batch_invariant, unordered
-    spare_experts: int = 0  # places on each rank for experts that move beside forwards; CPU only
+    spare_experts: int = 0  # places on each rank for experts that move beside forwards
     max_adapter_rank: int = 0  # of adapters that may be added (0: none can be)
     tuning: TuningTable | str | os.PathLike[str] | None = None  # measured choices, on CUDA
 

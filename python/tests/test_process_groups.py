@@ -152,6 +152,14 @@ def test_layers_on_gpus_over_groups(tmp_path):
         assert isinstance(found, list) and len(found) == 5 and all(found), found
 
 
+@pytest.mark.cuda
+def test_experts_move_between_gpus(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for found in run_ranks(work.experts_on_gpus_move, 2, tmp_path, backend="cpu:gloo,cuda:nccl"):
+        assert isinstance(found, list) and all(found), found
+
+
 def test_wrong_arguments_are_named(tmp_path):
     wanted = {
         "number": ("ConclaveTypeError", "group"),

@@ -85,7 +85,7 @@ typedef struct conclave_migration_options {
 // rank with the same slots and options. A rank has at most as many experts as places: those of the
 // first placement and all of conclave_layer_options::spare_experts but one. Layers that share
 // weights share the placement. CONCLAVE_ERROR_INVALID_ARGUMENT naming the field; _UNSUPPORTED with
-// the reason: a layer on CUDA, experts read in place, or with adapters; _STATE while a migration is
+// the reason: experts read in place, or with adapters; _STATE while a migration is
 // under way; _COMM_*. The layer then stays at the last placement that all ranks had reached.
 CONCLAVE_C_API conclave_status
 conclave_layer_update_placement(conclave_layer* layer, const conclave_slots* slots,

@@ -252,6 +252,43 @@ def layers_on_gpus(rank, folder):
     return [bool(torch.allclose(one, other, rtol=1e-5, atol=1e-4)) for one, other in pairs]
 
 
+def experts_on_gpus_move(rank, folder):
+    """Experts that change sides between two GPUs: at once, beside forwards, and by a balancer. A
+    token has one of them, so that its bits are the same wherever that lies."""
+    torch.cuda.set_device(rank)
+    device = f"cuda:{rank}"
+    second = conclave.from_process_group(dist.new_group([0, 1]), device=device, timeout=20)
+    rows = made_rows(12, seed=rank).to(device)
+    given = conclave.from_process_group(dist.group.WORLD, device=device, timeout=20)
+    layer = conclave.Layer.from_tensors(
+        {**SPEC, "top_k": 1},
+        device=device,
+        communicator=given,
+        options={"spare_experts": 2},
+        count=True,
+        **made_weights(),
+    )
+    expected = layer(rows).clone()
+    first = layer.slots
+    turned = conclave.ParallelSpec(ep_size=2, placement="custom", rank_of=[1, 1, 0, 0, 0, 0, 1])
+    layer.update_placement(turned)
+    found = [layer.placement_epoch > 0, torch.equal(layer(rows), expected)]
+    with conclave.Migration(layer, first, second, processor_share=1) as migration:
+        for _ in range(5):
+            found.append(torch.equal(layer(rows), expected))
+        migration.finish()
+        found.append(migration.status.is_done)
+    found.append(sorted(layer.slots.of_rank(rank)) == sorted(first.of_rank(rank)))
+    balancer = conclave.Balancer([layer], second, window_size=4, step_interval=8, use_async=False)
+    for _ in range(8):
+        found.append(torch.equal(layer(rows), expected))
+        balancer.step()
+    found.append(balancer.status.rebalances > 0)
+    torch.cuda.synchronize()
+    dist.barrier()
+    return found
+
+
 def several_backends(rank, folder):
     group = dist.new_group([0, 1], backend="cpu:gloo,cuda:gloo")
     return layer_over(group)(made_rows(TOKENS[rank], seed=rank)).numpy()
