@@ -228,8 +228,8 @@ struct SurvivorOptions {
 //
 // Throws CommError: kCommExcluded on a rank that came after the others had gone on without it;
 // kCommPeerLost, kCommTimeout where ranks are lost faster than the rest can agree, or a host falls
-// silent. Takes at most twice the deadline and 2 s, and as much for every rank lost meanwhile.
-// Throws Error: kUnsupported with the reason of supports(kShrink); kState after an earlier call.
+// silent. Takes at most twice the deadline and 2 s, over NCCL thrice and 7 s, and again for each
+// rank lost meanwhile. Error: kUnsupported as supports(kShrink) says; kState after an earlier call.
 CONCLAVE_API Survivors survivors(Communicator& failed, const SurvivorOptions& options = {});
 
 // Says how a rank in a process of its own joins its group.

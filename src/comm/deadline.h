@@ -12,4 +12,11 @@ inline std::chrono::steady_clock::time_point time_after(std::chrono::nanoseconds
   return deadline >= Clock::time_point::max() - now ? Clock::time_point::max() : now + deadline;
 }
 
+// The time left. What has come by then is still taken, so that it is never none.
+inline std::chrono::nanoseconds time_until(std::chrono::steady_clock::time_point until) {
+  const std::chrono::nanoseconds left = until - std::chrono::steady_clock::now();
+  constexpr std::chrono::nanoseconds kLeast = std::chrono::milliseconds(1);
+  return left < kLeast ? kLeast : left;
+}
+
 }  // namespace conclave::inline v0::comm

@@ -7,7 +7,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace conclave::inline v0::comm {
@@ -54,15 +57,7 @@ void refuse_second_roll_call() {
                                   .hint = "ask the communicator that it returned for survivors"});
 }
 
-}  // namespace conclave::inline v0::comm
-
-namespace conclave::inline v0 {
-namespace {
-
-constexpr std::string_view kPhase = "survivors";
-
-// Errors in a later group name ranks as the caller knows them.
-CommError known_as(const std::vector<int32_t>& old_ranks, const CommError& error) {
+CommError known_as(std::span<const int32_t> old_ranks, const CommError& error) {
   const int32_t peer = error.peer() < 0 ? -1 : old_ranks[static_cast<size_t>(error.peer())];
   // The text begins with the rank and the phase, which an error puts there by itself.
   const std::string& text = error.detail().what;
@@ -72,15 +67,23 @@ CommError known_as(const std::vector<int32_t>& old_ranks, const CommError& error
           at == std::string::npos ? text : text.substr(at + phase.size())};
 }
 
-Survivors call_again(const Survivors& left, std::chrono::nanoseconds deadline) {
+Survivors call_again(const Survivors& left, std::chrono::nanoseconds deadline,
+                     std::string_view phase) {
   try {
-    Survivors fewer = left.communicator->shrink(deadline, kPhase);
+    Survivors fewer = left.communicator->shrink(deadline, phase);
     for (int32_t& rank : fewer.old_ranks) rank = left.old_ranks[static_cast<size_t>(rank)];
     return fewer;
   } catch (const CommError& error) {
     throw known_as(left.old_ranks, error);
   }
 }
+
+}  // namespace conclave::inline v0::comm
+
+namespace conclave::inline v0 {
+namespace {
+
+constexpr std::string_view kPhase = "survivors";
 
 }  // namespace
 
@@ -101,9 +104,9 @@ Survivors survivors(Communicator& failed, const SurvivorOptions& options) {
       communicator.wait(communicator.begin_barrier(), deadline, kPhase);
       return left;
     } catch (const CommError& error) {
-      if (lost == failed.size()) throw known_as(left.old_ranks, error);
+      if (lost == failed.size()) throw comm::known_as(left.old_ranks, error);
     }
-    left = call_again(left, deadline);
+    left = comm::call_again(left, deadline, kPhase);
   }
 }
 

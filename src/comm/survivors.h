@@ -6,7 +6,9 @@
 #pragma once
 
 #include "conclave/comm.h"
+#include "conclave/error.h"
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -38,6 +40,11 @@ class RollCall {
 std::vector<int32_t> ranks_of(std::span<const uint8_t> present);
 // The index of `rank` among `survivors`. Throws CommError(kCommExcluded) if it is none of them.
 int32_t rank_among(std::span<const int32_t> survivors, int32_t rank, std::string_view phase);
+// Another roll call, of those that an earlier one has left: its ranks and errors are named as in
+// the communicator that failed first. For ranks that are lost after their answer.
+Survivors call_again(const Survivors& left, std::chrono::nanoseconds deadline,
+                     std::string_view phase);
+CommError known_as(std::span<const int32_t> old_ranks, const CommError& error);
 // Throws Error(kState): a rank has one place among the survivors, and took it.
 [[noreturn]] void refuse_second_roll_call();
 

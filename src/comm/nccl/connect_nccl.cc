@@ -1,35 +1,25 @@
 #include "comm/nccl/connect_nccl.h"
 
+#include "comm/nccl/join_ranks.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_library.h"
 #include "comm/tcp/connect_tcp.h"
 #include "core/device.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
-#include "cuda/memory.h"
-#include "cuda/stream.h"
 
 #include "conclave/interop/nccl.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <chrono>
 #include <cuda_runtime_api.h>
-#include <span>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace conclave::inline v0::comm {
 namespace {
-
-constexpr const char* kPhase = "connect";
-
-// A rank tells this to the others before NCCL connects them.
-struct Card {
-  int32_t version = 0;
-  int32_t ordinal = 0;
-  NcclUniqueId id;  // that of rank 0 counts
-};
 
 int32_t ordinal_of(const ConnectOptions& options) {
   if (!options.device.empty()) return parse_device(options.device).ordinal;
@@ -43,83 +33,14 @@ ConnectOptions on_host(ConnectOptions options) {
   return options;
 }
 
-std::vector<Card> exchange_cards(const Card& mine, Communicator& host,
-                                 std::chrono::nanoseconds timeout) {
-  std::vector<Card> cards(static_cast<size_t>(host.size()));
-  const CommHandle handle = host.begin_all_gather(std::as_bytes(std::span(&mine, 1)),
-                                                  std::as_writable_bytes(std::span(cards)));
-  host.wait(handle, timeout, kPhase);
-  for (size_t rank = 0; rank < cards.size(); ++rank) {
-    if (cards[rank].version == mine.version) continue;
-    throw CommError(
-        ErrorCode::kCommMismatch, static_cast<int32_t>(rank), kPhase,
-        fmt::format("rank {} has NCCL {} where this one has {}", rank,
-                    nccl_version_text(cards[rank].version), nccl_version_text(mine.version)));
-  }
-  return cards;
-}
-
-// NCCL connects a pair at its first message, and waits for it: never in a later operation.
-NcclResult reach_everyone(const NcclLibrary& nccl, ncclComm* comm, int32_t ranks) {
-  constexpr size_t kBytes = 16;
-  const cuda::OwnedStream stream = cuda::make_stream();
-  const cuda::DeviceBuffer memory(kBytes * 2 * static_cast<size_t>(ranks));
-  NcclResult result = nccl.group_start();
-  for (int32_t peer = 0; result == kNcclSuccess && peer < ranks; ++peer) {
-    std::byte* const at = memory.data() + kBytes * 2 * static_cast<size_t>(peer);
-    result = nccl.send(at, kBytes, kNcclByte, peer, comm, stream.get());
-    if (result != kNcclSuccess) break;
-    result = nccl.recv(at + kBytes, kBytes, kNcclByte, peer, comm, stream.get());
-  }
-  const NcclResult ended = nccl.group_end();
-  if (result == kNcclSuccess) result = ended;
-  if (result == kNcclSuccess && cudaStreamSynchronize(stream.get()) != cudaSuccess) result = 1;
-  return result;
-}
-
-// Runs on a thread of its own, where an exception would end the process.
-NcclResult connect_pairs(const NcclLibrary& nccl, NcclResult made, ncclComm* comm, int32_t ranks) {
-  if (made != kNcclSuccess) return made;
-  NcclResult reached = 1;  // as NCCL reports an error of CUDA
-  try {
-    reached = reach_everyone(nccl, comm, ranks);
-  } catch (const std::exception&) {
-    reached = 1;
-  }
-  if (reached == kNcclSuccess) return reached;
-  // Nobody is given it, and threads of its own would run on.
-  NcclWork::go_on();
-  static_cast<void>(nccl.comm_abort(comm));
-  return reached;
-}
-
-// Host communicators of the same ranks: the first for memory of hosts, the second for the watch.
-struct Hosts {
-  std::unique_ptr<Communicator> host;
-  std::unique_ptr<Communicator> peers;
-};
-Hosts connect_hosts(const ConnectOptions& options) {
-  Hosts hosts{.host = connect_tcp(on_host(options)), .peers = nullptr};
-  hosts.peers = connect_tcp(on_host(options));
-  return hosts;
-}
-
-std::unique_ptr<Communicator> join(Hosts hosts, std::unique_ptr<NcclGroup> group,
-                                   std::chrono::nanoseconds timeout) {
+// Each rank reaches every other before anyone has the communicator.
+std::unique_ptr<Communicator> connected(std::unique_ptr<Communicator> host, int32_t ordinal,
+                                        std::chrono::nanoseconds timeout,
+                                        const MakeGroup& make = {}) {
   auto communicator =
-      std::make_unique<NcclCommunicator>(NcclCommunicator::Parts{.group = std::move(group),
-                                                                 .host = std::move(hosts.host),
-                                                                 .peers = std::move(hosts.peers),
-                                                                 .timeout = timeout});
+      join_ranks(host, {.ordinal = ordinal, .timeout = timeout, .deadline = timeout}, make);
   communicator->meet();
   return communicator;
-}
-
-NcclLibrary usable_nccl() {
-  NcclSearch found = find_nccl();
-  if (found.support) return std::move(found.library);
-  throw Error(ErrorCode::kUnsupported,
-              {.what = "cannot connect by transport nccl", .found = found.support.reason()});
 }
 
 }  // namespace
@@ -149,27 +70,9 @@ Support nccl_supports(const ConnectOptions& options) {
 }
 
 std::unique_ptr<Communicator> connect_nccl(const ConnectOptions& options) {
-  const int32_t ranks = std::max(options.size, 1);
-  const int32_t rank = std::max(options.rank, 0);
   const int32_t ordinal = ordinal_of(options);
   const cuda::DeviceGuard guard(ordinal);
-  Hosts hosts = connect_hosts(options);
-  if (ranks == 1) {
-    return join(std::move(hosts), std::make_unique<NcclGroup>(ordinal), options.timeout);
-  }
-  const NcclLibrary nccl = usable_nccl();
-  Card mine{.version = nccl.version, .ordinal = ordinal, .id = {}};
-  if (rank == 0) check_nccl(nccl, nccl.get_unique_id(&mine.id), "ncclGetUniqueId");
-  const Card first = exchange_cards(mine, *hosts.host, options.timeout).front();
-  auto group = std::make_unique<NcclGroup>(
-      nccl, ordinal,
-      [nccl, rank, ranks, id = first.id](ncclComm** comm) {
-        NcclConfig config;
-        const NcclResult made = nccl.comm_init_rank_config(comm, ranks, id, rank, &config);
-        return connect_pairs(nccl, made, *comm, ranks);
-      },
-      options.timeout);
-  return join(std::move(hosts), std::move(group), options.timeout);
+  return connected(connect_tcp(on_host(options)), ordinal, options.timeout);
 }
 
 std::string nccl_library_text() {
@@ -209,19 +112,13 @@ std::unique_ptr<Communicator> make_nccl_communicator(ncclComm* communicator,
                  .found = fmt::format("{} of {}", bootstrap.rank(), bootstrap.size())});
   }
   const cuda::DeviceGuard guard(ordinal);
-  comm::Hosts hosts = comm::connect_hosts(
-      {.rank = rank, .size = ranks, .bootstrap = &bootstrap, .timeout = timeout});
-  comm::exchange_cards({.version = nccl.version, .ordinal = ordinal, .id = {}}, *hosts.host,
-                       timeout);
-  auto group = std::make_unique<comm::NcclGroup>(
-      nccl, ordinal,
-      [nccl, communicator, rank, ranks](ncclComm** comm) {
-        comm::NcclConfig config;
-        const comm::NcclResult made = nccl.comm_split(communicator, 0, rank, comm, &config);
-        return comm::connect_pairs(nccl, made, *comm, ranks);
-      },
-      timeout);
-  return comm::join(std::move(hosts), std::move(group), timeout);
+  auto host =
+      comm::connect_tcp({.rank = rank, .size = ranks, .bootstrap = &bootstrap, .timeout = timeout});
+  return comm::connected(std::move(host), ordinal, timeout,
+                         [communicator, rank](const comm::NcclLibrary& library, ncclComm** made) {
+                           comm::NcclConfig config;
+                           return library.comm_split(communicator, 0, rank, made, &config);
+                         });
 }
 
 }  // namespace conclave::inline v0

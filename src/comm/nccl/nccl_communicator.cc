@@ -163,12 +163,7 @@ Support NcclCommunicator::supports(CommFeature feature) const {
   if (feature == CommFeature::kPeerMemory) {
     return Support::no("ranks of the communicator nccl keep their memory to themselves");
   }
-  if (feature == CommFeature::kShrink) {
-    return Support::no(
-        "ranks of nccl do not find out which are left: call survivors() with a communicator of "
-        "host memory of the same ranks, such as the one over which they met, and connect nccl anew "
-        "over what it returns");
-  }
+  if (feature == CommFeature::kShrink) return host_->supports(feature);
   return Support::yes();
 }
 

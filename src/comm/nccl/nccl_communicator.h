@@ -1,4 +1,5 @@
-// A rank with a GPU: device memory goes by NCCL on a stream of its own, host memory by messages.
+// A rank with a GPU: device memory goes by NCCL on a stream of its own, host memory by messages,
+// over which ranks that are left after a failure also find each other (shrink.cc).
 #pragma once
 
 #include "comm/nccl/device_exchange.h"
@@ -46,6 +47,7 @@ class NcclCommunicator final : public Communicator {
                std::string_view phase) override;
   void check(std::string_view phase) override { watch_->check(phase); }
   void abort(std::string_view reason) noexcept override;
+  Survivors shrink(std::chrono::nanoseconds deadline, std::string_view phase) override;
 
  protected:
   CommHandle start(const CommOperation& operation) override;
@@ -66,6 +68,8 @@ class NcclCommunicator final : public Communicator {
     cuda::OwnedEvent done;
   };
 
+  // Ends what is under way, also on the device, and lets the others know.
+  void call_for_survivors();
   CommHandle start_on_host(const CommOperation& operation);
   CommHandle start_on_device(const CommOperation& operation);
   void check_memory(const CommOperation& operation) const;
@@ -97,6 +101,7 @@ class NcclCommunicator final : public Communicator {
   std::vector<uint32_t> numbers_;  // begun in each cell
   std::vector<CommOperation> messages_;
   uint64_t next_sequence_ = 1;
+  bool has_gone_on_ = false;
   std::unique_ptr<NcclWatch> watch_;  // last: its thread uses others
 };
 

@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_group.h"
 
+#include "comm/deadline.h"
 #include "cuda/check.h"
 
 #include "conclave/error.h"
@@ -13,12 +14,15 @@
 namespace conclave::inline v0::comm {
 namespace {
 
+using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
+using Clock = std::chrono::steady_clock;
 
 // For a call of NCCL that may be stuck behind a full queue of launches: the abort ends these too.
 constexpr auto kPatience = 1s;
 // For NCCL to free what it has, where nothing holds it up.
 constexpr auto kEndTime = 5s;
+constexpr auto kBetweenLooks = 10ms;
 
 // A call returns it where CUDA has failed.
 constexpr NcclResult kCudaFailed = 1;
@@ -29,6 +33,15 @@ struct Making {
   bool is_abandoned = false;
   NcclResult result = kNcclInProgress;
   ncclComm* comm = nullptr;
+
+  // Ends what has been made, and what is made later.
+  void abandon(const NcclLibrary& library) {
+    const std::lock_guard lock(mutex);
+    is_abandoned = true;
+    ncclComm* const made = std::exchange(comm, nullptr);
+    if (made == nullptr) return;
+    const NcclWork end([made, library] { static_cast<void>(library.comm_abort(made)); });
+  }
 };
 
 }  // namespace
@@ -36,7 +49,7 @@ struct Making {
 NcclGroup::NcclGroup(int32_t ordinal) : ordinal_(ordinal) {}
 
 NcclGroup::NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
-                     std::chrono::nanoseconds timeout)
+                     std::chrono::nanoseconds timeout, const std::function<void()>& look)
     : library_(library), ordinal_(ordinal) {
   const auto making = std::make_shared<Making>();
   NcclWork work([making, make, ordinal, library] {
@@ -52,7 +65,13 @@ NcclGroup::NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& ma
     }
     if (made != nullptr) static_cast<void>(library.comm_abort(made));
   });
-  work.wait_for(timeout);
+  const auto until = time_after(timeout);
+  try {
+    while (!work.wait_for(kBetweenLooks) && Clock::now() < until) look();
+  } catch (...) {
+    making->abandon(library_);
+    throw;
+  }
   const std::lock_guard lock(making->mutex);
   if (!making->is_made) {
     making->is_abandoned = true;
@@ -88,6 +107,13 @@ void NcclGroup::end_work() noexcept {
     static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     static_cast<void>(library.comm_abort(comm));
   });
+}
+
+bool NcclGroup::await_end(std::chrono::nanoseconds time) {
+  const auto until = time_after(time);
+  const std::unique_lock lock(mutex_, until);
+  if (!lock.owns_lock() || comm_ != nullptr) return false;
+  return ending_ == nullptr || ending_->wait_for(until - Clock::now());
 }
 
 NcclGroup::Calls::Calls(NcclGroup& group, CUstream_st* stream)

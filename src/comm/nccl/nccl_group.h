@@ -21,8 +21,9 @@ class NcclGroup {
   // thread is left and ends what it has made. Throws CommError(kCommTimeout);
   // Error(kDevice) for an error of NCCL.
   using Make = std::function<NcclResult(ncclComm** made)>;
+  // `look` is called every few ms meanwhile, and ends the waiting by what it throws.
   NcclGroup(const NcclLibrary& library, int32_t ordinal, const Make& make,
-            std::chrono::nanoseconds timeout);
+            std::chrono::nanoseconds timeout, const std::function<void()>& look);
   // A rank alone has none.
   explicit NcclGroup(int32_t ordinal);
   NcclGroup(const NcclGroup&) = delete;
@@ -56,6 +57,8 @@ class NcclGroup {
   // Ends the work on the device, on a thread that nobody waits for: NCCL keeps its memory until the
   // graphs that use it are gone.
   void end_work() noexcept;
+  // After end_work; false if NCCL has not ended it in time.
+  bool await_end(std::chrono::nanoseconds time);
 
  private:
   NcclLibrary library_;

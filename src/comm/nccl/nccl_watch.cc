@@ -19,7 +19,7 @@ using std::chrono_literals::operator""s;
 // Between looks at the device and at the peers.
 constexpr auto kPeriod = 10ms;
 // For the threads of peers, which look as often.
-constexpr std::chrono::nanoseconds kAnswerTime = 1s;
+constexpr std::chrono::nanoseconds kAnswerTime = 500ms;
 constexpr std::chrono::nanoseconds kTellTime = 300ms;
 // For peers to see that this rank leaves.
 constexpr auto kLeaveTime = 5s;
@@ -67,17 +67,23 @@ std::string text_of(const CommError& error) {
 NcclWatch::NcclWatch(Parts parts)
     : parts_(std::move(parts)), peers_(static_cast<size_t>(parts_.peers->size())) {
   turns_.reserve(kMarkCells);
-  for_each_present([&](int32_t peer) { listen_to(peer); });
+  try {
+    for_each_present([&](int32_t peer) { listen_to(peer); });
+  } catch (const CommError& error) {
+    fail_by(error);  // a peer is lost already: every call says so
+  }
   thread_ = std::thread([this] { watch(); });
 }
 
-NcclWatch::~NcclWatch() {
+NcclWatch::~NcclWatch() { stop(); }
+
+void NcclWatch::stop() {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
     wake_.notify_all();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 template <class Body>
@@ -164,7 +170,9 @@ void NcclWatch::turn() {
   try {
     if (!failed()) listen();
     if (!failed()) look_at_device();
-    if (!failed() || has_told_) return;
+    if (!failed()) return;
+    answer_leavers(!parts_.group.await_end({}));
+    if (has_told_) return;
     has_told_ = true;
     Note note{.kind = NoteKind::kFailed, .code = code_, .culprit = culprit_};
     copy_text(what_, note.text);
@@ -259,9 +267,15 @@ void NcclWatch::look_at_leavers() {
       return fail(ErrorCode::kCommPeerLost, rank,
                   fmt::format("rank {} was destroyed before an operation of this rank", rank));
     }
-    if (!peer.owed || !is_idle()) continue;
-    peer.owed = false;
-    tell(rank, {.kind = NoteKind::kSeen});
+  }
+  answer_leavers(!is_idle());
+}
+
+void NcclWatch::answer_leavers(bool has_work) {
+  for (size_t number = 0; number < peers_.size(); ++number) {
+    if (has_work || !peers_[number].owed) continue;
+    peers_[number].owed = false;
+    tell(static_cast<int32_t>(number), {.kind = NoteKind::kSeen});
   }
 }
 

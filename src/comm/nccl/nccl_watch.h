@@ -56,6 +56,9 @@ class NcclWatch {
   NcclWatch& operator=(const NcclWatch&) = delete;
   // Leaves once no peer's work touches this rank's memory, or after some seconds.
   ~NcclWatch();
+  // The same, after a failure too, which the others then know of. Afterwards nothing is watched,
+  // and what has failed stays so.
+  void stop();
 
   // From any thread. What is over drops out by itself.
   void follow(const WatchedOperation& operation);
@@ -118,6 +121,8 @@ class NcclWatch {
   void look_at_turns();
   void look_at_graphs();
   void look_at_leavers();
+  // Lets ranks that leave go, once this one has nothing on its device.
+  void answer_leavers(bool has_work);
   void call_roll(Presence mine);
   void answer_roll(Presence mine);
   void judge(const std::vector<Presence>& all);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <numeric>
@@ -41,18 +42,20 @@ std::string link_text(const char* path) {
   return {text.data(), length > 0 ? static_cast<size_t>(length) : 0};
 }
 
-Texts over_bootstrap(Communicator& before, const std::string& mine) {
+Texts over_bootstrap(Communicator& before, const std::string& mine,
+                     std::chrono::nanoseconds timeout) {
+  const auto gather = [&](std::span<const std::byte> own, std::span<std::byte> all) {
+    before.wait(before.begin_all_gather(own, all), std::min(timeout, before.timeout()), kPhase);
+  };
   const auto ranks = static_cast<size_t>(before.size());
   const auto bytes = static_cast<int64_t>(mine.size());
   std::vector<int64_t> lengths(ranks);
-  before.all_gather(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(lengths)),
-                    kPhase);
+  gather(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(lengths)));
   const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   std::string padded = mine;
   padded.resize(static_cast<size_t>(longest), ' ');
   std::string all(ranks * padded.size(), ' ');
-  before.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)),
-                    kPhase);
+  gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)));
   Texts texts;
   for (size_t rank = 0; rank < ranks; ++rank) {
     texts.push_back(all.substr(rank * padded.size(), static_cast<size_t>(lengths[rank])));
@@ -89,8 +92,8 @@ std::string_view take_word(std::string_view& text) {
 }  // namespace
 
 Texts exchange_texts(const ConnectOptions& options, const std::string& mine) {
-  Texts texts =
-      options.exchange ? options.exchange(mine) : over_bootstrap(*options.bootstrap, mine);
+  Texts texts = options.exchange ? options.exchange(mine)
+                                 : over_bootstrap(*options.bootstrap, mine, options.timeout);
   if (texts.size() == static_cast<size_t>(options.size)) return texts;
   throw Error(ErrorCode::kInvalidArgument, {.what = "an exchange gives the text of every rank",
                                             .tensor = "exchange",

@@ -223,12 +223,12 @@ TEST_F(NcclOperations, HostMemory_GoesTheHostsWay) {
                     DType::kI64, ReduceOp::kSum, "sum");
     EXPECT_EQ(std::ranges::count(sum, 3), 70000);
     comm.barrier("together");
-    for (const CommFeature feature : {CommFeature::kHostMemory, CommFeature::kDeviceMemory,
-                                      CommFeature::kStreamOrder, CommFeature::kOverlap}) {
+    for (const CommFeature feature :
+         {CommFeature::kHostMemory, CommFeature::kDeviceMemory, CommFeature::kStreamOrder,
+          CommFeature::kOverlap, CommFeature::kShrink}) {
       EXPECT_TRUE(comm.supports(feature));
     }
     EXPECT_FALSE(comm.supports(CommFeature::kPeerMemory));
-    EXPECT_FALSE(comm.supports(CommFeature::kShrink));
     EXPECT_THROW(comm.open_window(64, MemoryKind::kDevice, 1s, "step"), Error);
   });
   EXPECT_EQ(first_failure(outcomes), "");

@@ -27,7 +27,6 @@ using testing::on_nccl_ranks;
 using testing::RankCall;
 using testing::run_call;
 using testing::run_nccl_ranks;
-using testing::run_ranks;
 using testing::TokensOfRanks;
 using Clock = std::chrono::steady_clock;
 
@@ -123,48 +122,6 @@ TEST_F(CudaExpertRankFaults, ARankThatDies_IsNamed) {
       expect_later(forward, ErrorCode::kCommPeerLost, 1);
     });
   }
-}
-
-// NCCL does not find out who is left; the ranks over which it met do, and it is connected anew.
-TEST_F(CudaExpertRankFaults, AfterALoss_TheOtherGoesOnOverTheRanksThatNcclMetOver) {
-  if (testing::own_process().rank >= 0) GTEST_SKIP() << "ranks are threads here";
-  auto group = make_local_group({.num_ranks = testing::kNcclRanks, .timeout = 10s});
-  const auto outcomes = run_ranks(std::move(group), [&](int32_t rank, Communicator& met) {
-    const cuda::DeviceGuard guard(testing::device_of(rank));
-    const std::string device = "cuda:" + std::to_string(testing::device_of(rank));
-    const auto comm = connect(
-        "nccl",
-        {.rank = rank, .size = met.size(), .bootstrap = &met, .device = device, .timeout = 5s});
-    const auto owned = experts_of_rank(spec_of(), rank, *comm);
-    const RankCall call = call_of(spec_of(), rank, 9, DType::kBF16);
-    const auto forward = [&] {
-      static_cast<void>(run_call(*owned, call, DType::kF32, TokensOfRanks{9, 9}));
-    };
-    forward();
-    EXPECT_EQ(testing::code_of([&] { survivors(*comm); }), ErrorCode::kUnsupported);
-    if (rank == 1) return;
-    expect_later(forward, ErrorCode::kCommPeerLost, 1);
-
-    const Survivors left = survivors(met);
-    ASSERT_EQ(left.old_ranks, std::vector<int32_t>{0});
-    const auto again = connect(
-        "nccl", {.rank = 0, .size = 1, .bootstrap = left.communicator.get(), .device = device});
-    const Context fewer({.device = device, .num_threads = 2, .communicator = again.get()});
-    const ParallelSpec split =
-        without_ranks(spec_of().num_experts, owned->layer.parallel(), left.old_ranks, 0);
-    EXPECT_EQ(testing::code_of([&] { owned->layer.on_ranks(fewer, split, nullptr); }),
-              ErrorCode::kUnsupported)
-        << "without a source";
-    const MoeLayer next = owned->layer.on_ranks(fewer, split, owned->source.get());
-    Workspace workspace(fewer, next.workspace_bytes());
-    testing::DeviceForward last(*owned, call.hidden.view(), DType::kF32);
-    last.route_by(call.routing.ids, call.routing.weights);
-    last.args.workspace = &workspace;
-    next.forward(last.args);
-    EXPECT_LE(testing::worst_error(*owned, call.hidden, call.routing, last.out()),
-              accuracy_bar(DType::kBF16, DType::kF32));
-  });
-  EXPECT_EQ(testing::first_failure(outcomes), "");
 }
 
 // Without spare places experts cannot move beside forwards where they would change sides.
