@@ -331,8 +331,8 @@ class CONCLAVE_API MoeLayer {
   // destroyed at any time; counters of status() begin anew. Collective over the new ranks.
   // `context` has the same device and must outlive the result. Throws as create does, and without a
   // source Error(kTensorMissing) on every rank, with an expert that one of them lacks. All experts
-  // are read anew where this rank's columns of them change, and on CUDA, which therefore needs a
-  // source.
+  // are read anew where this rank's columns of them change. On CUDA what is kept is copied on the
+  // device, so that both layers have memory of their own until this one goes.
   MoeLayer on_ranks(const Context& context, const ParallelSpec& parallel,
                     const WeightSource* source = nullptr) const;
 

@@ -38,21 +38,27 @@ inline RankLine parse_rank_line(const std::string& line) {
   return rank;
 }
 
+// A program that lies elsewhere on the machine of the test is named there.
+inline std::string rank_program() {
+  const char* const path = std::getenv("CONCLAVE_MATRIX_RANK_PROGRAM");
+  return path != nullptr ? path : CONCLAVE_MATRIX_RANK;
+}
+
 // One case under way.
 class ProcessCase {
  public:
   // `hosts`: each rank takes the others for those of another host.
   ProcessCase(const FaultCase& fault, const std::string& transport, bool hosts = false)
       : fault_(fault),
-        launch_(transport, kFaultRanks,
-                {CONCLAVE_MATRIX_RANK, transport, hosts ? "hosts" : "host", to_string(fault.fault),
+        launch_(transport, fault.ranks,
+                {rank_program(), transport, hosts ? "hosts" : "host", to_string(fault.fault),
                  to_string(fault.phase), std::to_string(fault.victim),
                  fault.has_replicas ? "yes" : "no", fault.overlaps ? "yes" : "no"}) {}
 
   // Other ranks name the victim, in time, and go on to the bits of one rank.
   void expect_right() {
     SCOPED_TRACE(name_of(fault_));
-    for (int32_t number = 0; number < kFaultRanks; ++number) {
+    for (int32_t number = 0; number < fault_.ranks; ++number) {
       if (number != fault_.victim) expect_rank(number);
     }
     if (fault_.fault == Fault::kNeverCalls) {
@@ -92,7 +98,7 @@ class ProcessCase {
     const int64_t most =
         is_silent(fault_) ? ms(2 * fault_.deadline + 2 * kFaultSlack) : ms(fault_.deadline);
     EXPECT_LE(correct_ms, most) << *line;
-    if (number == (fault_.victim + 1) % kFaultRanks) add_to_table(error_ms, correct_ms, rank);
+    if (number == (fault_.victim + 1) % fault_.ranks) add_to_table(error_ms, correct_ms, rank);
   }
 
   void add_to_table(int64_t error_ms, int64_t correct_ms, const RankLine& rank) const {

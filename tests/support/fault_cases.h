@@ -74,7 +74,7 @@ inline bool is_silent(const FaultCase& c) {
 inline std::string group_after(const FaultCase& c) {
   const bool with_victim = c.fault == Fault::kDisagrees || c.fault == Fault::kIsSlow;
   std::string text;
-  for (int32_t rank = 0; rank < kFaultRanks; ++rank) {
+  for (int32_t rank = 0; rank < c.ranks; ++rank) {
     if (rank == c.victim && !with_victim) continue;
     text += (text.empty() ? "" : ".") + std::to_string(rank);
   }

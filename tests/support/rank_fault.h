@@ -28,6 +28,7 @@ struct FaultCase {
   int32_t victim = 0;
   bool has_replicas = false;  // every expert is on two ranks, so that nothing is read again
   bool overlaps = false;      // each call is two micro-batches
+  int32_t ranks = 3;
   std::chrono::nanoseconds deadline = std::chrono::seconds(2);
   // How the victim dies or stops; threads cannot. Called once.
   std::function<void(Fault)> strike = {};

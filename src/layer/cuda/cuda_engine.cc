@@ -12,6 +12,7 @@
 #include "layer/cuda/every_row.h"
 #include "layer/cuda/expert_mover.h"
 #include "layer/cuda/route_and_group.h"
+#include "layer/cuda/take_over.h"
 #include "layer/cuda/weight_fence.h"
 #include "layer/own_workspace.h"
 #include "layer/packed_weights.h"
@@ -317,6 +318,13 @@ class CudaEngine final : public Engine {
     auto& own = static_cast<WeightsOnDevice&>(weights);
     own.moves.next.enter(own.own, own.side->fence, to_cuda(stream));
   }
+  std::unique_ptr<Engine> on_ranks(const Context& context, const ParallelSpec& parallel,
+                                   const WeightSource* source) const override;
+  int64_t first_missing(const Engine& from, const LayerWeights& held) const override {
+    return conclave::first_missing(plan_, static_cast<const CudaEngine&>(from).lent(held));
+  }
+  std::unique_ptr<LayerWeights> take_over(const Engine& from, const LayerWeights& held,
+                                          const WeightSource* source) const override;
   Support refits() const override { return Support::yes(); }
   std::unique_ptr<EngineRefit> begin_refit(LayerWeights& weights,
                                            const RefitRequest& request) const override;
@@ -347,6 +355,11 @@ class CudaEngine final : public Engine {
   }
 
  private:
+  HeldCudaWeights lent(const LayerWeights& weights) const {
+    return {.plan = plan_,
+            .weights = static_cast<const WeightsOnDevice&>(weights).own,
+            .places = places_of(&weights)};
+  }
   void check_routing(const ForwardArgs& args) const;
   // The expert in each place, where weights, which may be null, have been loaded before.
   std::span<const int32_t> places_of(const LayerWeights* weights) const {
@@ -372,6 +385,35 @@ std::unique_ptr<Engine> CudaEngine::with_max_tokens(int64_t max_tokens) const {
                                  .scale_span = plan_.scale_span,
                                  .tensor_communicator = plan_.part.tensor_communicator,
                                  .communicator = plan_.part.expert_communicator}));
+}
+
+// Without a source, what was found in the weights when they were read holds for those that are
+// kept, and shared experts stay where they run.
+std::unique_ptr<Engine> CudaEngine::on_ranks(const Context& context, const ParallelSpec& parallel,
+                                             const WeightSource* source) const {
+  if (source != nullptr) return Engine::on_ranks(context, parallel, source);
+  return std::make_unique<CudaEngine>(
+      context, plan_cuda_layer({.spec = plan_.spec,
+                                .options = plan_.options,
+                                .parallel = parallel,
+                                .device = plan_.device,
+                                .shared = plan_.shared ? SharedForm::kSeparate : plan_.shared_form,
+                                .orders = plan_.orders,
+                                .scale_span = plan_.scale_span,
+                                .tensor_communicator = context.tensor_communicator(),
+                                .communicator = context.communicator()}));
+}
+
+std::unique_ptr<LayerWeights> CudaEngine::take_over(const Engine& from, const LayerWeights& held,
+                                                    const WeightSource* source) const {
+  auto weights = std::make_unique<WeightsOnDevice>();
+  weights->side = std::make_shared<DeviceSide>(context_);
+  // A refit may still copy into what is held.
+  static_cast<const WeightsOnDevice&>(held).side->fence.follow_copies(weights->side->stream.get());
+  weights->own = take_over_cuda_weights(context_, *context_.device_allocator(), plan_,
+                                        static_cast<const CudaEngine&>(from).lent(held), source,
+                                        weights->stream());
+  return weights;
 }
 
 std::unique_ptr<LayerWeights> CudaEngine::load(const WeightSource& source,

@@ -85,6 +85,7 @@ CudaExpertMover::~CudaExpertMover() {
   staged_ = {};
   sum_ = {};
   ring_ = {};
+  rings_ = {};
 }
 
 MlpSource CudaExpertMover::all() const { return routed_source(layer_.plan); }
@@ -177,7 +178,7 @@ ExpertTraits CudaExpertMover::traits_of(int32_t place) const {
   if (is_temporary(place)) return layer_.memory.temporary_traits;
   const auto is_short = [&](const CudaMatrixMemory& memory) -> uint64_t {
     if (memory.has_short_scales.empty()) return 1;
-    return memory.has_short_scales[static_cast<size_t>(place)] ? 1 : 0;
+    return memory.has_short_scales[static_cast<size_t>(place)];
   };
   return {is_short(layer_.live.routed.gate_up), is_short(layer_.live.routed.down)};
 }
@@ -190,7 +191,7 @@ void CudaExpertMover::set_traits(int32_t place, const ExpertTraits& traits) {
   }
   const auto set = [&](CudaMatrixMemory& memory, uint64_t is_short) {
     if (memory.short_scales.empty()) return;
-    memory.has_short_scales[static_cast<size_t>(place)] = is_short != 0;
+    memory.has_short_scales[static_cast<size_t>(place)] = is_short != 0 ? 1 : 0;
     // One byte of an integer of value 1 or 0.
     cuda::check(cudaMemsetAsync(memory.short_scales.as(), has_only_short_scales(memory) ? 1 : 0, 1,
                                 queue()),
@@ -296,7 +297,7 @@ ExpertTraits CudaExpertMover::fill_halves(const WeightSource& source, int32_t ex
                                           Slot& filled) {
   const MlpSource live = all();
   const DeviceArrays arrays(layer_.allocator, to_stream(queue()));
-  WeightUpload upload(source, queue(), layer_.context.executor(), ring_);
+  UploadLanes lanes(source, queue(), layer_.plan.device.ordinal, layer_.context.executor(), rings_);
   ExpertTraits traits;
   for (size_t i = 0; i < kHalves.size(); ++i) {
     const MlpHalf half = kHalves[i];
@@ -316,13 +317,13 @@ ExpertTraits CudaExpertMover::fill_halves(const WeightSource& source, int32_t ex
       cuda::check(cudaMemsetAsync(plane.data, 0, plane.bytes, queue()), "cudaMemsetAsync");
       filled.emplace_back(plane.data, plane.bytes);
     }
-    fill_mlp(one, source, upload, staged, layer_.context);
-    const std::vector<bool>& is_short = staged.of(half).has_short_scales;
-    const uint64_t all_short = is_short.empty() || is_short.front() ? 1 : 0;
+    fill_mlp(one, source, lanes, staged, layer_.context);
+    const std::vector<uint8_t>& is_short = staged.of(half).has_short_scales;
+    const uint64_t all_short = is_short.empty() || is_short.front() != 0 ? 1 : 0;
     (half == MlpHalf::kGateUp ? traits.gate_up_is_short : traits.down_is_short) = all_short;
   }
   has_staged_ = true;
-  upload.finish();
+  lanes.finish();
   return traits;
 }
 

@@ -3,11 +3,12 @@
 #pragma once
 
 #include "cuda/stream.h"
+#include "layer/cuda/pinned_ring.h"
 #include "layer/cuda/placement_switch.h"
 #include "layer/cuda/plan.h"
+#include "layer/cuda/upload_lanes.h"
 #include "layer/cuda/weight_fence.h"
 #include "layer/cuda/weight_planes.h"
-#include "layer/cuda/weight_upload.h"
 #include "layer/cuda/weights.h"
 #include "layer/migration/device_mover.h"
 #include "layer/refit/forward_gate.h"
@@ -94,6 +95,7 @@ class CudaExpertMover final : public DeviceMover {
   std::array<CudaMlpWeights, 2> staged_;  // an expert that comes from a source, by halves
   bool has_staged_ = false;
   PinnedRing ring_;
+  PinnedRings rings_;  // of what reads the source
 };
 
 }  // namespace conclave::inline v0

@@ -1,5 +1,6 @@
 #include "layer/cuda/weights.h"
 
+#include "cuda/check.h"
 #include "cuda/memory_place.h"
 #include "layer/cuda/exact_factors.h"
 #include "layer/cuda/expert_places.h"
@@ -54,17 +55,6 @@ bool is_identity(const std::vector<int32_t>& map) {
   return true;
 }
 
-// The weights of the layer itself that this rank has, but for tensors of the router's own.
-std::vector<WeightShape> own_weights(const CudaPlan& plan) {
-  std::vector<WeightShape> shapes = layer_weights(plan.spec);
-  const bool shared_here = plan.shared || plan.fused.slots() > 0;
-  std::erase_if(shapes, [&](const WeightShape& shape) {
-    return !shape.id.layer() || routing::find_router_tensor(shape.id) != nullptr ||
-           (shape.id == weights::kSharedExpertGate && !shared_here);
-  });
-  return shapes;
-}
-
 // Rows of matrices begin at multiples of 16 bytes and have the type that the source stores.
 CudaLayerWeight allocate_own(const DeviceArrays& arrays, const WeightShape& shape,
                              const WeightSource& source) {
@@ -74,6 +64,21 @@ CudaLayerWeight allocate_own(const DeviceArrays& arrays, const WeightShape& shap
   const int64_t row = padded_row(info.cols, info.dtype);
   return {.memory = arrays.make(info.rows * row * byte_size(info.dtype), name.c_str()),
           .dtype = info.dtype};
+}
+
+// Tables that may change have memory of their own also where they say nothing yet.
+void allocate_tables(const DeviceArrays& arrays, const CudaPlan& plan,
+                     const PlacementTables& tables, CudaWeights& weights) {
+  const auto ints = [&](const std::vector<int32_t>& table, const char* what) {
+    return arrays.make(static_cast<int64_t>(table.size() * sizeof(int32_t)), what);
+  };
+  const bool may_change = plan.part.num_spare > 0 || plan.part.has_replicas();
+  if (may_change || !is_identity(tables.local_expert)) {
+    weights.local_expert = ints(tables.local_expert, "local_expert");
+  }
+  if (!plan.part.has_replicas()) return;
+  weights.replica_first = ints(tables.replica_first, "replicas");
+  weights.replicas = ints(tables.replicas, "replicas");
 }
 
 void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const WeightSource& source,
@@ -90,13 +95,7 @@ void allocate_rest(const DeviceArrays& arrays, const CudaPlan& plan, const Weigh
     weights.router_tensors[own.place.value()] =
         words(static_cast<size_t>(own.num_elements()), own.tensor->name);
   }
-  const std::vector<int32_t> map = local_expert_map(plan, *plan.part.epoch);
-  const bool may_change = plan.part.num_spare > 0 || plan.part.has_replicas();
-  if (may_change || !is_identity(map)) weights.local_expert = words(map.size(), "local_expert");
-  if (plan.part.has_replicas()) {
-    weights.replica_first = words(plan.part.replicas().first.size(), "replicas");
-    weights.replicas = words(plan.part.replicas().physical.size(), "replicas");
-  }
+  allocate_tables(arrays, plan, placement_tables(plan, *plan.part.epoch), weights);
 }
 
 [[noreturn]] void refuse_type(const WeightSource& source, WeightId id, DType held, DType found) {
@@ -183,6 +182,16 @@ PlacementTables placement_tables(const CudaPlan& plan, const PlacementEpoch& epo
   return tables;
 }
 
+std::vector<WeightShape> own_weights(const CudaPlan& plan) {
+  std::vector<WeightShape> shapes = layer_weights(plan.spec);
+  const bool shared_here = plan.shared || plan.fused.slots() > 0;
+  std::erase_if(shapes, [&](const WeightShape& shape) {
+    return !shape.id.layer() || routing::find_router_tensor(shape.id) != nullptr ||
+           (shape.id == weights::kSharedExpertGate && !shared_here);
+  });
+  return shapes;
+}
+
 Support usable_in_place(const CudaPlan& plan, const WeightSource& source) {
   InPlaceLayout layout;
   return find_layout(routed_source(plan), source, layout);
@@ -212,6 +221,22 @@ LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream
     orders.shared = read_order(shared_source(plan), readable);
   }
   return orders;
+}
+
+void place_experts(DeviceAllocator& allocator, const CudaPlan& plan, Stream stream,
+                   CudaWeights& weights) {
+  const PlacementTables tables = placement_tables(plan, *plan.part.epoch);
+  allocate_tables(DeviceArrays(allocator, stream), plan, tables, weights);
+  const auto copy = [&](const std::vector<int32_t>& table, const DeviceMemory& to) {
+    if (to.empty()) return;
+    cuda::check(
+        cudaMemcpyAsync(to.as(), table.data(), to.bytes(), cudaMemcpyHostToDevice, to_cuda(stream)),
+        "cudaMemcpyAsync");
+  };
+  copy(tables.local_expert, weights.local_expert);
+  copy(tables.replica_first, weights.replica_first);
+  copy(tables.replicas, weights.replicas);
+  cuda::check(cudaStreamSynchronize(to_cuda(stream)), "cudaStreamSynchronize");
 }
 
 CudaWeights allocate_own_weights(DeviceAllocator& allocator, const CudaPlan& plan,

@@ -10,6 +10,7 @@
 #include "layer/router_vectors.h"
 #include "placement/epoch.h"
 #include "routing/router_tensors.h"
+#include "spec/layer_weights.h"
 
 #include "conclave/weights.h"
 
@@ -109,6 +110,13 @@ LayerOrders read_orders(const CudaPlan& plan, const WeightSource& source, Stream
 // many powers of two those of the source lie apart at most.
 bool needs_near_scales(const CudaPlan& plan);
 int32_t read_scale_span(const CudaPlan& plan, const WeightSource& source, Stream stream);
+
+// The weights of the layer itself that this rank has, but for tensors of the router's own.
+std::vector<WeightShape> own_weights(const CudaPlan& plan);
+
+// Memory for the maps by which ids find experts on this rank, filled. Waits for `stream`.
+void place_experts(DeviceAllocator& allocator, const CudaPlan& plan, Stream stream,
+                   CudaWeights& weights);
 
 // Memory for weights of the layer itself as `like` has them, those that are wanted; cleared. A
 // router's tensors that come from the spec alone do not count.
