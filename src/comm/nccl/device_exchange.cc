@@ -1,6 +1,6 @@
 #include "comm/nccl/device_exchange.h"
 
-#include "core/checked.h"
+#include "comm/nccl/blocks.h"
 #include "cuda/check.h"
 
 #include "conclave/error.h"
@@ -14,15 +14,11 @@
 namespace conclave::inline v0::comm {
 namespace {
 
-// Addends of other ranks up to here, all together, go to every rank at once: one step, in which
-// each rank adds up everything.
-constexpr int64_t kAtOnceBytes = int64_t{8} << 20;
-constexpr int64_t kAlignment = 256;
 constexpr auto kClaimBytes = static_cast<int64_t>(sizeof(DeviceClaim));
 
 uint32_t code_of(const CommOperation& operation) {
   const auto kind = static_cast<uint32_t>(operation.kind);
-  if (!is_reduction(operation.kind)) return kind;
+  if (!adds_up(operation)) return kind;
   return kind | static_cast<uint32_t>(operation.dtype) << 8 |
          static_cast<uint32_t>(operation.reduce) << 16;
 }
@@ -43,17 +39,6 @@ int64_t offered_to(const CommOperation& operation, int32_t peer) {
 int64_t expected_from(const CommOperation& operation, int32_t peer) {
   return operation.kind == CommKind::kAllToAllV ? operation.exchange.recv_bytes[index(peer)]
                                                 : offered_to(operation, peer);
-}
-
-// Block `rank` of `bytes` bytes that are cut into blocks of `block` bytes, the last ones shorter or
-// empty.
-struct Range {
-  int64_t begin = 0;
-  int64_t bytes = 0;
-};
-Range block_of(int64_t bytes, int64_t block, int32_t rank) {
-  const int64_t begin = std::min(block * rank, bytes);
-  return {.begin = begin, .bytes = std::min(begin + block, bytes) - begin};
 }
 
 Claim claim_of(const DeviceClaim& claim) {
@@ -79,18 +64,24 @@ std::string text_of(const ClaimPair& claims, int32_t rank) {
   return "rank " + std::to_string(peer) + " means another operation";
 }
 
-DeviceExchange::DeviceExchange(NcclGroup& group, int32_t rank, int32_t ranks)
+DeviceExchange::DeviceExchange(NcclGroup& group, int32_t rank, int32_t ranks,
+                               const PeerWindows* windows, const uint32_t* stop)
     : group_(group),
       rank_(rank),
       ranks_(ranks),
       counters_(sizeof(MarkCounters)),
       claims_out_(sizeof(DeviceClaim) * kMaxClaims),
       claims_in_(sizeof(DeviceClaim) * kMaxClaims),
-      staging_(ranks > 1 ? static_cast<size_t>(kStagingBytes) : 0),
+      staging_(ranks > 1 && windows == nullptr ? static_cast<size_t>(kStagingBytes) : 0),
       copies_(cuda::make_stream()) {
   cuda::check(cudaMemset(counters_.data(), 0, counters_.bytes()), "cudaMemset");
   cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
   prepare_steps();
+  if (windows == nullptr) return;
+  windows_.emplace(windows->blocks(), rank,
+                   WindowExchange::Claims{.out = claims_out_.as<DeviceClaim>(),
+                                          .in = claims_in_.as<DeviceClaim>()},
+                   stop);
 }
 
 template <class Body>
@@ -141,6 +132,7 @@ void DeviceExchange::collective(const CommOperation& operation, MarkPlace place,
                                 CUstream_st* stream) {
   place.counters = counters_.as<MarkCounters>();
   const DeviceClaims claims = claims_of(operation);
+  if (windows_) return windows_->launch(operation, claims, place, stream);
   mark_begun(place, true, claims, claims_out_.as<DeviceClaim>(), stream);
   move_bytes(operation, stream);
   mark_ended(place, claims, claims_in_.as<DeviceClaim>(), stream);
@@ -202,7 +194,7 @@ void DeviceExchange::all_gather(const CommOperation& operation, CUstream_st* str
 }
 
 int64_t DeviceExchange::piece_bytes() const {
-  return kStagingBytes / (ranks_ - 1) / kAlignment * kAlignment;
+  return kStagingBytes / (ranks_ - 1) / kBlockAlignment * kBlockAlignment;
 }
 
 std::byte* DeviceExchange::staged(int32_t peer) const {
@@ -247,15 +239,14 @@ void DeviceExchange::reduce_by_blocks(const CommOperation& operation, CUstream_s
   const int64_t most = piece_bytes() * ranks_;
   for (int64_t at = 0; at < bytes; at += most) {
     const int64_t now = std::min(most, bytes - at);
-    const int64_t block = round_up(ceil_div(now, int64_t{ranks_}), kAlignment);
     const std::byte* const send = operation.send.data() + at;
     std::byte* const recv = operation.recv.data() + at;
-    const Range mine = block_of(now, block, rank_);
+    const Range mine = block_of(now, ranks_, rank_);
     {
       NcclGroup::Calls calls(group_, stream);
       if (at == 0) exchange_claims(calls);
       for_each_peer([&](int32_t peer) {
-        const Range theirs = block_of(now, block, peer);
+        const Range theirs = block_of(now, ranks_, peer);
         calls.send(peer, send + theirs.begin, theirs.bytes);
         calls.recv(peer, staged(peer), mine.bytes);
       });
@@ -265,7 +256,7 @@ void DeviceExchange::reduce_by_blocks(const CommOperation& operation, CUstream_s
                  operation.reduce, stream);
     NcclGroup::Calls calls(group_, stream);
     for_each_peer([&](int32_t peer) {
-      const Range theirs = block_of(now, block, peer);
+      const Range theirs = block_of(now, ranks_, peer);
       calls.send(peer, recv + mine.begin, mine.bytes);
       calls.recv(peer, recv + theirs.begin, theirs.bytes);
     });

@@ -5,6 +5,8 @@
 #include "comm/agreement.h"
 #include "comm/nccl/device_steps.h"
 #include "comm/nccl/nccl_group.h"
+#include "comm/nccl/peer_windows.h"
+#include "comm/nccl/window_exchange.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 
@@ -22,8 +24,10 @@ inline constexpr int64_t kStagingBytes = int64_t{32} << 20;
 
 class DeviceExchange {
  public:
-  // On the current device. `group` outlives it.
-  DeviceExchange(NcclGroup& group, int32_t rank, int32_t ranks);
+  // On the current device. `group` and `windows`, which may be null, outlive it; `stop` is not 0
+  // once kernels are to wait for no peer any more.
+  DeviceExchange(NcclGroup& group, int32_t rank, int32_t ranks, const PeerWindows* windows,
+                 const uint32_t* stop);
 
   // The marks stand at the place, whose counters this has; `stream` gets everything.
   void collective(const CommOperation& operation, MarkPlace place, CUstream_st* stream);
@@ -64,6 +68,7 @@ class DeviceExchange {
   cuda::DeviceBuffer claims_out_;
   cuda::DeviceBuffer claims_in_;
   cuda::DeviceBuffer staging_;
+  std::optional<WindowExchange> windows_;
   cuda::OwnedStream copies_;  // beside one that is stuck
 };
 

@@ -1,16 +1,15 @@
 #include "comm/nccl/device_steps.h"
+#include "comm/nccl/ordered_sums.cuh"
 #include "core/checked.h"
 #include "cuda/check.h"
 #include "cuda/launch.h"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace conclave::inline v0::comm {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectorBytes = 16;
 
 struct Claims {
   int32_t count;
@@ -69,28 +68,6 @@ __global__ void __launch_bounds__(kMaxClaims)
 }
 
 template <class T>
-struct Sum {
-  // Whole numbers wrap.
-  static __device__ __forceinline__ T join(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using Bits = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<Bits>(a) + static_cast<Bits>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-template <class T>
-struct Max {
-  static __device__ __forceinline__ T join(T a, T b) {
-    if constexpr (!std::is_integral_v<T>) {
-      if (b != b) return b;
-    }
-    return b > a ? b : a;
-  }
-};
-
-template <class T>
 struct Addends {
   const T* own;
   const T* others;
@@ -104,47 +81,26 @@ struct Addends {
   }
 };
 
-template <class T>
-struct alignas(kVectorBytes) Vector {
-  T values[kVectorBytes / sizeof(T)];
-};
-
 template <class T, class Rule>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(const Addends<T> parts, T* out, int64_t count, bool aligned) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t all = int64_t{gridDim.x} * kThreads;
-  const int64_t vectors = aligned ? count / kWidth : 0;
-  for (int64_t i = first; i < vectors; i += all) {
-    auto sum = reinterpret_cast<const Vector<T>*>(parts.of(0))[i];
-    for (int32_t q = 1; q < parts.ranks; ++q) {
-      const auto next = reinterpret_cast<const Vector<T>*>(parts.of(q))[i];
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum.values[k] = Rule::join(sum.values[k], next.values[k]);
-    }
-    reinterpret_cast<Vector<T>*>(out)[i] = sum;
-  }
-  for (int64_t i = vectors * kWidth + first; i < count; i += all) {
-    T sum = parts.of(0)[i];
-    for (int32_t q = 1; q < parts.ranks; ++q) sum = Rule::join(sum, parts.of(q)[i]);
-    out[i] = sum;
-  }
+  add_parts<T, Rule>([&](int32_t q) { return parts.of(q); }, parts.ranks, out, count, aligned,
+                     int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
 }
 
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kSumVectorBytes == 0; }
 
 template <class T, class Rule>
 void add(const OrderedParts& parts, std::byte* out, int64_t bytes, CUstream_st* stream) {
   constexpr int64_t kMaxBlocks = 1024;
   const auto count = bytes / static_cast<int64_t>(sizeof(T));
   const bool aligned = is_aligned(parts.own) && is_aligned(parts.others) && is_aligned(out) &&
-                       parts.stride_bytes % kVectorBytes == 0;
+                       parts.stride_bytes % kSumVectorBytes == 0;
   const Addends<T> addends{reinterpret_cast<const T*>(parts.own),
                            reinterpret_cast<const T*>(parts.others),
                            parts.stride_bytes / static_cast<int64_t>(sizeof(T)), parts.rank,
                            parts.ranks};
-  const int64_t items = aligned ? ceil_div(bytes, int64_t{kVectorBytes}) : count;
+  const int64_t items = aligned ? ceil_div(bytes, int64_t{kSumVectorBytes}) : count;
   cuda::launch("comm.nccl.add_in_order", &add_kernel<T, Rule>,
                {.blocks = std::clamp<int64_t>(ceil_div(items, int64_t{kThreads}), 1, kMaxBlocks),
                 .threads = kThreads,

@@ -50,6 +50,8 @@ struct Marks {
   uint32_t mismatches = 0;   // once above 0: `mine` and `theirs` are set
   DeviceClaim mine;
   DeviceClaim theirs;
+  // The host writes it and kernels read it: not 0 once they are to wait for no peer any more.
+  alignas(128) uint32_t stop = 0;
 };
 // The counters themselves, in device memory.
 struct MarkCounters {
@@ -70,6 +72,10 @@ void mark_begun(const MarkPlace& place, bool is_collective, const DeviceClaims& 
 // Compares what peers have said with what this rank expects of them, in order, then marks the end.
 void mark_ended(const MarkPlace& place, const DeviceClaims& expected, const DeviceClaim* in,
                 CUstream_st* stream);
+
+// Addends of other ranks up to here, all together, go to every rank at once: one step, in which
+// each rank adds up everything.
+inline constexpr int64_t kAtOnceBytes = int64_t{8} << 20;
 
 // The addends of a sum: this rank's own, and those of the other ranks, one after the other by rank.
 struct OrderedParts {

@@ -4,6 +4,7 @@
 #include "comm/nccl/join_words.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_work.h"
+#include "comm/nccl/peer_windows.h"
 #include "comm/tcp/connect_tcp.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
@@ -12,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
 #include <cuda_runtime_api.h>
 #include <exception>
@@ -32,7 +34,8 @@ constexpr std::chrono::nanoseconds kAnswerTime = std::chrono::seconds(1);
 struct Card {
   int32_t version = 0;
   int32_t ordinal = 0;
-  NcclUniqueId id;  // that of rank 0 counts
+  // Those of rank 0 count. The second connects the ranks once more, for their windows.
+  std::array<NcclUniqueId, 2> ids = {};
 };
 
 std::vector<Card> exchange_cards(const Card& mine, Communicator& host,
@@ -97,38 +100,21 @@ void give_up(Communicator& host, const char* why) {
 }
 
 // The ranks that are too late for NCCL say so to each other, and the silent one is to blame.
-std::unique_ptr<NcclGroup> make_group(const NcclLibrary& nccl, int32_t ordinal,
-                                      Clock::time_point until, const NcclGroup::Make& make,
-                                      JoinWords& words) {
-  std::unique_ptr<NcclGroup> group;
-  try {
-    group =
-        std::make_unique<NcclGroup>(nccl, ordinal, make, time_until(until), [&] { words.look(); });
-  } catch (const CommError& error) {
-    if (error.peer() < 0) words.meet(JoinWord::kHasGivenUp, kAnswerTime);
-    throw;
-  }
-  words.meet(JoinWord::kIsThrough, time_until(until));
-  return group;
-}
-
-std::unique_ptr<NcclGroup> connect_group(Communicator& host, int32_t ordinal,
-                                         Clock::time_point until, const MakeGroup& make) {
-  if (host.size() == 1) return std::make_unique<NcclGroup>(ordinal);
-  const NcclLibrary nccl = usable_nccl();
-  Card mine{.version = nccl.version, .ordinal = ordinal, .id = {}};
-  if (!make && host.rank() == 0) check_nccl(nccl, nccl.get_unique_id(&mine.id), "ncclGetUniqueId");
-  const Card first = exchange_cards(mine, host, time_until(until)).front();
+std::unique_ptr<NcclGroup> meet_by_nccl(Communicator& host, const NcclLibrary& nccl,
+                                        int32_t ordinal, Clock::time_point until,
+                                        const NcclGroup::Make& make) {
   JoinWords words(host);
-  const auto make_comm = [nccl, make, rank = host.rank(), ranks = host.size(),
-                          id = first.id](ncclComm** comm) {
-    NcclConfig config;
-    const NcclResult made =
-        make ? make(nccl, comm) : nccl.comm_init_rank_config(comm, ranks, id, rank, &config);
-    return connect_pairs(nccl, made, *comm, ranks);
-  };
   try {
-    return make_group(nccl, ordinal, until, make_comm, words);
+    std::unique_ptr<NcclGroup> group;
+    try {
+      group = std::make_unique<NcclGroup>(nccl, ordinal, make, time_until(until),
+                                          [&] { words.look(); });
+    } catch (const CommError& error) {
+      if (error.peer() < 0) words.meet(JoinWord::kHasGivenUp, kAnswerTime);
+      throw;
+    }
+    words.meet(JoinWord::kIsThrough, time_until(until));
+    return group;
   } catch (const std::exception& error) {
     // Messages to `words` end before it does.
     give_up(host, error.what());
@@ -136,12 +122,54 @@ std::unique_ptr<NcclGroup> connect_group(Communicator& host, int32_t ordinal,
   }
 }
 
+struct Connected {
+  std::unique_ptr<NcclGroup> group;
+  std::unique_ptr<PeerWindows> windows;  // null where the ranks have none
+};
+
+Connected connect_group(Communicator& host, int32_t ordinal, Clock::time_point until,
+                        const MakeGroup& make) {
+  if (host.size() == 1) return {.group = std::make_unique<NcclGroup>(ordinal), .windows = nullptr};
+  const NcclLibrary nccl = usable_nccl();
+  Card mine{.version = nccl.version, .ordinal = ordinal};
+  if (!make && host.rank() == 0) {
+    for (NcclUniqueId& id : mine.ids) check_nccl(nccl, nccl.get_unique_id(&id), "ncclGetUniqueId");
+  }
+  const Card first = exchange_cards(mine, host, time_until(until)).front();
+  const int32_t ranks = host.size();
+  const auto make_by = [nccl, make, rank = host.rank(), ranks](const NcclUniqueId& id) {
+    return [=](ncclComm** comm) {
+      NcclConfig config;
+      return make ? make(nccl, comm) : nccl.comm_init_rank_config(comm, ranks, id, rank, &config);
+    };
+  };
+  Connected made;
+  made.group = meet_by_nccl(host, nccl, ordinal, until,
+                            [nccl, ranks, own = make_by(first.ids[0])](ncclComm** comm) {
+                              const NcclResult result = own(comm);
+                              return connect_pairs(nccl, result, *comm, ranks);
+                            });
+  const auto make_other = [&](std::chrono::nanoseconds time) {
+    return meet_by_nccl(host, nccl, ordinal, time_after(time), make_by(first.ids[1]));
+  };
+  made.windows = PeerWindows::open({.library = nccl,
+                                    .host = host,
+                                    .ordinal = ordinal,
+                                    .make = make_other,
+                                    .timeout = time_until(until)})
+                     .windows;
+  return made;
+}
+
 }  // namespace
 
 std::unique_ptr<NcclCommunicator> join_ranks(std::unique_ptr<Communicator>& host,
                                              const NcclPlace& place, const MakeGroup& make) {
-  NcclCommunicator::Parts parts{
-      .group = nullptr, .host = nullptr, .peers = nullptr, .timeout = place.timeout};
+  NcclCommunicator::Parts parts{.group = nullptr,
+                                .host = nullptr,
+                                .peers = nullptr,
+                                .windows = nullptr,
+                                .timeout = place.timeout};
   const auto until = time_after(place.deadline);
   try {
     parts.peers = connect_tcp({.rank = host->rank(),
@@ -149,7 +177,9 @@ std::unique_ptr<NcclCommunicator> join_ranks(std::unique_ptr<Communicator>& host
                                .bootstrap = host.get(),
                                .device = "cpu",
                                .timeout = place.deadline});
-    parts.group = connect_group(*host, place.ordinal, until, make);
+    Connected made = connect_group(*host, place.ordinal, until, make);
+    parts.group = std::move(made.group);
+    parts.windows = std::move(made.windows);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {

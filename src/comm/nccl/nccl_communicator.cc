@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cuda_runtime_api.h>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -100,7 +101,8 @@ NcclCommunicator::NcclCommunicator(Parts parts)
       timeout_(parts.timeout),
       marks_(make_marks()),
       device_marks_(as_device_addresses(marks_)),
-      exchange_(*group_, host_->rank(), host_->size()),
+      windows_(std::move(parts.windows)),
+      exchange_(*group_, host_->rank(), host_->size(), windows_.get(), &device_marks_->stop),
       stream_(cuda::make_stream()),
       slots_(static_cast<size_t>(kGraphCell)),
       numbers_(static_cast<size_t>(kMarkCells), 0) {
@@ -110,12 +112,13 @@ NcclCommunicator::NcclCommunicator(Parts parts)
     slots_[i].before = cuda::make_event();
     slots_[i].done = cuda::make_event();
   }
-  watch_ = std::make_unique<NcclWatch>(
-      NcclWatch::Parts{.peers = std::move(parts.peers),
-                       .group = *group_,
-                       .marks = *marks_,
-                       .end_host = [this](const std::string& why) { host_->abort(why); },
-                       .find_disagreement = [this] { return exchange_.find_disagreement(); }});
+  watch_ = std::make_unique<NcclWatch>(NcclWatch::Parts{
+      .peers = std::move(parts.peers),
+      .group = *group_,
+      .marks = *marks_,
+      .end_host = [this](const std::string& why) { host_->abort(why); },
+      .find_disagreement = [this] { return exchange_.find_disagreement(); },
+      .stop_waits = [this] { *static_cast<volatile uint32_t*>(&marks_->stop) = 1; }});
 }
 
 // Work that streams follow is waited for; peers of other work learn that this rank is gone.
@@ -141,7 +144,10 @@ NcclCommunicator::~NcclCommunicator() {
        cudaStreamQuery(stream_.get()) == cudaErrorNotReady && Clock::now() < drained;) {
     rest_by_the_clock(++round);
   }
-  if (cudaStreamQuery(stream_.get()) == cudaErrorNotReady) return;  // the marks stay
+  if (cudaStreamQuery(stream_.get()) == cudaErrorNotReady) {  // the marks stay
+    if (windows_ != nullptr) windows_->keep_mapped();
+    return;
+  }
   static_cast<void>(cudaFreeHost(marks_));
 }
 
@@ -200,7 +206,10 @@ auto NcclCommunicator::on_host(std::string_view phase, const Body& body) {
 }
 
 CommHandle NcclCommunicator::start(const CommOperation& operation) {
-  return is_on_device(operation) ? start_on_device(operation) : start_on_host(operation);
+  if (!is_on_device(operation)) return start_on_host(operation);
+  CommOperation plain = operation;
+  if (plain.kind == CommKind::kAllToAllV) plain.dtype = DType::kU8;  // nothing is added up
+  return start_on_device(plain);
 }
 
 CommHandle NcclCommunicator::start_on_host(const CommOperation& operation) {
@@ -279,6 +288,25 @@ CommHandle NcclCommunicator::start_on_device(const CommOperation& operation) {
     watch_->fail(ErrorCode::kCommAborted, rank(), error.what());
   }
   return handle;
+}
+
+// An all-to-all whose bytes have a type is added up where it arrives.
+CommHandle NcclCommunicator::begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) {
+  const auto own = static_cast<size_t>(rank());
+  std::array<int64_t, kMaxWindowRanks> recv_bytes;
+  recv_bytes.fill(parts.bytes[own]);
+  const std::array<int64_t, kMaxWindowRanks> recv_offsets{};
+  return start_on_device(
+      {.kind = CommKind::kAllToAllV,
+       .exchange = {.send = parts.parts,
+                    .send_bytes = parts.bytes,
+                    .send_offsets = parts.offsets,
+                    .recv = parts.out,
+                    .recv_bytes = std::span(recv_bytes).first(parts.bytes.size()),
+                    .recv_offsets = std::span(recv_offsets).first(parts.bytes.size()),
+                    .memory = MemoryKind::kDevice},
+       .dtype = DType::kF32,
+       .stream = stream});
 }
 
 NcclCommunicator::Slot& NcclCommunicator::take_slot(Lock& lock) {

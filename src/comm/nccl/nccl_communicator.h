@@ -5,6 +5,8 @@
 #include "comm/nccl/device_exchange.h"
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/nccl_watch.h"
+#include "comm/nccl/peer_windows.h"
+#include "comm/one_launch.h"
 #include "cuda/stream.h"
 
 #include "conclave/comm.h"
@@ -18,12 +20,13 @@
 
 namespace conclave::inline v0::comm {
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public Communicator, public OneLaunch {
  public:
   struct Parts {
     std::unique_ptr<NcclGroup> group;
-    std::unique_ptr<Communicator> host;   // for host memory
-    std::unique_ptr<Communicator> peers;  // for the watch
+    std::unique_ptr<Communicator> host;    // for host memory
+    std::unique_ptr<Communicator> peers;   // for the watch
+    std::unique_ptr<PeerWindows> windows;  // null where NCCL carries everything
     std::chrono::nanoseconds timeout{};
   };
   // With the group's device current.
@@ -40,6 +43,8 @@ class NcclCommunicator final : public Communicator {
   int32_t size() const noexcept override { return host_->size(); }
   std::chrono::nanoseconds timeout() const noexcept override { return timeout_; }
   Support supports(CommFeature feature) const override;
+  bool has_one_launch() const noexcept override { return windows_ != nullptr; }
+  CommHandle begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) override;
 
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override;
   bool test(CommHandle handle, std::string_view phase) override;
@@ -93,6 +98,7 @@ class NcclCommunicator final : public Communicator {
   std::chrono::nanoseconds timeout_;
   Marks* marks_ = nullptr;         // in host memory
   Marks* device_marks_ = nullptr;  // the same, as the device addresses it
+  std::unique_ptr<PeerWindows> windows_;
   DeviceExchange exchange_;
   cuda::OwnedStream stream_;
 

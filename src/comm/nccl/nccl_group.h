@@ -31,6 +31,8 @@ class NcclGroup {
   ~NcclGroup();
 
   int32_t ordinal() const noexcept { return ordinal_; }
+  // Null for a rank alone, and after end_work.
+  ncclComm* comm() const noexcept { return comm_; }
 
   // Calls send and recv between the two: one launch on the stream. Nothing waits for a peer.
   // Throws Error.

@@ -11,6 +11,9 @@ namespace {
 constexpr const char* kName = "libnccl.so.2";
 // The first with ncclCommSplit, which copies an application's own communicator.
 constexpr int kOldestVersion = 21800;
+// The first with windows whose peers' addresses the device knows, and the first whose host does.
+constexpr int kOldestWindows = 22800;
+constexpr int kWindowsByCall = 22900;
 
 template <class Function>
 bool look_up(void* handle, const char* name, Function& function, std::string& missing) {
@@ -40,6 +43,17 @@ bool look_up_all(void* handle, NcclLibrary& to, std::string& missing) {
          find("ncclRecv", to.recv);
 }
 
+// Not all libraries have them.
+void look_up_windows(void* handle, NcclWindowCalls& to) {
+  std::string missing;
+  look_up(handle, "ncclMemAlloc", to.mem_alloc, missing);
+  look_up(handle, "ncclMemFree", to.mem_free, missing);
+  look_up(handle, "ncclCommWindowRegister", to.window_register, missing);
+  look_up(handle, "ncclCommWindowDeregister", to.window_deregister, missing);
+  look_up(handle, "ncclTeamLsa", to.team_lsa, missing);
+  look_up(handle, "ncclGetPeerDevicePointer", to.get_peer_device_pointer, missing);
+}
+
 NcclSearch ask(void* handle, const std::string& path) {
   NcclSearch found;
   found.library.path = path;
@@ -63,6 +77,7 @@ NcclSearch ask(void* handle, const std::string& path) {
   } else if (!look_up_all(handle, found.library, missing)) {
     found.support = Support::no(fmt::format("{} has no {}", found.library.path, missing));
   } else {
+    look_up_windows(handle, found.library.windows);
     found.support = Support::yes();
   }
   return found;
@@ -105,6 +120,23 @@ NcclSearch find_nccl() {
     paths.push_back(std::move(beside));
   }
   return find_nccl_among(paths);
+}
+
+Support has_windows(const NcclLibrary& library) {
+  const NcclWindowCalls& calls = library.windows;
+  if (library.version < kOldestWindows) {
+    return Support::no(fmt::format("NCCL {} has no windows; {} is the first with them",
+                                   nccl_version_text(library.version),
+                                   nccl_version_text(kOldestWindows)));
+  }
+  const bool has_addresses = library.version < kWindowsByCall
+                                 ? calls.team_lsa != nullptr
+                                 : calls.get_peer_device_pointer != nullptr;
+  if (has_addresses && calls.mem_alloc != nullptr && calls.mem_free != nullptr &&
+      calls.window_register != nullptr && calls.window_deregister != nullptr) {
+    return Support::yes();
+  }
+  return Support::no(library.path + " lacks functions of windows");
 }
 
 std::string nccl_version_text(int version) {

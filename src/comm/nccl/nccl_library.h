@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-// NCCL calls a pointer to this ncclComm_t.
+// NCCL calls pointers to these ncclComm_t and ncclWindow_t.
 struct ncclComm;
+struct ncclWindow_vidmem;
 struct CUstream_st;
 
 namespace conclave::inline v0::comm {
@@ -32,6 +33,24 @@ struct NcclConfig {
   int blocking = 1;
 };
 
+// Ranks that reach each other's memory by loads and stores: `ranks` of them, this one at `rank`.
+struct NcclTeam {
+  int ranks = 0;
+  int rank = 0;
+  int stride = 0;
+};
+
+// Memory that peers address. Older libraries have none of these, or not all.
+struct NcclWindowCalls {
+  NcclResult (*mem_alloc)(void**, size_t) = nullptr;
+  NcclResult (*mem_free)(void*) = nullptr;
+  NcclResult (*window_register)(ncclComm*, void*, size_t, ncclWindow_vidmem**, int) = nullptr;
+  NcclResult (*window_deregister)(ncclComm*, ncclWindow_vidmem*) = nullptr;
+  NcclTeam (*team_lsa)(ncclComm*) = nullptr;
+  // Since 2.29; 2.28 leaves addresses to what is compiled with its headers.
+  NcclResult (*get_peer_device_pointer)(ncclWindow_vidmem*, size_t, int, void**) = nullptr;
+};
+
 struct NcclLibrary {
   int version = 0;   // 22803 is 2.28.3
   std::string path;  // where it was found
@@ -50,7 +69,11 @@ struct NcclLibrary {
   NcclResult (*group_end)() = nullptr;
   NcclResult (*send)(const void*, size_t, int, int, ncclComm*, CUstream_st*) = nullptr;
   NcclResult (*recv)(void*, size_t, int, int, ncclComm*, CUstream_st*) = nullptr;
+  NcclWindowCalls windows;
 };
+
+// Whether the library has windows, and a way to their addresses that is known here.
+Support has_windows(const NcclLibrary& library);
 
 // Yes with a library whose functions are all there, or the reason. It stays loaded.
 struct NcclSearch {

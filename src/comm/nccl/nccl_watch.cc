@@ -125,6 +125,7 @@ void NcclWatch::fail(ErrorCode code, int32_t culprit, std::string what) noexcept
     }
     failed_.store(true, std::memory_order_release);
   }
+  parts_.stop_waits();
   parts_.group.end_work();
   parts_.end_host(what_);
   const std::lock_guard lock(mutex_);

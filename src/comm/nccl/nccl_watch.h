@@ -50,6 +50,8 @@ class NcclWatch {
     std::function<void(const std::string& why)> end_host;  // ends what the host waits for
     // Finds what this rank and a peer mean in the collective that all are in, if that differs.
     std::function<std::optional<ClaimPair>()> find_disagreement;
+    // Ends what kernels of this library wait for; returns at once.
+    std::function<void()> stop_waits = [] {};
   };
   explicit NcclWatch(Parts parts);
   NcclWatch(const NcclWatch&) = delete;

@@ -33,6 +33,7 @@ struct Rank {
   Marks marks{};
   std::optional<ClaimPair> claims;
   std::string host_ended_by;
+  std::atomic<bool> waits_stopped = false;
   std::unique_ptr<NcclWatch> watch;
 };
 
@@ -48,7 +49,8 @@ std::vector<std::unique_ptr<Rank>> make_ranks(int32_t count) {
                          .group = rank->group,
                          .marks = rank->marks,
                          .end_host = [own](const std::string& why) { own->host_ended_by = why; },
-                         .find_disagreement = [own] { return own->claims; }});
+                         .find_disagreement = [own] { return own->claims; },
+                         .stop_waits = [own] { own->waits_stopped = true; }});
     ranks.push_back(std::move(rank));
   }
   return ranks;
@@ -63,6 +65,9 @@ void begin(Rank& rank, int32_t cell = 0) {
 void expect_failure(const Rank& rank, ErrorCode code, int32_t peer, const std::string& text) {
   const auto until = Clock::now() + 5s;
   while (!rank.watch->failed() && Clock::now() < until) std::this_thread::sleep_for(1ms);
+  // Set behind the failure itself, by the same thread.
+  while (!rank.waits_stopped && Clock::now() < until) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(rank.waits_stopped) << "kernels would wait on";
   try {
     rank.watch->check("step");
     ADD_FAILURE() << "no failure";
