@@ -21,6 +21,7 @@ namespace {
 using testing::h200;
 using testing::make_spec;
 using testing::OnDevices;
+using testing::OneLaunchOnDevices;
 
 MoeSpec spec_of() { return make_spec(8, 2, 258, 256, DType::kBF16); }
 
@@ -71,6 +72,22 @@ TEST(CudaGatherPlan, RowsGoOut_AndSumsComeHome) {
   EXPECT_EQ(made.fused.slots(), 0) << "shared experts have this rank's tokens only";
   EXPECT_TRUE(made.shared.has_value());
   EXPECT_EQ(made.decode_tokens, 0);
+}
+
+TEST(CudaGatherPlan, ExchangesOfOneLaunch_SaySo) {
+  OneLaunchOnDevices experts;
+  OneLaunchOnDevices slices;
+  const CudaPlan made =
+      plan_with(spec_of(), {.ep_size = 2, .tp_size = 2}, {.experts = &experts, .slices = &slices});
+  EXPECT_TRUE(has_stage(made, "gather rows of 2 ranks, in one launch"));
+  EXPECT_TRUE(has_stage(made, "bring home sums of 2 ranks, in one launch"));
+  EXPECT_TRUE(has_stage(made, "sum over 2 ranks, in one launch"));
+  slices.has_windows = false;
+  experts.has_windows = false;
+  const CudaPlan without =
+      plan_with(spec_of(), {.ep_size = 2, .tp_size = 2}, {.experts = &experts, .slices = &slices});
+  EXPECT_TRUE(has_stage(without, "gather rows of 2 ranks"));
+  EXPECT_TRUE(has_stage(without, "sum over 2 ranks"));
 }
 
 TEST(CudaGatherPlan, TensorParallelRanks_AddUpWhatHasComeHome) {

@@ -1,6 +1,8 @@
 // A communicator for plans of layers on several GPUs.
 #pragma once
 
+#include "comm/one_launch.h"
+
 #include "conclave/comm.h"
 
 #include <chrono>
@@ -11,7 +13,7 @@
 namespace conclave::testing {
 
 // Says that it can do everything but `lacks`. Nothing is sent over it.
-class OnDevices final : public Communicator {
+class OnDevices : public Communicator {
  public:
   explicit OnDevices(int32_t rank = 0, int32_t size = 2, std::optional<CommFeature> lacks = {})
       : rank_(rank), size_(size), lacks_(lacks) {}
@@ -33,6 +35,15 @@ class OnDevices final : public Communicator {
   int32_t rank_;
   int32_t size_;
   std::optional<CommFeature> lacks_;
+};
+
+// One that may carry operations in one launch.
+class OneLaunchOnDevices final : public OnDevices, public comm::OneLaunch {
+ public:
+  bool has_one_launch() const noexcept override { return has_windows; }
+  CommHandle begin_sum_of_parts(const comm::PartsOfRanks&, Stream) override { return {}; }
+
+  bool has_windows = true;
 };
 
 }  // namespace conclave::testing

@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/cuda_stages.h"
 
+#include "comm/one_launch.h"
 #include "core/part_spec.h"
 #include "core/shared_facts.h"
 #include "layer/cuda/plan.h"
@@ -79,6 +80,12 @@ constexpr std::array<std::string_view, kCudaBuffers> kNames = {"counters",
 std::string experts_text(const CudaPlan& plan) {
   if (plan.fused.slots() == 0) return "experts";
   return fmt::format("experts, {} slots of shared ones", plan.fused.slots());
+}
+
+// A step of several ranks, and whether they exchange by windows.
+std::string over_ranks(std::string_view step, int32_t ranks, Communicator* communicator) {
+  const bool at_once = comm::find_one_launch(communicator) != nullptr;
+  return fmt::format("{} {} ranks{}", step, ranks, at_once ? ", in one launch" : "");
 }
 
 // Declares what a chunk does for tokens, and what it leaves in which buffer.
@@ -165,7 +172,8 @@ class Declaration {
       rows = kLatent;
     }
     if (plan_.gathers_rows()) {
-      add(CudaStage::kGather, fmt::format("gather rows of {} ranks", plan_.parallel.ep_size),
+      add(CudaStage::kGather,
+          over_ranks("gather rows of", plan_.parallel.ep_size, plan_.part.expert_communicator),
           ids_ | rows | kLiveTokens | when(plan_.takes_adapters(), kAdapterMarks),
           BufferSet(kGatheredRows) | at_experts_ | kGroup);
       rows = kGatheredRows;
@@ -185,7 +193,8 @@ class Declaration {
         made_ | kExperts | adapters_);
     if (plan_.gathers_rows()) {
       add(CudaStage::kExpertPart, "sum of slots", at_experts_ | made_, kExpertPart);
-      add(CudaStage::kBringHome, fmt::format("bring home sums of {} ranks", plan_.parallel.ep_size),
+      add(CudaStage::kBringHome,
+          over_ranks("bring home sums of", plan_.parallel.ep_size, plan_.part.expert_communicator),
           made_ | kExpertPart, BufferSet(kOtherParts) | kExpertSums);
     }
     if (plan_.shared) {
@@ -223,7 +232,8 @@ class Declaration {
 
   void sum_ranks() {
     const BufferSet sums = BufferSet(kRankSum) | when(shared_.is_there, kRankSharedSum);
-    add(CudaStage::kSumRanks, fmt::format("sum over {} ranks", plan_.parallel.tp_size), parts_,
+    add(CudaStage::kSumRanks,
+        over_ranks("sum over", plan_.parallel.tp_size, plan_.part.tensor_communicator), parts_,
         sums);
     add(CudaStage::kRound, "round", sums | kLiveTokens, {});
   }

@@ -1,5 +1,6 @@
 #include "layer/stages/cuda/gather_ranks.h"
 
+#include "comm/one_launch.h"
 #include "core/rank_counts.h"
 #include "dispatch/cuda/rank_rows.h"
 #include "layer/cuda/gathered_row.h"
@@ -12,6 +13,8 @@ namespace conclave::inline v0 {
 namespace {
 
 using enum CudaBuffer;
+
+constexpr const char* kBringHomePhase = "forward: bring the sums home";
 
 // The bytes of one direction, for or from each rank. This rank's own stay where they are.
 struct Messages {
@@ -53,6 +56,28 @@ void exchange_rows(const CudaChunk& chunk, const GatheredRow& form, std::byte* a
     in.set(rank, counts.sum_before(rank) * form.bytes, counts[rank] * form.bytes);
   }
   exchange(chunk, all, out, all, in, "forward: gather the rows");
+}
+
+// Where rows lie as those of `sums`, the exchange itself adds up, on every rank alike.
+bool sum_in_one_launch(const CudaChunk& chunk, const RoutedRows& part, const RoutedRows& sums) {
+  Communicator& ranks = *chunk.plan.part.expert_communicator;
+  comm::OneLaunch* const able = comm::find_one_launch(&ranks);
+  const RankCounts& counts = chunk.rank_counts;
+  const int64_t row_bytes = part.stride * byte_size(part.dtype);
+  if (able == nullptr || part.dtype != sums.dtype || part.stride != sums.stride) return false;
+  Messages blocks(counts.ranks());
+  for (int32_t rank = 0; rank < counts.ranks(); ++rank) {
+    blocks.set(rank, counts.sum_before(rank) * row_bytes, counts[rank] * row_bytes);
+  }
+  const Stream stream = to_stream(chunk.stream);
+  const CommHandle handle =
+      able->begin_sum_of_parts({.parts = static_cast<const std::byte*>(part.data),
+                                .bytes = blocks.bytes.all(),
+                                .offsets = blocks.offsets.all(),
+                                .out = static_cast<std::byte*>(sums.data)},
+                               stream);
+  ranks.wait_on(stream, handle, ranks.timeout(), kBringHomePhase);
+  return true;
 }
 
 }  // namespace
@@ -115,6 +140,15 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
 RoutedRows bring_home(const CudaChunk& chunk, const RoutedRows& part) {
   const RankCounts& counts = chunk.rank_counts;
   const int32_t own = chunk.plan.parallel.ep_rank;
+  // Norms take rows without padding.
+  const bool is_latent = chunk.plan.spec.latent.size != 0;
+  const int64_t stride = is_latent ? part.columns : padded_row(part.columns, DType::kF32);
+  const RoutedRows sums{.form = RoutedRows::Form::kAreSums,
+                        .data = chunk.scratch.at<float>(kExpertSums),
+                        .dtype = DType::kF32,
+                        .stride = stride,
+                        .columns = part.columns};
+  if (sum_in_one_launch(chunk, part, sums)) return sums;
   const int64_t row_bytes = part.stride * byte_size(part.dtype);
   Messages out(counts.ranks());
   Messages in(counts.ranks());
@@ -127,15 +161,7 @@ RoutedRows bring_home(const CudaChunk& chunk, const RoutedRows& part) {
   }
   const auto* const parts = static_cast<const std::byte*>(part.data);
   auto* const others = chunk.scratch.at<std::byte>(kOtherParts);
-  exchange(chunk, parts, out, others, in, "forward: bring the sums home");
-  // Norms take rows without padding.
-  const bool is_latent = chunk.plan.spec.latent.size != 0;
-  const int64_t stride = is_latent ? part.columns : padded_row(part.columns, DType::kF32);
-  const RoutedRows sums{.form = RoutedRows::Form::kAreSums,
-                        .data = chunk.scratch.at<float>(kExpertSums),
-                        .dtype = DType::kF32,
-                        .stride = stride,
-                        .columns = part.columns};
+  exchange(chunk, parts, out, others, in, kBringHomePhase);
   dispatch::add_rank_parts({.own = parts + counts.sum_before(own) * row_bytes,
                             .others = others,
                             .dtype = part.dtype,
