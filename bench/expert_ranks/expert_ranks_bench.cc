@@ -1,6 +1,7 @@
-// Times forwards of a layer over expert-parallel ranks with a GPU each, threads of this process
-// that NCCL connects, in turn with two others: a rank's experts on the tokens of all ranks, without
-// the exchange, and one GPU with all experts on its own tokens. All in graphs, on all GPUs at once.
+// Times forwards of a layer over expert- or tensor-parallel ranks with a GPU each, threads of this
+// process that NCCL connects, in turn with two others: a rank's experts on the tokens of all ranks,
+// without the exchange, and one GPU with all experts on its own tokens. All in graphs, on all GPUs
+// at once.
 #include "one_expert_for_all.h"
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,7 @@ struct Settings {
   int32_t forwards = 8;  // a graph has so many
   int32_t replays = 5;
   bool rounded = false;
+  bool slices = false;  // tensor-parallel ranks, all with the same tokens
 };
 
 MoeSpec spec_of(const std::string& model) {
@@ -137,21 +139,28 @@ void run_rank(const Settings& settings, const conclave::WeightSource& source, in
                                                .bootstrap = &local,
                                                .device = device,
                                                .timeout = std::chrono::seconds(60)});
-  const conclave::Context context({.device = device, .num_threads = 4, .communicator = comm.get()});
+  const conclave::Context context({.device = device,
+                                   .num_threads = 4,
+                                   .communicator = comm.get(),
+                                   .tensor_communicator = comm.get()});
   const MoeSpec spec = spec_of(settings.model);
   const int64_t most = std::ranges::max(settings.tokens);
-  const conclave::ParallelSpec split{.ep_size = settings.ranks, .ep_rank = rank};
+  conclave::ParallelSpec split{.ep_size = settings.ranks, .ep_rank = rank};
+  if (settings.slices) split = {.tp_size = settings.ranks, .tp_rank = rank};
+  // So many ranks bring tokens of their own.
+  const int32_t groups = settings.slices ? 1 : settings.ranks;
   conclave::ParallelSpec partial = split;
   partial.reduce = conclave::Reduce::kPartial;
   const auto combine =
       settings.rounded ? conclave::EpCombine::kRoundedPerRank : conclave::EpCombine::kUnreduced;
   Subject over_ranks(context, spec, source, {.max_tokens = most, .ep_combine = combine}, split);
-  Subject experts(context, spec, source, {.max_tokens = most * settings.ranks}, partial);
+  Subject experts(context, spec, source, {.max_tokens = most * groups}, partial);
   Subject alone(context, spec, source, {.max_tokens = most}, {});
   for (const int64_t tokens : settings.tokens) {
-    over_ranks.prepare(tokens, 10 + static_cast<uint64_t>(rank), settings.ranks);
-    experts.prepare(tokens * settings.ranks, 5, settings.ranks);
-    alone.prepare(tokens, 10 + static_cast<uint64_t>(rank), 1);
+    const uint64_t seed = 10 + static_cast<uint64_t>(settings.slices ? 0 : rank);
+    over_ranks.prepare(tokens, seed, groups);
+    experts.prepare(tokens * groups, settings.slices ? seed : 5, groups);
+    alone.prepare(tokens, seed, 1);
     Times times;
     // No rank allocates while another's kernels wait for it.
     comm->barrier("prepared");
@@ -186,6 +195,8 @@ int main(int argc, char** argv) {
   app.add_option("--forwards", settings.forwards, "in a graph");
   app.add_option("--replays", settings.replays, "of a graph in a round");
   app.add_flag("--rounded", settings.rounded, "sums travel in 16 bits");
+  app.add_flag("--slices", settings.slices,
+               "ranks have slices of all experts, and the same tokens");
   CLI11_PARSE(app, argc, argv);
   const conclave::bench::OneExpertForAll source(spec_of(settings.model));
   auto group = conclave::make_local_group({.num_ranks = settings.ranks});
