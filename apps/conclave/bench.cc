@@ -69,9 +69,10 @@ std::vector<Column> columns(size_t model_width, bool has_adapters) {
                              {"cpu", "", 0, Align::kLeft}};
   if (!has_adapters) return all;
   const std::vector<Column> of_adapters = {
-      {"adapter_rank", "", 0, Align::kRight},   {"adapters", "", 0, Align::kRight},
-      {"", "with adapters", 15, Align::kRight}, {"adapter_ms_median", "", 0, Align::kRight},
-      {"adapter_ms_min", "", 0, Align::kRight}, {"adapter_ratio", "ratio", 5, Align::kRight}};
+      {"adapter_rank", "", 0, Align::kRight},    {"adapters", "", 0, Align::kRight},
+      {"adapted_tokens", "", 0, Align::kLeft},   {"", "with adapters", 15, Align::kRight},
+      {"adapter_ms_mean", "", 0, Align::kRight}, {"adapter_ms_median", "", 0, Align::kRight},
+      {"adapter_ms_min", "", 0, Align::kRight},  {"adapter_ratio", "ratio", 5, Align::kRight}};
   all.insert(all.end(), of_adapters.begin(), of_adapters.end());
   return all;
 }
@@ -222,10 +223,7 @@ class BenchCommand {
       lines.push_back("ranks: " + team_.describe() + "; tokens are those of an EP rank");
     }
     if (const AdapterLoad& adapters = measure_.adapters; adapters.rank > 0) {
-      lines.push_back(fmt::format(
-          "adapters: {} of rank {} in bf16 on every routed expert, taken by tokens in turn; "
-          "repetitions with and without them alternate",
-          adapters.count, adapters.rank));
+      lines.push_back(describe(adapters));
     }
     if (layers.weight_bytes() < kReuseDistanceBytes) {
       lines.push_back("the weights are small: caches may serve part of the reads");
@@ -285,7 +283,9 @@ class BenchCommand {
     const std::vector<Cell> of_adapters = {
         integer_cell(measure_.adapters.rank),
         integer_cell(measure_.adapters.count),
+        text_cell(adapted_tokens(measure_.adapters)),
         {nullptr, fmt::format("{} ± {}", ms_text(with.mean_ms), ms_text(with.std_ms))},
+        ms_cell(with.mean_ms),
         ms_cell(with.median_ms),
         ms_cell(with.min_ms),
         fixed_cell(result.adapter_ratio, 3)};

@@ -67,6 +67,8 @@ TEST(Bench, Adapters_AreTimedBesideLayersWithoutThem) {
   const Json row = bench_rows({"--tokens", "5", "--adapter-rank", "4", "--adapters", "3"}).at(0);
   EXPECT_EQ(row["adapter_rank"], 4);
   EXPECT_EQ(row["adapters"], 3);
+  EXPECT_EQ(row["adapted_tokens"], "all, in turn");
+  EXPECT_GE(row["adapter_ms_mean"], row["adapter_ms_min"]);
   EXPECT_GT(row["adapter_ms_min"], 0.0);
   EXPECT_LE(row["adapter_ms_min"], row["adapter_ms_median"]);
   EXPECT_GT(row["adapter_ratio"], 0.0);
@@ -76,6 +78,7 @@ TEST(Bench, Adapters_AreTimedBesideLayersWithoutThem) {
 // Factors of rank 128 are many times what these weights are: their products cannot be for nothing.
 TEST(Bench, WideAdapters_TakeLongerThanTheLayer) {
   const Json row = bench_rows({"--tokens", "8", "--adapter-rank", "128", "--warmup", "0"}).at(0);
+  EXPECT_EQ(row["adapted_tokens"], "all");
   EXPECT_GT(row["adapter_ratio"], 1.5);
   EXPECT_GT(row["adapter_ms_min"], row["ms_min"]);
 }

@@ -29,6 +29,20 @@ std::vector<Matrix> matrices_of(const MoeSpec& spec) {
 
 }  // namespace
 
+std::string adapted_tokens(const AdapterLoad& load) {
+  return load.count == 1 ? "all" : "all, in turn";
+}
+
+std::string describe(const AdapterLoad& load) {
+  const std::string whose = load.count == 1
+                                ? "one that all tokens have"
+                                : fmt::format("{}, which tokens take in turn", load.count);
+  return fmt::format(
+      "adapters: {}, of rank {} in bf16 on every routed expert; repetitions with and without "
+      "alternate, and only columns that say so are of those with",
+      whose, load.rank);
+}
+
 double adapter_bytes(const MoeSpec& spec, int32_t rank) {
   int64_t numbers = 0;
   for (const Matrix& matrix : matrices_of(spec)) numbers += matrix.rows + matrix.cols;

@@ -6,6 +6,7 @@
 #include "conclave/spec.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace conclave::tool {
@@ -14,6 +15,10 @@ struct AdapterLoad {
   int32_t rank = 0;   // 0: layers are timed without adapters alone
   int32_t count = 1;  // each layer has so many, which tokens take in turn
 };
+
+// Which tokens have them, in a word for records and in a line for people.
+std::string adapted_tokens(const AdapterLoad& load);
+std::string describe(const AdapterLoad& load);
 
 // Bytes of one adapter of a layer, on all ranks together.
 double adapter_bytes(const MoeSpec& spec, int32_t rank);

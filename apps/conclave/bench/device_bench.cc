@@ -249,9 +249,10 @@ std::vector<Column> columns(size_t model_width, bool has_adapters) {
                              {"device", "", 0, Align::kLeft}};
   if (!has_adapters) return all;
   const std::vector<Column> of_adapters = {
-      {"adapter_rank", "", 0, Align::kRight},   {"adapters", "", 0, Align::kRight},
-      {"", "with adapters", 15, Align::kRight}, {"adapter_us_median", "", 0, Align::kRight},
-      {"adapter_us_min", "", 0, Align::kRight}, {"adapter_ratio", "ratio", 5, Align::kRight}};
+      {"adapter_rank", "", 0, Align::kRight},    {"adapters", "", 0, Align::kRight},
+      {"adapted_tokens", "", 0, Align::kLeft},   {"", "with adapters", 15, Align::kRight},
+      {"adapter_us_mean", "", 0, Align::kRight}, {"adapter_us_median", "", 0, Align::kRight},
+      {"adapter_us_min", "", 0, Align::kRight},  {"adapter_ratio", "ratio", 5, Align::kRight}};
   all.insert(all.end(), of_adapters.begin(), of_adapters.end());
   return all;
 }
@@ -300,7 +301,9 @@ std::vector<Cell> cells(const DeviceBenchOptions& options, const NamedShape& sha
   const std::vector<Cell> of_adapters = {
       integer_cell(adapters.rank),
       integer_cell(adapters.count),
+      text_cell(adapted_tokens(adapters)),
       {nullptr, fmt::format("{:.1f} ± {:.1f}", with.mean_ms * 1e3, with.std_ms * 1e3)},
+      fixed_cell(with.mean_ms * 1e3, 2),
       fixed_cell(with.median_ms * 1e3, 2),
       fixed_cell(with.min_ms * 1e3, 1),
       fixed_cell(result.adapter_ratio, 3)};
@@ -330,6 +333,7 @@ ExitCode run_device_bench(const RankTeam& team, const Context& context,
       if (!team.alone()) {
         lines.push_back("ranks: " + team.describe() + "; tokens are those of an EP rank");
       }
+      if (options.measure.adapters.rank > 0) lines.push_back(describe(options.measure.adapters));
       nlohmann::ordered_json facts = nlohmann::ordered_json::object();
       add_facts(team, facts);
       table.header(facts, lines);
