@@ -39,17 +39,14 @@ AdaptedMlp adapted_shared(const CudaChunk& chunk, const CudaMarks& marks) {
 // The choices of tokens that have an adapter, grouped for the kernel of these.
 GroupedRows group_marked(const CudaChunk& chunk, const AdaptedMlp& adapted,
                          dispatch::DeviceGroupArgs group) {
-  const CudaMarks& marks = adapted.marks;
-  if (marks.by_token != nullptr) {
-    auto* const ids = chunk.scratch.at<int32_t>(kAdapterIds);
-    split_choices({.ids = group.topk_ids,
-                   .marks = marks.by_token,
-                   .num_tokens = chunk.count,
-                   .slots = group.top_k,
-                   .marked = ids},
-                  chunk.stream);
-    group.topk_ids = ids;
-  }
+  auto* const ids = chunk.scratch.at<int32_t>(kAdapterIds);
+  split_choices({.ids = group.topk_ids,
+                 .marks = adapted.marks.by_token,
+                 .num_tokens = chunk.count,
+                 .slots = group.top_k,
+                 .marked = ids},
+                chunk.stream);
+  group.topk_ids = ids;
   group.num_tokens = chunk.count;
   group.num_local_experts = static_cast<int32_t>(adapted.mlp.plan.problem.num_local_experts);
   group.tile_tokens = adapted.rung.kernel->tile_tokens();
@@ -94,10 +91,11 @@ void run_kernel(const CudaChunk& chunk, const AdaptedMlp& adapted, const Grouped
 
 }  // namespace
 
-const CudaAdapterRung* one_pass_rung(const CudaAdapterKernels& kernels, int64_t tokens) {
-  if (kernels.rungs.empty()) return nullptr;
+const CudaAdapterRung* rung_of_every_row(const CudaAdapterKernels& kernels, const CudaMarks& marks,
+                                         int64_t tokens) {
+  if (!marks.any() || kernels.rungs.empty()) return nullptr;
   const CudaAdapterRung& rung = rung_for(kernels.rungs, tokens);
-  return rung.in_one_pass ? &rung : nullptr;
+  return rung.in_one_pass || marks.by_token == nullptr ? &rung : nullptr;
 }
 
 CudaMarks enqueue_marks(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
@@ -156,17 +154,16 @@ RoutedRows run_adapted_experts(const CudaChunk& chunk, const CudaRouting& routin
   const SlotWeights weights{
       .products = on_input && !plan.weighs_rows ? routing.topk_weights : nullptr,
       .terms = plan.weighs_rows ? routing.topk_weights : nullptr};
-  if (adapted.rung.in_one_pass || source.only_marked) {
-    run_kernel(chunk.at(CudaStage::kExperts), adapted, routing.groups, source, weights);
-    return stored_rows(chunk.at(CudaStage::kExperts));
-  }
+  const bool takes_every_row =
+      rung_of_every_row(chunk.kernels.routed_adapters, marks, chunk.count) != nullptr;
   const CudaChunk own = chunk.at(CudaStage::kExperts);
-  // Where all tokens have an adapter, every row is computed by its kernel.
-  if (marks.by_token != nullptr) {
-    const DeviceRows input = kernel_rows(chunk.at(CudaStage::kInput), routed_mlp(chunk),
-                                         routing.groups, routing.live.tokens, source.rows);
-    store_experts(own, routing, input);
+  if (takes_every_row || source.only_marked) {
+    run_kernel(own, adapted, routing.groups, source, weights);
+    return stored_rows(own);
   }
+  const DeviceRows input = kernel_rows(chunk.at(CudaStage::kInput), routed_mlp(chunk),
+                                       routing.groups, routing.live.tokens, source.rows);
+  store_experts(own, routing, input);
   const GroupedRows groups = group_marked(own, adapted,
                                           {.launches = routed_launches(plan, chunk.count),
                                            .topk_ids = routing.topk_ids,
@@ -181,7 +178,9 @@ RoutedRows run_adapted_experts(const CudaChunk& chunk, const CudaRouting& routin
 void run_adapted_shared(const CudaChunk& chunk, const GroupedRows& groups, const CudaMarks& marks,
                         const int64_t* live_tokens, const AdaptedSource& source) {
   const AdaptedMlp adapted = adapted_shared(chunk, marks);
-  if (adapted.rung.in_one_pass) return run_kernel(chunk, adapted, groups, source, {});
+  if (rung_of_every_row(chunk.kernels.shared_adapters, marks, chunk.count) != nullptr) {
+    return run_kernel(chunk, adapted, groups, source, {});
+  }
   const auto experts = static_cast<int32_t>(adapted.mlp.plan.problem.num_local_experts);
   const GroupedRows marked =
       group_marked(chunk, adapted,

@@ -24,9 +24,10 @@ struct CudaMarks {
 // Looks up the ids of a call that names adapters. May enqueue a launch.
 CudaMarks enqueue_marks(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live);
 
-// Whether rows without an adapter are computed beside those that have one, by the kernel of these:
-// it then also decides how rows are grouped.
-const CudaAdapterRung* one_pass_rung(const CudaAdapterKernels& kernels, int64_t tokens);
+// The kernel for rows with adapters, where it computes every row of a call: those without one have
+// its arithmetic, or there are none. It then also decides how rows are grouped. Null otherwise.
+const CudaAdapterRung* rung_of_every_row(const CudaAdapterKernels& kernels, const CudaMarks& marks,
+                                         int64_t tokens);
 
 // The rows of a token, before they are weighed or take an expert's order, and as experts read them.
 struct AdaptedSource {

@@ -39,7 +39,7 @@ dispatch::DeviceGroupArgs group_args(const CudaChunk& chunk, const CudaMarks& ma
   const CudaPlan& plan = chunk.plan;
   const int64_t local = plan.routed.problem.num_local_experts;
   const CudaAdapterRung* const adapted =
-      marks.any() ? one_pass_rung(chunk.kernels.routed_adapters, chunk.count) : nullptr;
+      rung_of_every_row(chunk.kernels.routed_adapters, marks, chunk.count);
   const SkewRule skew = local == 0 || adapted != nullptr ? SkewRule() : skew_rule(chunk);
   int32_t tile = kLeastGroupTile;
   if (adapted != nullptr) {

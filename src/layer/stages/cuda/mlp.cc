@@ -456,7 +456,7 @@ SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const in
   const auto experts = static_cast<int32_t>(mlp.plan.problem.num_local_experts);
   const experts::DeviceExpertsKernel& kernel = *rung_for(mlp.rungs, chunk.count).kernel;
   const CudaAdapterRung* const adapted =
-      marks.any() ? one_pass_rung(chunk.kernels.shared_adapters, chunk.count) : nullptr;
+      rung_of_every_row(chunk.kernels.shared_adapters, marks, chunk.count);
   const GroupedRows groups = dispatch::device_group(
       {.launches = rung_for(mlp.plan.grouping, chunk.count).launches,
        .topk_ids = mlp.every_row,
@@ -471,8 +471,7 @@ SourceRows run_on_every_row(const CudaChunk& chunk, const CudaMlp& mlp, const in
   const bool has_own = mlp.plan.has_own_rows();
   const SourceRows own =
       has_own ? own_rows(chunk, mlp, groups, source, {.buffer = kSharedOwn}) : source;
-  // Where all tokens have an adapter, every row is computed by the kernel of these.
-  if (!marks.any() || (adapted == nullptr && marks.by_token != nullptr)) {
+  if (adapted == nullptr) {
     const DeviceRows rows = kernel_rows(chunk, mlp, groups, live_tokens, own);
     experts::DeviceExpertsCall call = experts_call(chunk, mlp, groups, rows);
     if (has_own) call.groups.top_k = 1;
