@@ -227,6 +227,22 @@ TEST_F(CudaAdapters, EveryRank_IsWithinTheBar) {
   }
 }
 
+// Warps share columns of A in steps, of which these rows have several and a part of one; experts
+// have several tiles of rows, whose adapters are those of neither all nor none of them.
+TEST_F(CudaAdapters, WideRowsOfManyTokens_AreWithinTheBar) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF8E4M3}) {
+    MoeSpec spec = make_spec(3, 2, 2056, 1592, dtype);
+    if (dtype == DType::kF8E4M3) {
+      spec.quant = {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup};
+    }
+    SCOPED_TRACE(std::string(to_string(dtype)));
+    AdaptedLayer layer(spec, {.rank = 24, .dtype = DType::kBF16}, {.rank = 9}, {.max_tokens = 512});
+    for (const int64_t tokens : {1, 20, 210}) {
+      EXPECT_LE(layer.worst_error(tokens), bar_of(spec)) << "T" << tokens;
+    }
+  }
+}
+
 // Rows without an adapter keep every bit, whichever kernel the layer has for as many tokens; so
 // does the whole layer in calls that name none, and once it has none.
 TEST_F(CudaAdapters, TokensWithoutOne_KeepEveryBit) {

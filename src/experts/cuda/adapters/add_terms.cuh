@@ -90,38 +90,54 @@ struct WarpHalf {
   const float* terms = nullptr;  // lane / 4 is their token; null: it has other factors, or none
 };
 
+// A lane multiplies these at a time: two columns of B's row and as many terms, and those eight
+// columns further.
+constexpr int32_t kStepColumns = 16;
+struct LaneStep {
+  SplitPair b[2] = {};
+  float2 terms[2] = {};
+};
+template <bool kIsBf16 = false>
+__device__ __forceinline__ LaneStep load_step(const WarpHalf& half, int32_t k, int32_t lane) {
+  LaneStep step;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const int32_t at = k + 8 * part + lane % 4 * 2;
+    if (at >= half.rank) continue;
+    if (half.has_row)
+      step.b[part] = load_pair(half.b, half.row * half.rank + at, kIsBf16 || half.is_bf16);
+    if (half.terms != nullptr) step.terms[part] = *reinterpret_cast<const float2*>(half.terms + at);
+  }
+  return step;
+}
+
 // c += B's rows times terms, for rows lane / 4, or with kUpper lane / 4 + 8, and eight tokens.
 // Products of float32 take six of bf16, and those of bf16 and float32 three.
 template <bool kUpper>
-__device__ __forceinline__ void multiply_half(float (&c)[4], const WarpHalf& half, int32_t lane) {
-#pragma unroll 2
-  for (int32_t k = 0; k < half.rank; k += 16) {
-    SplitPair b[2] = {};
-    SplitPair t[2] = {};
+__device__ __forceinline__ void multiply_step(float (&c)[4], const LaneStep& step, bool is_bf16) {
+  const SplitPair t[2] = {split_pair(step.terms[0]), split_pair(step.terms[1])};
+  const int most = is_bf16 ? 1 : 3;
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const int32_t at = k + 8 * part + lane % 4 * 2;
-      if (at >= half.rank) continue;
-      if (half.has_row) b[part] = load_pair(half.b, half.row * half.rank + at, half.is_bf16);
-      if (half.terms != nullptr) {
-        t[part] = split_pair(*reinterpret_cast<const float2*>(half.terms + at));
+  for (int i = 0; i < 3; ++i) {
+    if (i >= most) break;
+#pragma unroll
+    for (int j = 0; i + j < 3; ++j) {
+      const uint32_t low = step.b[0].parts[i];
+      const uint32_t high = step.b[1].parts[i];
+      if constexpr (kUpper) {
+        cuda::device::mma_m16n8k16_bf16(c, 0, low, 0, high, t[0].parts[j], t[1].parts[j]);
+      } else {
+        cuda::device::mma_m16n8k16_bf16(c, low, 0, high, 0, t[0].parts[j], t[1].parts[j]);
       }
     }
-    const int most = half.is_bf16 ? 1 : 3;
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      if (i >= most) break;
-#pragma unroll
-      for (int j = 0; i + j < 3; ++j) {
-        const uint32_t low = b[0].parts[i];
-        const uint32_t high = b[1].parts[i];
-        if constexpr (kUpper) {
-          cuda::device::mma_m16n8k16_bf16(c, 0, low, 0, high, t[0].parts[j], t[1].parts[j]);
-        } else {
-          cuda::device::mma_m16n8k16_bf16(c, low, 0, high, 0, t[0].parts[j], t[1].parts[j]);
-        }
-      }
-    }
+  }
+}
+template <bool kUpper>
+__device__ __forceinline__ void multiply_half(float (&c)[4], const WarpHalf& half, int32_t begin,
+                                              int32_t lane) {
+#pragma unroll 1
+  for (int32_t k = begin; k < half.rank; k += kStepColumns) {
+    multiply_step<kUpper>(c, load_step(half, k, lane), half.is_bf16);
   }
 }
 
@@ -139,45 +155,83 @@ struct WarpRows {
   int32_t features = 0;
 };
 
-// Adds to a warp's sums of eight tokens, which lie as mma leaves them. `own` are the factors of
-// token lane / 4. Tokens of one adapter are multiplied together, with zeros in the place of others,
-// which keep every bit: a zero would not stop an infinity or NaN of the factors.
-__device__ __forceinline__ void add_to_eight(float (&c)[4], const RowFactors& own,
+// Both halves of the factors that tokens of a warp share: those of the first lane of `left`.
+struct SharedHalves {
+  WarpHalf lower;
+  WarpHalf upper;
+  uint32_t same = 0;  // lanes whose tokens have these factors
+};
+__device__ __forceinline__ SharedHalves halves_of(uint32_t left, const RowFactors& own,
+                                                  const float* terms, const WarpRows& rows) {
+  const int leader = __ffs(static_cast<int>(left)) - 1;
+  const void* const first = shuffle_pointer(own.b[0], leader);
+  const void* const second = shuffle_pointer(own.b[1], leader);
+  const bool is_same =
+      (own.rank[0] != 0 || own.rank[1] != 0) && own.b[0] == first && own.b[1] == second;
+  const int32_t ranks = __shfl_sync(0xffffffffU, own.rank[0] << 16 | own.rank[1], leader);
+  const int32_t begin =
+      __shfl_sync(0xffffffffU, int32_t{rows.half == 0 ? own.first[0] : own.first[1]}, leader);
+  const bool is_bf16 = __shfl_sync(0xffffffffU, own.is_bf16, leader) != 0;
+  return {.lower = {.b = first,
+                    .row = rows.first,
+                    .has_row = rows.first < rows.features,
+                    .rank = ranks >> 16,
+                    .is_bf16 = is_bf16,
+                    .terms = is_same ? terms : nullptr},
+          .upper = {.b = rows.half == 0 ? first : second,
+                    .row = rows.second,
+                    .has_row = rows.second < rows.features,
+                    .rank = rows.half == 0 ? ranks >> 16 : ranks & 0xffff,
+                    .is_bf16 = is_bf16,
+                    .terms = is_same ? terms + begin : nullptr},
+          .same = __ballot_sync(0xffffffffU, is_same)};
+}
+__device__ __forceinline__ uint32_t lanes_with_factors(const RowFactors& own) {
+  return __ballot_sync(0xffffffffU, own.rank[0] != 0 || own.rank[1] != 0);
+}
+
+// The first step of eight tokens' first factors in bf16, asked for before the sums are complete.
+struct EarlyStep {
+  RowFactors own;          // of token lane / 4
+  LaneStep steps[2] = {};  // one for each half
+};
+__device__ __forceinline__ void load_early(EarlyStep& early, const float* terms,
+                                           const WarpRows& rows, int32_t lane) {
+  const uint32_t left = lanes_with_factors(early.own);
+  if (left == 0) return;
+  const SharedHalves halves = halves_of(left, early.own, terms, rows);
+  if (!halves.lower.is_bf16) return;
+  early.steps[0] = load_step<true>(halves.lower, 0, lane);
+  early.steps[1] = load_step<true>(halves.upper, 0, lane);
+}
+
+// Adds to a warp's sums of eight tokens, which lie as mma leaves them. Tokens of one adapter are
+// multiplied together, with zeros in the place of others, which keep every bit: a zero would not
+// stop an infinity or NaN of the factors. With kIsEarly `early` has the first step, else only the
+// factors of token lane / 4.
+template <bool kIsEarly>
+__device__ __forceinline__ void add_to_eight(float (&c)[4], const EarlyStep& early,
                                              const float* terms, const WarpRows& rows,
                                              int32_t lane) {
-  uint32_t left = __ballot_sync(0xffffffffU, own.rank[0] != 0 || own.rank[1] != 0);
+  uint32_t left = lanes_with_factors(early.own);
+  bool is_first = kIsEarly;
   while (left != 0) {
     const float before[4] = {c[0], c[1], c[2], c[3]};
-    const int leader = __ffs(static_cast<int>(left)) - 1;
-    const void* const first = shuffle_pointer(own.b[0], leader);
-    const void* const second = shuffle_pointer(own.b[1], leader);
-    const bool is_same =
-        (own.rank[0] != 0 || own.rank[1] != 0) && own.b[0] == first && own.b[1] == second;
-    const int32_t ranks = __shfl_sync(0xffffffffU, own.rank[0] << 16 | own.rank[1], leader);
-    const int32_t begin = __shfl_sync(0xffffffffU, int32_t{own.first[rows.half]}, leader);
-    const bool is_bf16 = __shfl_sync(0xffffffffU, own.is_bf16, leader) != 0;
-    multiply_half<false>(c,
-                         {.b = first,
-                          .row = rows.first,
-                          .has_row = rows.first < rows.features,
-                          .rank = ranks >> 16,
-                          .is_bf16 = is_bf16,
-                          .terms = is_same ? terms : nullptr},
-                         lane);
-    multiply_half<true>(c,
-                        {.b = rows.half == 0 ? first : second,
-                         .row = rows.second,
-                         .has_row = rows.second < rows.features,
-                         .rank = rows.half == 0 ? ranks >> 16 : ranks & 0xffff,
-                         .is_bf16 = is_bf16,
-                         .terms = is_same ? terms + begin : nullptr},
-                        lane);
-    const uint32_t same = __ballot_sync(0xffffffffU, is_same);
-    left &= ~same;
+    const SharedHalves halves = halves_of(left, early.own, terms, rows);
+    int32_t begin = 0;
+    if (is_first && halves.lower.is_bf16) {
+      multiply_step<false>(c, early.steps[0], true);
+      multiply_step<true>(c, early.steps[1], true);
+      begin = kStepColumns;
+    }
+    is_first = false;
+    multiply_half<false>(c, halves.lower, begin, lane);
+    multiply_half<true>(c, halves.upper, begin, lane);
+    left &= ~halves.same;
     // Four lanes share a token; c has those of two of them.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if ((same >> (lane % 4 * 8 + i % 2 * 4) & 1) == 0) c[i] = before[i];
+      if ((halves.same >> (lane % 4 * 8 + i % 2 * 4) & 1) == 0) c[i] = before[i];
     }
   }
 }

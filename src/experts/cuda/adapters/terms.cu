@@ -1,4 +1,5 @@
-#include "core/checked.h"
+#include "cuda/architecture.h"
+#include "cuda/device/barrier.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
@@ -13,40 +14,209 @@
 namespace conclave::inline v0::experts {
 namespace {
 
+// A cluster makes kTerms terms of the rows of a tile, kRows at a time: its blocks and their warps
+// share the columns, in an order that the columns' number alone decides, and a lane has kPart
+// neighbours of every 32 of them.
 constexpr int kLanes = 32;
-constexpr int kWarps = 8;  // share the columns of a block's terms
+constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
-constexpr int kTerms = 4;  // terms of a block
+constexpr int kTerms = 16;
+constexpr int kRows = 8;
 constexpr int kPart = static_cast<int>(kFactorLanes);
-constexpr int64_t kStep = int64_t{kThreads} * kPart;  // columns that a block multiplies at a time
+constexpr int kColumns = 4 * kPart;  // that two products take
 
-// The experts of a block's rows: threads look at one expert each, since steps that wait for one
-// another would take as long as the terms of few rows. Experts without rows hold none.
-template <int kRows>
-__device__ __forceinline__ void find_experts(const TermArgs& args, int64_t first, int32_t count,
-                                             int32_t (&found)[kRows]) {
-  const auto experts = static_cast<int32_t>(args.num_experts);
-  for (int32_t expert = static_cast<int32_t>(threadIdx.x); expert < experts; expert += kThreads) {
-    const int32_t begin = args.groups.expert_begin[expert];
-    const int32_t end = args.groups.expert_begin[expert + 1];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (row < count && begin <= first + row && first + row < end) found[row] = expert;
-    }
+// With so few registers a block has room beside one of a product.
+constexpr int kBlocks = 3;
+
+constexpr int32_t kColumnsOfBlock = 1024;
+constexpr int32_t kMostBlocks = cuda::kPortableCluster;
+
+struct Parts {
+  float warps[kWarps][kTerms][kRows];
+  float sums[kTerms * kRows];
+};
+
+// The block's place among those that share columns.
+struct Share {
+  int32_t rank = 0;
+  int32_t blocks = 1;
+};
+
+// A lane's part of 32 columns, as sums of bf16.
+template <class T>
+struct Eight {
+  static constexpr int kParts = 3;
+  float values[kPart] = {};
+  __device__ __forceinline__ adapters::SplitPair pair(int i) const {
+    return adapters::split_pair({values[2 * i], values[2 * i + 1]});
   }
-  __syncthreads();
+};
+template <>
+struct Eight<__nv_bfloat16> {
+  static constexpr int kParts = 1;
+  uint32_t words[kPart / 2] = {};
+  __device__ __forceinline__ adapters::SplitPair pair(int i) const { return {{words[i], 0, 0}}; }
+};
+
+__device__ __forceinline__ void load_whole(const __nv_bfloat16* from, Eight<__nv_bfloat16>& to) {
+  const uint4 bits = __ldcg(reinterpret_cast<const uint4*>(from));
+  to = {{bits.x, bits.y, bits.z, bits.w}};
+}
+__device__ __forceinline__ void load_whole(const __half* from, Eight<__half>& to) {
+  ptx::widen_8<__half>(__ldcg(reinterpret_cast<const uint4*>(from)), to.values);
+}
+__device__ __forceinline__ void load_whole(const float* from, Eight<float>& to) {
+#pragma unroll
+  for (int i = 0; i < kPart; i += 4) {
+    const float4 four = __ldcg(reinterpret_cast<const float4*>(from + i));
+    to.values[i] = four.x, to.values[i + 1] = four.y;
+    to.values[i + 2] = four.z, to.values[i + 3] = four.w;
+  }
 }
 
-// The factors of a sorted row, or null.
-__device__ const DeviceFactors* factors_of(const TermArgs& args, int32_t expert, int32_t slot) {
+template <class T>
+__device__ __forceinline__ void set(Eight<T>& to, int i, T value) {
+  to.values[i] = ptx::widen(value);
+}
+__device__ __forceinline__ void set(Eight<__nv_bfloat16>& to, int i, __nv_bfloat16 value) {
+  to.words[i / 2] |= uint32_t{__bfloat16_as_ushort(value)} << (i % 2 * 16);
+}
+
+// Eight neighbours of a row of A, which is filled up to a multiple of them; null has zeros.
+template <class F>
+__device__ __forceinline__ Eight<F> load_factors(const F* row, int32_t column, int32_t columns) {
+  Eight<F> values;
+  if (row != nullptr && column < columns) load_whole(row + column, values);
+  return values;
+}
+
+// Zeros behind the row's end, and where there is no row.
+template <class T>
+__device__ __forceinline__ Eight<T> load_values(const T* row, int32_t column, int32_t columns) {
+  Eight<T> values;
+  if (row == nullptr || column >= columns) return values;
+  const T* const from = row + column;
+  if (column + kPart <= columns && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    load_whole(from, values);
+    return values;
+  }
+#pragma unroll
+  for (int i = 0; i < kPart; ++i) {
+    if (column + i < columns) set(values, i, from[i]);
+  }
+  return values;
+}
+
+// c += A's rows times a row of each token, over 32 columns.
+template <class F, class T>
+__device__ __forceinline__ void multiply(float (&c)[4], const Eight<F>& low, const Eight<F>& high,
+                                         const Eight<T>& values) {
+#pragma unroll
+  for (int step = 0; step < kPart / 2; step += 2) {
+    const adapters::SplitPair a[4] = {low.pair(step), high.pair(step), low.pair(step + 1),
+                                      high.pair(step + 1)};
+    const adapters::SplitPair b[2] = {values.pair(step), values.pair(step + 1)};
+#pragma unroll
+    for (int i = 0; i < Eight<F>::kParts; ++i) {
+#pragma unroll
+      for (int j = 0; j < Eight<T>::kParts && i + j < 3; ++j) {
+        ptx::mma_m16n8k16_bf16(c, a[0].parts[i], a[1].parts[i], a[2].parts[i], a[3].parts[i],
+                               b[0].parts[j], b[1].parts[j]);
+      }
+    }
+  }
+}
+
+// Waits once for the launches before this one.
+class Wait {
+ public:
+  __device__ __forceinline__ void operator()() {
+    if (!is_done_) ptx::grid_dependency_wait();
+    is_done_ = true;
+  }
+
+ private:
+  bool is_done_ = false;
+};
+
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The sums of a warp's columns. A comes before the wait, since no launch makes it.
+template <class F, class T>
+__device__ __forceinline__ void multiply_columns(float (&c)[4], const DeviceFactors& factors,
+                                                 const T* row, int32_t columns, int32_t first_term,
+                                                 const Share& share, Wait& wait) {
+  // Columns of float32 take more registers.
+  constexpr int kGroups = Eight<F>::kParts != 1 ? 1 : Eight<T>::kParts != 1 ? 2 : 3;
+  constexpr int32_t kStep = kGroups * kColumns;
+  const auto lane = static_cast<int32_t>(threadIdx.x % kLanes);
+  const int32_t padded = (columns + kPart - 1) / kPart * kPart;
+  const F* const low = static_cast<const F*>(factors.a) + int64_t{first_term + lane / 4} * padded;
+  const F* const high =
+      first_term + kTerms / 2 < factors.terms ? low + int64_t{kTerms / 2} * padded : nullptr;
+  const int32_t first = (share.rank * kWarps + static_cast<int32_t>(threadIdx.x / kLanes)) * kStep;
+  const int32_t all = share.blocks * kWarps * kStep;
+  for (int32_t later = first + all; later < padded; later += all) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int32_t column = later + group * kColumns + lane % 4 * kPart;
+      if (column >= padded) break;
+      prefetch(low + column);
+      if (high != nullptr) prefetch(high + column);
+    }
+  }
+  for (int32_t begin = first; begin < columns; begin += all) {
+    const int32_t own = begin + lane % 4 * kPart;
+    Eight<F> a[kGroups][2];
+    Eight<T> values[kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      a[group][0] = load_factors(low, own + group * kColumns, padded);
+      a[group][1] = load_factors(high, own + group * kColumns, padded);
+    }
+    wait();
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      values[group] = load_values(row, own + group * kColumns, columns);
+    }
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      multiply(c, a[group][0], a[group][1], values[group]);
+    }
+  }
+  wait();
+}
+
+// The token that lane / 4 names.
+template <class T>
+struct Token {
+  int64_t row = 0;  // sorted
+  const DeviceFactors* factors = nullptr;
+  const T* values = nullptr;  // null: no factors
+};
+
+// These may come before the wait where the launch before this one has waited for the grouping: they
+// bypass L1.
+template <class T>
+__device__ __forceinline__ Token<T> token_of(const TermArgs& args, const TokenTile& tile,
+                                             int32_t at) {
+  Token<T> token{.row = int64_t{tile.begin} + at};
+  if (at >= tile.count) return token;
   const DeviceAdapters& adapters = args.adapters;
-  const int32_t mark =
-      adapters.marks == nullptr ? adapters.mark : adapters.marks[slot / adapters.slots_per_token];
-  if (mark == 0) return nullptr;
-  const DeviceExpertFactors& both = adapters.adapters[mark - 1][expert];
+  const int32_t slot = __ldcg(args.groups.row_slot + token.row);
+  const int32_t number = slot / adapters.slots_per_token;
+  const int32_t mark = adapters.marks == nullptr ? adapters.mark : __ldcg(adapters.marks + number);
+  if (mark == 0) return token;
+  const DeviceExpertFactors& both = adapters.adapters[mark - 1][tile.expert];
   const DeviceFactors* const own =
       args.product == AdaptedProduct::kGateUp ? &both.gate_up : &both.down;
-  return own->terms == 0 ? nullptr : own;
+  if (own->terms == 0) return token;
+  token.factors = own;
+  token.values = static_cast<const T*>(args.source.rows) +
+                 (args.source.is_sorted ? token.row : int64_t{number}) * args.source.stride;
+  return token;
 }
 
 __device__ void store_row(const TermArgs& args, int64_t row, const DeviceFactors* factors) {
@@ -62,156 +232,147 @@ __device__ void store_row(const TermArgs& args, int64_t row, const DeviceFactors
   args.out.rows[row] = own;
 }
 
-// Eight values of a row; zeros behind its end.
+// A float of another block's shared memory, at the place that `own` has in this one's.
+__device__ __forceinline__ float load_of_block(const float* own, int32_t rank) {
+  float value = 0;
+#if __CUDA_ARCH__ >= 900
+  const uint32_t address = ptx::map_to_block(ptx::shared_address(own), static_cast<uint32_t>(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+
+// The sum of a thread's term and row over all warps; blocks but the first have none.
+__device__ __forceinline__ float sum_parts(const float (&c)[4], const Share& share, Parts& parts) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % kLanes);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  auto& own = parts.warps[thread / kLanes];
+  *reinterpret_cast<float2*>(&own[lane / 4][lane % 4 * 2]) = {c[0], c[1]};
+  *reinterpret_cast<float2*>(&own[lane / 4 + 8][lane % 4 * 2]) = {c[2], c[3]};
+  __syncthreads();
+  float sum = 0;
+  if (thread < kTerms * kRows) {
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      sum += parts.warps[warp][thread % kTerms][thread / kTerms];
+    }
+  }
+  if (share.blocks == 1) {
+    __syncthreads();
+    return sum;
+  }
+  if (thread < kTerms * kRows) parts.sums[thread] = sum;
+  __syncwarp();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  if (share.rank == 0 && thread < kTerms * kRows) {
+    for (int32_t rank = 1; rank < share.blocks; ++rank) {
+      sum += load_of_block(&parts.sums[thread], rank);
+    }
+  }
+  __syncwarp();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  return sum;
+}
+
+// Stores terms of the rows from `first` on that the bits of `lanes` name, four for each.
+__device__ __forceinline__ void store_terms(const TermArgs& args, const DeviceFactors& factors,
+                                            int64_t first, uint32_t lanes, int32_t first_term,
+                                            float sum) {
+  const auto token = static_cast<int32_t>(threadIdx.x) / kTerms;
+  const int32_t term = first_term + static_cast<int32_t>(threadIdx.x) % kTerms;
+  if (token >= kRows || (lanes >> (4 * token) & 1) == 0 || term >= factors.terms) return;
+  sum *= factors.scale[term >= factors.first_of_second_scale ? 1 : 0];
+  const int64_t row = first + token;
+  if (args.source.weights != nullptr) sum *= args.source.weights[args.groups.row_slot[row]];
+  args.out.terms[row * args.out.stride + term] = sum;
+}
+
+// Tokens of one adapter are multiplied together; a column of a product touches no other, whatever
+// the factors are.
 template <class T>
-__device__ __forceinline__ void load_values(const T* row, int64_t column, int64_t columns,
-                                            float (&values)[kPart]) {
-  const T* const from = row + column;
-  if (column + kPart <= columns && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-    return ptx::load_8(from, values);
-  }
-#pragma unroll
-  for (int i = 0; i < kPart; ++i) {
-    values[i] = column + i < columns ? ptx::widen(from[i]) : 0.0F;
+__device__ __forceinline__ void make_terms_of(const TermArgs& args, const Token<T>& token,
+                                              int64_t first, int32_t first_term, const Share& share,
+                                              Wait& wait, Parts& parts) {
+  const auto columns = static_cast<int32_t>(args.source.columns);
+  uint32_t left = __ballot_sync(0xffffffffU, token.factors != nullptr);
+  while (left != 0) {
+    const int leader = __ffs(static_cast<int>(left)) - 1;
+    const auto* const factors =
+        static_cast<const DeviceFactors*>(adapters::shuffle_pointer(token.factors, leader));
+    const uint32_t same = __ballot_sync(0xffffffffU, token.factors == factors);
+    left &= ~same;
+    if (first_term >= factors->terms) continue;
+    const T* const row = token.factors == factors ? token.values : nullptr;
+    float c[4] = {};
+    if (factors->is_bf16) {
+      multiply_columns<__nv_bfloat16>(c, *factors, row, columns, first_term, share, wait);
+    } else {
+      multiply_columns<float>(c, *factors, row, columns, first_term, share, wait);
+    }
+    const float sum = sum_parts(c, share, parts);
+    if (share.rank == 0) store_terms(args, *factors, first, same, first_term, sum);
   }
 }
 
-// Neighbouring rows of a block that have one expert and one adapter.
-template <class T, int kRows>
-struct Run {
-  const T* values[kRows] = {};
-  int64_t first = 0;  // sorted row
-  int32_t count = 0;
-};
-
-// Registers have no index that is known late.
-template <class T, int kRows>
-__device__ __forceinline__ void add_row(Run<T, kRows>& run, const T* values) {
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    if (row != run.count) continue;
-    run.values[row] = values;
-  }
-  ++run.count;
-}
-
-// Makes kTerms terms of each row: warps each have a part of the columns, in an order that nothing
-// else changes.
-template <class T, int kRows>
-__device__ __forceinline__ void make_terms_of(const TermArgs& args, const DeviceFactors& factors,
-                                              const Run<T, kRows>& run, int32_t first_term,
-                                              float (&parts)[kRows][kTerms][kWarps]) {
-  const int64_t columns = args.source.columns;
-  const int64_t padded = (columns + kPart - 1) / kPart * kPart;
-  float sums[kRows][kTerms] = {};
-  for (int64_t column = int64_t{threadIdx.x} * kPart; column < columns; column += kStep) {
-    float a[kTerms][kPart];
-#pragma unroll
-    for (int term = 0; term < kTerms; ++term) {
-      adapters::load_eight(factors.a, (first_term + term) * padded + column, factors.is_bf16,
-                           a[term]);
-    }
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (row >= run.count) break;
-      float x[kPart];
-      load_values(run.values[row], column, columns, x);
-#pragma unroll
-      for (int term = 0; term < kTerms; ++term) {
-#pragma unroll
-        for (int i = 0; i < kPart; ++i) sums[row][term] = fmaf(a[term][i], x[i], sums[row][term]);
-      }
-    }
-  }
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    if (row >= run.count) break;
-#pragma unroll
-    for (int term = 0; term < kTerms; ++term) {
-      float sum = sums[row][term];
-      for (int step = kLanes / 2; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(0xffffffffU, sum, step);
-      }
-      if (threadIdx.x % kLanes == 0) parts[row][term][threadIdx.x / kLanes] = sum;
-    }
-  }
-  __syncthreads();
-  const auto row = static_cast<int32_t>(threadIdx.x) / kTerms;
-  const auto own = static_cast<int32_t>(threadIdx.x) % kTerms;
-  if (row < run.count) {
-    float sum = 0;
-    for (int warp = 0; warp < kWarps; ++warp) sum += parts[row][own][warp];
-    const int32_t term = first_term + own;
-    sum *= factors.scale[term >= factors.first_of_second_scale ? 1 : 0];
-    if (args.source.weights != nullptr)
-      sum *= args.source.weights[args.groups.row_slot[run.first + row]];
-    args.out.terms[(run.first + row) * args.out.stride + term] = sum;
-  }
-  __syncthreads();
-}
-
-// A block makes kTerms terms of kRows neighbouring rows, which read A once where they have one
-// expert and one adapter.
-template <class T, int kRows>
-__global__ void __launch_bounds__(kThreads)
-    terms_kernel(const TermArgs args, int32_t blocks_of_row) {
-  __shared__ int32_t experts[kRows];
-  __shared__ float parts[kRows][kTerms][kWarps];
-  ptx::grid_dependency_wait();
+template <class T>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    terms_kernel(const TermArgs args, int32_t parts_of_tile, int32_t blocks_of_part) {
+  __shared__ __align__(16) Parts parts;
+  Wait wait;
+  if (!args.groups_are_done) wait();
   // The next launch may load its weights beside this.
   ptx::grid_launch_dependents();
-  const int64_t begin = blockIdx.x / blocks_of_row * int64_t{kRows};
-  const auto part = static_cast<int32_t>(blockIdx.x % blocks_of_row);
-  const int64_t rows = args.groups.expert_begin[args.num_experts];
-  if (begin >= rows) return;
-  const auto count = static_cast<int32_t>(min(int64_t{kRows}, rows - begin));
-  find_experts<kRows>(args, begin, count, experts);
-  const int32_t first_term = part * kTerms;
-  Run<T, kRows> run;
-  const DeviceFactors* before = nullptr;
-  const auto finish = [&] {
-    if (run.count > 0 && first_term < before->terms) {
-      make_terms_of(args, *before, run, first_term, parts);
-    }
-    run.count = 0;
-  };
-  for (int32_t i = 0; i < count; ++i) {
-    const int64_t row = begin + i;
-    const int32_t slot = args.groups.row_slot[row];
-    const DeviceFactors* const factors = factors_of(args, experts[i], slot);
-    if (part == 0 && threadIdx.x == 0) store_row(args, row, factors);
-    if (factors != before) finish();
-    before = factors;
-    if (factors == nullptr) continue;
-    if (run.count == 0) run.first = row;
-    const int64_t source =
-        args.source.is_sorted ? row : int64_t{slot / args.adapters.slots_per_token};
-    add_row(run, static_cast<const T*>(args.source.rows) + source * args.source.stride);
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  const Share share{.rank = block % blocks_of_part, .blocks = blocks_of_part};
+  const int32_t part = block / blocks_of_part % parts_of_tile;
+  const int32_t at = block / blocks_of_part / parts_of_tile;
+  const int4 found = __ldcg(reinterpret_cast<const int4*>(args.groups.tiles) + at);
+  TokenTile tile;
+  if (at < __ldcg(args.groups.num_tiles)) {
+    tile = {.expert = found.x, .begin = found.y, .count = found.z};
   }
-  finish();
+  const auto lane = static_cast<int32_t>(threadIdx.x % kLanes);
+  for (int32_t first = 0; first < tile.count; first += kRows) {
+    const Token<T> token = token_of<T>(args, tile, first + lane / 4);
+    if (part == 0 && share.rank == 0 && threadIdx.x < kLanes && lane % 4 == 0 &&
+        first + lane / 4 < tile.count) {
+      store_row(args, token.row, token.factors);
+    }
+    make_terms_of<T>(args, token, int64_t{tile.begin} + first, part * kTerms, share, wait, parts);
+  }
+  // A launch behind this one relies on all before it being done.
+  wait();
 }
 
-template <class T, int kRows>
-void enqueue_rows(const TermArgs& args, CUstream_st* stream) {
-  // Terms of a product are a multiple of kTerms, since ranks are.
-  static_assert(kFactorLanes % kTerms == 0);
-  const int32_t blocks = std::max(args.adapters.most_terms / kTerms, 1);
-  cuda::launch("experts.adapter_terms", &terms_kernel<T, kRows>,
-               {.blocks = ceil_div(args.groups.max_rows, int64_t{kRows}) * blocks,
-                .threads = kThreads,
-                .stream = stream},
-               args, blocks);
+// Uniform over the process, so that sums have one order.
+bool knows_clusters() {
+  static const bool all_know = std::ranges::all_of(
+      cuda::plain_architectures(),
+      [](const cuda::Architecture& code) { return code.capability >= cuda::kFirstWithClusters; });
+  return all_know;
+}
+
+// As many blocks share columns as have about kColumnsOfBlock each.
+int32_t blocks_of(int64_t columns) {
+  int32_t blocks = 1;
+  if (!knows_clusters()) return blocks;
+  while (blocks < kMostBlocks && blocks * int64_t{kColumnsOfBlock} < columns) blocks *= 2;
+  return blocks;
 }
 
 template <class T>
 void enqueue(const TermArgs& args, CUstream_st* stream) {
-  // With fewer rows an expert, most neighbours have other experts.
-  constexpr int64_t kManyRows = 4;
-  if (args.groups.max_rows >= kManyRows * args.num_experts) {
-    enqueue_rows<T, 4>(args, stream);
-  } else {
-    enqueue_rows<T, 1>(args, stream);
-  }
+  const int64_t most = std::min<int64_t>(args.adapters.most_terms, args.out.stride);
+  const auto parts = static_cast<int32_t>(std::max<int64_t>((most + kTerms - 1) / kTerms, 1));
+  const int32_t blocks = blocks_of(args.source.columns);
+  cuda::launch("experts.adapter_terms", &terms_kernel<T>,
+               {.blocks = args.groups.max_tiles * parts * blocks,
+                .threads = kThreads,
+                .cluster = blocks,
+                .stream = stream},
+               args, parts, blocks);
 }
 
 }  // namespace

@@ -16,23 +16,25 @@ struct TermArgs {
   DeviceAdapters adapters;
   TermSource source;
   GroupedRows groups;
-  int64_t num_experts = 0;
+  // The launch before this one began when the grouping was done, so that tiles and factors may be
+  // read before it has ended.
+  bool groups_are_done = false;
   AdapterTerms out;
 };
 
 // Writes RowFactors for every sorted row, and terms for those that have factors. A row's terms
-// depend on that row and its adapter only. One launch, which waits for all before it.
+// depend on that row and its adapter only. One launch, which ends after all before it; the next may
+// begin when this one knows the grouping.
 void make_terms(const TermArgs& args, CUstream_st* stream);
 
 // The same for a product of a call, whose rows are `source`.
 inline void make_adapter_terms(const AdaptedCall& call, AdaptedProduct product,
-                               const ExpertsProblem& problem, const TermSource& source,
-                               CUstream_st* stream) {
+                               const TermSource& source, CUstream_st* stream) {
   make_terms({.product = product,
               .adapters = call.adapters,
               .source = source,
               .groups = call.experts.groups,
-              .num_experts = problem.num_local_experts,
+              .groups_are_done = product == AdaptedProduct::kDown,
               .out = product == AdaptedProduct::kGateUp ? call.up : call.down},
              stream);
 }

@@ -456,10 +456,10 @@ void run_adapted_reference(const ExpertsProblem& problem, const DeviceExperts& w
   params.down_terms = call.down;
   ReferenceParams up = params;
   up.column_factors = nullptr;
-  make_adapter_terms(call, AdaptedProduct::kGateUp, problem, call.source, stream);
+  make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
   cuda::launch("experts.reference.up", reference_up<true>, shape_for(problem, rows * inner, stream),
                up);
-  make_adapter_terms(call, AdaptedProduct::kDown, problem,
+  make_adapter_terms(call, AdaptedProduct::kDown,
                      {.rows = params.intermediate,
                       .dtype = DType::kF32,
                       .stride = inner,

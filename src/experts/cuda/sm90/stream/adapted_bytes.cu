@@ -82,9 +82,9 @@ class AdaptedBytes final : public AdapterKernel {
         .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
         .scales = reinterpret_cast<float*>(base + layout.scales),
         .values = reinterpret_cast<float*>(base + layout.values)};
-    make_adapter_terms(call, AdaptedProduct::kGateUp, problem_, call.source, stream);
+    make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
     run_up(call, rows, stream);
-    make_adapter_terms(call, AdaptedProduct::kDown, problem_,
+    make_adapter_terms(call, AdaptedProduct::kDown,
                        {.rows = rows.values,
                         .dtype = DType::kF32,
                         .stride = rows.stride,

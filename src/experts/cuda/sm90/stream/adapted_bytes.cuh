@@ -2,9 +2,9 @@
 // product are of activated rows before these are quantised, which a launch of its own does.
 #pragma once
 
+#include "experts/cuda/sm90/stream/adapted_block.cuh"
 #include "experts/cuda/sm90/stream/adapted_consumer.cuh"
 #include "experts/cuda/sm90/stream/byte_consumer.cuh"
-#include "experts/cuda/sm90/stream/stream.cuh"
 
 namespace conclave::inline v0::experts::stream {
 
@@ -19,6 +19,13 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
 
   __device__ __forceinline__ const AdaptedParams& own() const {
     return static_cast<const AdaptedParams&>(params);
+  }
+  __device__ __forceinline__ adapters::WarpRows gated_rows(int32_t feature) const {
+    return {.first = feature, .second = feature, .half = 1, .features = params.features};
+  }
+  __device__ __forceinline__ adapters::WarpRows plain_rows(int32_t feature_tile, int slice) const {
+    const int32_t feature = Base::first_feature(feature_tile, slice, 16) + lane / 4;
+    return {.first = feature, .second = feature + 8, .half = 0, .features = params.features};
   }
 
   // Scales and bias join sums in one rounding, so that terms, which rows are weighed in already,
@@ -35,17 +42,17 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
       Base::describe_row(rows[slice], 0, gate, features[slice]);
       Base::describe_row(rows[slice], 1, gate + params.features, features[slice]);
     }
-    const RowFactors early = factors_of(own(), tile, lane / 4);
+    adapters::EarlyStep early[kSlices];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      early[slice] = early_step(own(), tile, lane, gated_rows(features[slice]));
+    }
     float d[kSlices][N / 2];
     Base::template multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice]);
-      add_terms<N>(d[slice], own(), tile, lane, early,
-                   {.first = features[slice],
-                    .second = features[slice],
-                    .half = 1,
-                    .features = params.features});
+      add_terms<N, true>(d[slice], own(), tile, lane, early[slice], gated_rows(features[slice]));
       Base::template activate<N>(d[slice]);
     }
     Base::template store_values<N>(d, tile, feature_tile);
@@ -62,18 +69,19 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
     }
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kProduct>(tile, slots);
-    const RowFactors early = factors_of(own(), tile, lane / 4);
+    adapters::EarlyStep early[kSlices];
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      early[slice] = early_step(own(), tile, lane, plain_rows(feature_tile, slice));
+    }
     float d[kSlices][N / 2];
     Base::template multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t first = Base::first_feature(feature_tile, slice, 16);
       Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice]);
-      add_terms<N>(d[slice], own(), tile, lane, early,
-                   {.first = first + lane / 4,
-                    .second = first + lane / 4 + 8,
-                    .half = 0,
-                    .features = params.features});
+      add_terms<N, true>(d[slice], own(), tile, lane, early[slice],
+                         plain_rows(feature_tile, slice));
       if constexpr (kProduct == Product::kUp) {
         Base::template activate<N>(d[slice]);
       } else {
@@ -101,7 +109,7 @@ template <class Config, Product kProduct>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     adapted_bytes_product(const __grid_constant__ AdaptedParams params) {
   extern __shared__ __align__(1024) uint8_t bytes[];
-  run_block<Config, kProduct, AdaptedByteConsumer<Config>>(
+  run_adapted_block<Config, kProduct, AdaptedByteConsumer<Config>>(
       params, *reinterpret_cast<SharedStorage<Config>*>(bytes));
 }
 

@@ -72,12 +72,12 @@ class AdaptedCodes final : public AdapterKernel {
     if (experts.groups.max_rows == 0) return;
     const auto rows = products_.place_intermediate(experts);
     const bool rounds = products_.rounds_rows();
-    make_adapter_terms(call, AdaptedProduct::kGateUp, problem_, call.source, stream);
+    make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
     AdaptedCodedParams up = stream::with_terms(products_.up(), call.up);
     // The kernel of terms has waited for the grouping.
     up.groups_are_done = true;
     products_.run_up(experts, rows, up, stream);
-    make_adapter_terms(call, AdaptedProduct::kDown, problem_,
+    make_adapter_terms(call, AdaptedProduct::kDown,
                        {.rows = rounds ? rows.floats : rows.rows,
                         .dtype = rounds ? DType::kF32 : DType::kBF16,
                         .stride = rows.stride,

@@ -1,10 +1,10 @@
 // Kernels of products whose weights are codes and whose rows may have adapters.
 #pragma once
 
+#include "experts/cuda/sm90/stream/adapted_block.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.h"
 #include "experts/cuda/sm90/stream/adapted_consumer.cuh"
 #include "experts/cuda/sm90/stream/launch.h"
-#include "experts/cuda/sm90/stream/stream.cuh"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 
 #include "conclave/error.h"
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
   if constexpr (!Config::kCodes.in_order && !Config::kIsExact) fill_values(params, shared);
-  run_block<Config, kProduct, AdaptedConsumer<Config>>(params, shared);
+  run_adapted_block<Config, kProduct, AdaptedConsumer<Config>>(params, shared);
 }
 
 // The shape that codes have in one of the tiles of adapted_codes.cc.

@@ -27,30 +27,53 @@ Adapted<Parameters> with_terms(Adapted<Parameters> params, const AdapterTerms& t
   return params;
 }
 
-// The factors of token lane / 4 of a tile, which are asked for before its products: the epilogue
-// has them at hand.
 template <class OwnParams>
 __device__ __forceinline__ RowFactors factors_of(const OwnParams& params, const TokenTile& tile,
                                                  int32_t token) {
   return token < tile.count ? params.factors[int64_t{tile.begin} + token] : RowFactors();
 }
+template <class OwnParams>
+__device__ __forceinline__ const float* terms_of(const OwnParams& params, const TokenTile& tile,
+                                                 int32_t token) {
+  return params.terms + (int64_t{tile.begin} + token) * params.term_stride;
+}
 
-// Adds to the sums d of an item's tokens. `early` are the factors of token lane / 4.
-template <int N, class OwnParams>
+// The first eight tokens of a tile multiply this first. It is asked for before the tile's
+// products, so that the epilogue has it at hand.
+template <class OwnParams>
+__device__ __forceinline__ adapters::EarlyStep early_step(const OwnParams& params,
+                                                          const TokenTile& tile, int32_t lane,
+                                                          const adapters::WarpRows& rows) {
+  adapters::EarlyStep early{.own = factors_of(params, tile, lane / 4)};
+  adapters::load_early(early, terms_of(params, tile, lane / 4), rows, lane);
+  return early;
+}
+
+// Adds to the sums d of an item's tokens. With kIsEarly, `early` is of the first of them.
+template <int N, bool kIsEarly, class OwnParams>
 __device__ __forceinline__ void add_terms(float (&d)[N / 2], const OwnParams& params,
                                           const TokenTile& tile, int32_t lane,
-                                          const RowFactors& early, const adapters::WarpRows& rows) {
+                                          const adapters::EarlyStep& early,
+                                          const adapters::WarpRows& rows) {
   RowFactors factors[N / 8];
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-    factors[j] = j == 0 ? early : factors_of(params, tile, 8 * j + lane / 4);
+  for (int j = kIsEarly ? 1 : 0; j < N / 8; ++j) {
+    factors[j] = factors_of(params, tile, 8 * j + lane / 4);
   }
 #pragma unroll
   for (int j = 0; j < N / 8; ++j) {
     if (8 * j >= tile.count) break;
-    const int64_t row = int64_t{tile.begin} + 8 * j + lane / 4;
+    const float* const terms = terms_of(params, tile, 8 * j + lane / 4);
     float c[4] = {d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]};
-    adapters::add_to_eight(c, factors[j], params.terms + row * params.term_stride, rows, lane);
+    if constexpr (kIsEarly) {
+      if (j == 0) {
+        adapters::add_to_eight<true>(c, early, terms, rows, lane);
+      } else {
+        adapters::add_to_eight<false>(c, {.own = factors[j]}, terms, rows, lane);
+      }
+    } else {
+      adapters::add_to_eight<false>(c, {.own = factors[j]}, terms, rows, lane);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) d[4 * j + i] = c[i];
   }
@@ -71,11 +94,18 @@ struct AdaptedConsumer : Consumer<Config> {
     return static_cast<const OwnParams&>(params);
   }
 
-  // Completes the sums and adds terms to them.
+  __device__ __forceinline__ adapters::WarpRows rows_of(int32_t feature, bool gated) const {
+    return {.first = feature,
+            .second = gated ? feature : feature + 8,
+            .half = gated ? 1 : 0,
+            .features = params.features};
+  }
+
+  // Completes the sums and adds terms to them. `early` is of the first slice.
   template <Product kProduct>
   __device__ __forceinline__ void complete(Sums& sums, const TokenTile& tile,
-                                           const RowFactors& early, const int32_t (&first)[kSlices],
-                                           bool gated) {
+                                           const adapters::EarlyStep& early,
+                                           const int32_t (&first)[kSlices], bool gated) {
     Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
       float d[kSlices][N / 2];
       Base::template take<kFirst, N>(d, sums);
@@ -83,13 +113,8 @@ struct AdaptedConsumer : Consumer<Config> {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         Base::template scale_rows<N, kProduct>(d[slice], part);
-        const int32_t feature = first[slice] + lane / 4;
-        add_terms<N>(d[slice], own(), part, lane,
-                     kFirst == 0 ? early : factors_of(own(), part, lane / 4),
-                     {.first = feature,
-                      .second = gated ? feature : feature + 8,
-                      .half = gated ? 1 : 0,
-                      .features = params.features});
+        const adapters::WarpRows rows = rows_of(first[slice] + lane / 4, gated);
+        add_terms<N, kFirst == 0 && kSlices == 1>(d[slice], own(), part, lane, early, rows);
       }
       Base::template put<kFirst, N>(sums, d);
     });
@@ -104,11 +129,13 @@ struct AdaptedConsumer : Consumer<Config> {
       first[slice] = Base::first_feature(feature_tile, slice, gated ? 8 : 16);
       biases[slice] = Base::biases_of(tile.expert, first[slice] + lane / 4, gated);
     }
-    const RowFactors early = factors_of(own(), tile, lane / 4);
+    const adapters::EarlyStep early =
+        early_step(own(), tile, lane, rows_of(first[0] + lane / 4, gated));
     Sums sums;
     with_width<Config>(tile.count,
                        [&]<int N>() { Base::template multiply<N, Product::kUp>(sums); });
     complete<Product::kUp>(sums, tile, early, first, gated);
+    if (Base::finish_of_up() == Finish::kSilu) return finish_silu(sums, tile, feature_tile, first);
     Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
       float d[kSlices][N / 2];
       Base::template take<kFirst, N>(d, sums);
@@ -118,6 +145,19 @@ struct AdaptedConsumer : Consumer<Config> {
         Base::template activate<N>(d[slice], (part.count + 7) / 8 * 8);
       }
       store_up<N>(d, part, feature_tile, first, gated);
+    });
+  }
+
+  // The same without what such layers do not have.
+  __device__ __forceinline__ void finish_silu(const Sums& sums, const TokenTile& tile,
+                                              int32_t feature_tile,
+                                              const int32_t (&first)[kSlices]) {
+    Base::for_each_chunk(tile, [&]<int kFirst, int N>(const TokenTile& part) {
+      float d[kSlices][N / 2];
+      Base::template take<kFirst, N>(d, sums);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) Base::template activate_silu<N>(d[slice]);
+      Base::template store_gated<N, true>(d, part, feature_tile, first);
     });
   }
 
@@ -149,7 +189,8 @@ struct AdaptedConsumer : Consumer<Config> {
     }
     int32_t slots[(Config::kMaxTokens + 31) / 32];
     Base::template find_slots<Config::kMaxTokens, Product::kDown>(tile, slots);
-    const RowFactors early = factors_of(own(), tile, lane / 4);
+    const adapters::EarlyStep early =
+        early_step(own(), tile, lane, rows_of(first[0] + lane / 4, false));
     Sums sums;
     with_width<Config>(tile.count,
                        [&]<int N>() { Base::template multiply<N, Product::kDown>(sums); });

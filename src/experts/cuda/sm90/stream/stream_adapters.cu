@@ -1,8 +1,8 @@
 #include "cuda/launch.h"
 #include "experts/cuda/adapters/terms.h"
+#include "experts/cuda/sm90/stream/adapted_block.cuh"
 #include "experts/cuda/sm90/stream/adapted_consumer.cuh"
 #include "experts/cuda/sm90/stream/launch.h"
-#include "experts/cuda/sm90/stream/stream.cuh"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_adapters.h"
 #include "experts/cuda/sm90/tensor_maps.h"
@@ -20,7 +20,7 @@ template <class Config, Product kProduct>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     adapted_product(const __grid_constant__ AdaptedParams params) {
   extern __shared__ __align__(1024) uint8_t bytes[];
-  stream::run_block<Config, kProduct, stream::AdaptedConsumer<Config>>(
+  stream::run_adapted_block<Config, kProduct, stream::AdaptedConsumer<Config>>(
       params, *reinterpret_cast<stream::SharedStorage<Config>*>(bytes));
 }
 
@@ -68,9 +68,9 @@ class StreamAdapters final : public AdapterKernel {
 
   void run(const AdaptedCall& call, CUstream_st* stream) const override {
     if (call.experts.groups.max_rows == 0) return;
-    make_adapter_terms(call, AdaptedProduct::kGateUp, problem_, call.source, stream);
+    make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
     run_up(call, stream);
-    make_adapter_terms(call, AdaptedProduct::kDown, problem_,
+    make_adapter_terms(call, AdaptedProduct::kDown,
                        {.rows = call.experts.workspace,
                         .dtype = problem_.weight_dtype,
                         .stride = intermediate_stride(),
