@@ -381,11 +381,14 @@ TEST_F(CudaCodeMeaning, EveryTileBesideQuantisedRows_GivesTheSameBits) {
   }
 }
 
-// Sums of integers are exact: every tile of either kernel gives the same bits.
+// Sums of integers are exact: every tile of either kernel gives the same bits, whether the up
+// product makes codes of its rows or, where these are too wide for it, a launch of its own.
 TEST_F(CudaCodeMeaning, EveryTileOfIntegers_GivesTheSameBits) {
   const Context context({.device = "cuda:0", .num_threads = 1});
   for (MoeSpec spec :
-       {make_spec(5, 2, 720, 328, DType::kI8), make_spec(3, 1, 2064, 1040, DType::kI8)}) {
+       {make_spec(5, 2, 720, 328, DType::kI8), make_spec(3, 1, 2064, 1040, DType::kI8),
+        make_spec(4, 2, 272, 330, DType::kI8), make_spec(4, 2, 256, 2064, DType::kI8),
+        make_spec(3, 2, 256, 4112, DType::kI8)}) {
     spec.quant = {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken};
     spec.has_bias = true;
     for (const int64_t tokens : {1, 37, 290}) {

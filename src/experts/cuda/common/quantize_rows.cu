@@ -5,6 +5,7 @@
 #include "experts/cuda/common/e4m3.cuh"
 #include "experts/cuda/common/exact_quotient.cuh"
 #include "experts/cuda/common/quantize_rows.h"
+#include "experts/cuda/common/row_rules.cuh"
 #include "experts/cuda/common/vocabulary.h"
 #include "quant/e4m3/e4m3.h"
 #include "quant/int8/int8.h"
@@ -88,37 +89,6 @@ __device__ __forceinline__ void arrange_in_lanes(uint32_t (&words)[kPart / 4]) {
     words[2 * i + 1] = __byte_perm(outer[i], inner[i], 0x7632);
   }
 }
-
-// Rows become codes, two to a half word, and have a scale for their largest magnitude.
-struct E4m3Rows {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return pack_e4m3(low, high);
-  }
-  static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
-    return group_scale(amax, power_of_two);
-  }
-  // NaN does not count.
-  static __device__ __forceinline__ float larger(float amax, float x) {
-    return fmaxf(amax, fabsf(x));
-  }
-};
-// No code of int8 says that a value is not finite: the scale of its row does.
-struct Int8Rows {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return code(low) | code(high) << 8;
-  }
-  // Subnormal scales have few bits, so that a quotient may be well beyond the largest code.
-  static __device__ __forceinline__ uint32_t code(float quotient) {
-    return static_cast<uint32_t>(max(-128, min(127, __float2int_rn(quotient)))) & 0xFFU;
-  }
-  static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
-    return amax < INFINITY ? quant::step_of(amax, quant::Int8::kLargest, power_of_two) : NAN;
-  }
-  // Bits of magnitudes compare as magnitudes do, and those of NaN are above.
-  static __device__ __forceinline__ float larger(float amax, float x) {
-    return __uint_as_float(max(__float_as_uint(amax), __float_as_uint(fabsf(x))));
-  }
-};
 
 template <class Codes>
 __device__ __forceinline__ float largest(const float (&x)[kPart]) {

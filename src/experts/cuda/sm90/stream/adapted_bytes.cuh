@@ -47,11 +47,12 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
     for (int slice = 0; slice < kSlices; ++slice) {
       early[slice] = early_step(own(), tile, lane, gated_rows(features[slice]));
     }
+    const auto of_tokens = Base::template find_factors<N, Product::kUp>(tile);
     float d[kSlices][N / 2];
     Base::template multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice]);
+      Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice], of_tokens);
       add_terms<N, true>(d[slice], own(), tile, lane, early[slice], gated_rows(features[slice]));
       Base::template activate<N>(d[slice]);
     }
@@ -74,12 +75,13 @@ struct AdaptedByteConsumer : ByteConsumer<Config> {
     for (int slice = 0; slice < kSlices; ++slice) {
       early[slice] = early_step(own(), tile, lane, plain_rows(feature_tile, slice));
     }
+    const auto of_tokens = Base::template find_factors<N, kProduct>(tile);
     float d[kSlices][N / 2];
     Base::template multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t first = Base::first_feature(feature_tile, slice, 16);
-      Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice]);
+      Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice], of_tokens);
       add_terms<N, true>(d[slice], own(), tile, lane, early[slice],
                          plain_rows(feature_tile, slice));
       if constexpr (kProduct == Product::kUp) {

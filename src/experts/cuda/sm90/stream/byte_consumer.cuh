@@ -175,11 +175,12 @@ struct ByteConsumer : ByteEpilogue<Config> {
       Base::describe_row(rows[slice], 0, gate, own);
       Base::describe_row(rows[slice], 1, gate + params.features, own);
     }
+    const auto factors = Base::template find_factors<N, Product::kUp>(tile);
     float d[kSlices][N / 2];
     multiply<N, Product::kUp>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice]);
+      Base::template scale_and_bias<N, Product::kUp>(d[slice], tile, rows[slice], factors);
       Base::template activate<N>(d[slice]);
     }
     Base::template store_intermediate<N>(d, tile, feature_tile);
@@ -196,11 +197,12 @@ struct ByteConsumer : ByteEpilogue<Config> {
     }
     int32_t slots[(N + 31) / 32];
     Base::template find_slots<N, kProduct>(tile, slots);
+    const auto factors = Base::template find_factors<N, kProduct>(tile);
     float d[kSlices][N / 2];
     multiply<N, kProduct>(d);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice]);
+      Base::template scale_and_bias<N, kProduct>(d[slice], tile, rows[slice], factors);
       if constexpr (kProduct == Product::kUp) {
         Base::template activate<N>(d[slice]);
       } else {

@@ -55,14 +55,44 @@ struct ByteEpilogue : Epilogue<Config> {
     float bias[2];
   };
 
+  // Holds the factors of a thread's tokens where rows have a scale each: they are fetched before
+  // the products, which hide loads that wait for each other. Block scales leave no registers for
+  // it.
+  template <int N>
+  struct TokenFactors {
+    float of[Config::kBlockScales ? 1 : N / 4];
+  };
+  static __device__ __forceinline__ int32_t token_of(int32_t lane, int i) {
+    return i / 2 * 8 + lane % 4 * 2 + i % 2;
+  }
+  template <int N, Product kProduct>
+  __device__ __forceinline__ TokenFactors<N> find_factors(const TokenTile& tile) const {
+    TokenFactors<N> factors = {};
+    if constexpr (!Config::kBlockScales) {
+#pragma unroll
+      for (int i = 0; i < N / 4; ++i) {
+        factors.of[i] = token_factor<kProduct>(tile, token_of(lane, i));
+      }
+    }
+    return factors;
+  }
+
+  template <int N, Product kProduct>
+  __device__ __forceinline__ float factor_of(const TokenTile& tile, const TokenFactors<N>& factors,
+                                             int i) const {
+    if constexpr (Config::kBlockScales) return token_factor<kProduct>(tile, token_of(lane, i));
+    return factors.of[i];
+  }
+
   // Applies scales and bias in one rounding, which equals tile_bytes/epilogue.cuh bit for bit.
   template <int N, Product kProduct>
   __device__ __forceinline__ void scale_and_bias(float (&d)[N / 2], const TokenTile& tile,
-                                                 const RowPair& rows) const {
+                                                 const RowPair& rows,
+                                                 const TokenFactors<N>& factors) const {
     if (Config::kBlockScales && params.bias == nullptr && params.input_weights == nullptr) return;
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) {
-      const float factor = token_factor<kProduct>(tile, i / 2 * 8 + lane % 4 * 2 + i % 2);
+      const float factor = factor_of<N, kProduct>(tile, factors, i);
       float& first = d[i / 2 * 4 + i % 2];
       float& second = d[i / 2 * 4 + i % 2 + 2];
       first = fmaf(first, factor * rows.scale[0], rows.bias[0]);

@@ -18,15 +18,18 @@
 
 namespace conclave::inline v0::experts::stream {
 
+using ByteKernel = KernelOf<ByteParams>;
+using ByteKernelPair = KernelPairOf<ByteParams>;
+
 template <class Element, Shape kShape, Product kProduct>
-Kernel kernel() {
+ByteKernel kernel() {
   using Config = Config<Element, kShape>;
   return describe_kernel<Config>(stream_bytes_product<Config, kProduct>);
 }
 
 // kWide serves the down product, and the up product with a gate; kNarrow serves that without one.
 template <class Element, Shape kWide, Shape kNarrow>
-KernelPair kernel_pair(bool gated) {
+ByteKernelPair kernel_pair(bool gated) {
   return {.up = gated ? kernel<Element, kWide, Product::kUp>()
                       : kernel<Element, kNarrow, Product::kUp>(),
           .down = kernel<Element, kWide, Product::kDown>()};
@@ -34,7 +37,7 @@ KernelPair kernel_pair(bool gated) {
 
 // The kernels of the tiles of stream_bytes.cc.
 template <class Element, Scaling kScale>
-KernelPair find_kernels(const DeviceTile& tile, bool gated) {
+ByteKernelPair find_kernels(const DeviceTile& tile, bool gated) {
   switch (tile.tokens) {
     case 16:
       return kernel_pair<Element, Shape{16, 256, 1, 6, kScale, 2}, Shape{16, 128, 2, 5, kScale}>(
@@ -57,7 +60,7 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
 
 class StreamBytesKernel final : public DeviceExpertsKernel {
  public:
-  StreamBytesKernel(const KernelNames& names, const KernelPair& kernels,
+  StreamBytesKernel(const KernelNames& names, const ByteKernelPair& kernels,
                     const ExpertsProblem& problem, const DeviceExperts& weights,
                     const DeviceTile& tile)
       : names_(names), problem_(problem), tile_(tile), kernels_(kernels) {
@@ -77,7 +80,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     if (call.groups.max_rows == 0) return;
     const Intermediate rows = place_intermediate(call);
     run_up(call, rows, stream);
-    if (dynamic_rows()) quantize(call, rows, stream);
+    if (dynamic_rows() && !up_makes_codes()) quantize(call, rows, stream);
     run_down(call, rows, stream);
   }
 
@@ -93,10 +96,19 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
   bool block() const { return problem_.quant.weights == WeightScale::kBlock; }
   bool dynamic_rows() const { return problem_.quant.activations == ActivationScale::kToken; }
 
-  // Items of the up product that must be done before the down product begins one on their rows. If
-  // a launch lies between the two, it awaits the whole launch.
+  // Codes are made by fours.
+  bool up_makes_codes() const {
+    return dynamic_rows() && problem_.intermediate_size % 4 == 0 &&
+           problem_.intermediate_size <= kMostRowColumns;
+  }
+
+  // Counts of the up product that must be there before the down product begins an item on their
+  // rows: one of each item, and one of their codes. If a launch lies between the two, the down
+  // product awaits the whole launch.
   uint32_t items_before() const {
-    return dynamic_rows() ? 0 : static_cast<uint32_t>(up_.feature_tiles);
+    const auto items = static_cast<uint32_t>(up_.feature_tiles);
+    if (!dynamic_rows()) return items;
+    return up_makes_codes() ? items + 1 : 0;
   }
 
   Intermediate place_intermediate(const DeviceExpertsCall& call) const {
@@ -138,12 +150,13 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
   }
 
   void run_up(const DeviceExpertsCall& call, const Intermediate& rows, CUstream_st* stream) const {
-    Params params = with_groups(up_, call.groups);
+    ByteParams params = with_groups(up_, call.groups);
     params.input = call.input.data;
     params.input_stride = call.input.row_stride;
     params.input_weights = call.input_weights;
     params.output = dynamic_rows() ? static_cast<void*>(rows.values) : rows.codes;
     params.output_stride = rows.stride;
+    if (up_makes_codes()) params.row_codes = rows.codes;
     params.scales.tokens = call.input.scales;
     params.scales.row_stride = call.input.scale_stride;
     params.scales.output = rows.scales;
@@ -175,7 +188,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
 
   void run_down(const DeviceExpertsCall& call, const Intermediate& rows,
                 CUstream_st* stream) const {
-    Params params = with_groups(down_, call.groups);
+    ByteParams params = with_groups(down_, call.groups);
     params.rows = map_rows(
         problem_, {rows.codes, rows.stride, call.groups.max_rows, problem_.intermediate_size},
         kernels_.down.token_box);
@@ -194,9 +207,9 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
   KernelNames names_;
   ExpertsProblem problem_;
   DeviceTile tile_;
-  KernelPair kernels_;
-  Params up_;
-  Params down_;
+  ByteKernelPair kernels_;
+  ByteParams up_;
+  ByteParams down_;
 };
 
 }  // namespace conclave::inline v0::experts::stream
