@@ -291,6 +291,16 @@ TEST(DecodeSupport, CodesItCannotUse_AreNamed) {
   EXPECT_NE(decode_supports(problem).reason().find("16 columns"), std::string::npos);
 }
 
+TEST(DecodeSupport, Int8RowsByToken_BecomeCodes) {
+  ExpertsProblem problem = problem_of({128, 8, 2048, 768, DType::kI8});
+  EXPECT_FALSE(decode_plan(problem).makes_codes);
+  problem.quant.activations = ActivationScale::kToken;
+  ASSERT_TRUE(decode_supports(problem));
+  EXPECT_TRUE(decode_plan(problem).makes_codes);
+  problem.quant.activations = ActivationScale::kTensorStatic;
+  EXPECT_NE(decode_supports(problem).reason().find("rows as they are"), std::string::npos);
+}
+
 TEST(DecodeSupport, ScalesItCannotUse_AreNamed) {
   ExpertsProblem problem = problem_of(kModels[4]);
   ASSERT_TRUE(decode_supports(problem));

@@ -185,65 +185,80 @@ TEST_F(CudaCodeMeaning, KernelsOfManyRows_RefuseFewScalesAndFewColumns) {
   expect_refused(2048, 2048, 256, "up to 128 columns each; found one for 256");
 }
 
-// Few tokens take one launch, whose sums run in an order of their own: each form of codes, in
-// shapes that no box, tile or pass divides, with and without a gate.
-TEST_F(CudaCodeMeaning, OneLaunchOfCodes_IsWithinTheBarAndRepeatsItsBits) {
-  for (const CodedForm& form : coded_forms()) {
-    SCOPED_TRACE(form.name);
-    MoeSpec odd = make_spec(6, 3, 131, 67, form.dtype);
-    MoeSpec biased = make_spec(5, 2, 712, 328, form.dtype);
-    biased.has_bias = true;
-    MoeSpec deep = make_spec(9, 8, 1160, 1544, form.dtype);
-    MoeSpec plain = make_spec(4, 1, 264, 520, form.dtype);
-    plain.activation = {.name = "relu2_no_mul"};
-    plain.weight_on = WeightOn::kInput;
-    for (MoeSpec spec : {odd, biased, deep, plain}) {
-      spec.quant = form.quant;
-      DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
-      for (int64_t tokens = 1; tokens <= 8; ++tokens) expect_accurate(owned, tokens);
-      const Tensor hidden = random_tensor(DType::kBF16, 4, spec.hidden_size, 5);
-      const testing::GivenRouting routing =
-          testing::random_routing(4, spec.num_experts, spec.top_k, 3);
-      testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
-      forward.route_by(routing.ids, routing.weights);
+// In shapes that no box, tile or pass divides, with and without a gate.
+void expect_one_launch_accurate(const CodedForm& form) {
+  SCOPED_TRACE(form.name);
+  MoeSpec odd = make_spec(6, 3, 131, 67, form.dtype);
+  MoeSpec biased = make_spec(5, 2, 712, 328, form.dtype);
+  biased.has_bias = true;
+  MoeSpec deep = make_spec(9, 8, 1160, 1544, form.dtype);
+  MoeSpec plain = make_spec(4, 1, 264, 520, form.dtype);
+  plain.activation = {.name = "relu2_no_mul"};
+  plain.weight_on = WeightOn::kInput;
+  for (MoeSpec spec : {odd, biased, deep, plain}) {
+    spec.quant = form.quant;
+    DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
+    for (int64_t tokens = 1; tokens <= 8; ++tokens) expect_accurate(owned, tokens);
+    const Tensor hidden = random_tensor(DType::kBF16, 4, spec.hidden_size, 5);
+    const testing::GivenRouting routing =
+        testing::random_routing(4, spec.num_experts, spec.top_k, 3);
+    testing::DeviceForward forward(owned, hidden.view(), DType::kF32);
+    forward.route_by(routing.ids, routing.weights);
+    forward.enqueue();
+    const Tensor first = forward.out();
+    int different = 0;
+    for (int run = 0; run < 50; ++run) {
       forward.enqueue();
-      const Tensor first = forward.out();
-      int different = 0;
-      for (int run = 0; run < 50; ++run) {
-        forward.enqueue();
-        different += testing::same_bits(forward.out(), first) ? 0 : 1;
-      }
-      EXPECT_EQ(different, 0);
+      different += testing::same_bits(forward.out(), first) ? 0 : 1;
     }
+    EXPECT_EQ(different, 0);
   }
 }
 
 // A token's bits do not depend on the others of its call.
-TEST_F(CudaCodeMeaning, OneLaunchOfCodes_GivesATokenItsOwnBits) {
-  for (const CodedForm& form : coded_forms()) {
-    SCOPED_TRACE(form.name);
-    MoeSpec spec = make_spec(9, 3, 712, 840, form.dtype);
-    spec.quant = form.quant;
-    DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
-    const Tensor hidden = random_tensor(DType::kBF16, 8, spec.hidden_size, 5);
-    const testing::GivenRouting routing = testing::random_routing(8, 9, 3, 3);
-    const auto run = [&](int64_t begin, int64_t count) {
-      const Tensor rows = copy_rows(hidden, begin, count);
-      testing::DeviceForward forward(owned, rows.view(), DType::kF32);
-      forward.route_by(copy_rows(routing.ids, begin, count),
-                       copy_rows(routing.weights, begin, count));
-      forward.enqueue();
-      return forward.out();
-    };
-    const Tensor together = run(0, 8);
-    for (int64_t token = 0; token < 8; ++token) {
-      const Tensor alone = run(token, 1);
-      for (int64_t i = 0; i < spec.hidden_size; ++i) {
-        ASSERT_EQ(alone.as<float>()[i], together.as<float>()[token * spec.hidden_size + i])
-            << token << " " << i;
-      }
+void expect_tokens_have_own_bits(const CodedForm& form) {
+  SCOPED_TRACE(form.name);
+  MoeSpec spec = make_spec(9, 3, 712, 840, form.dtype);
+  spec.quant = form.quant;
+  DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
+  const Tensor hidden = random_tensor(DType::kBF16, 8, spec.hidden_size, 5);
+  const testing::GivenRouting routing = testing::random_routing(8, 9, 3, 3);
+  const auto run = [&](int64_t begin, int64_t count) {
+    const Tensor rows = copy_rows(hidden, begin, count);
+    testing::DeviceForward forward(owned, rows.view(), DType::kF32);
+    forward.route_by(copy_rows(routing.ids, begin, count),
+                     copy_rows(routing.weights, begin, count));
+    forward.enqueue();
+    return forward.out();
+  };
+  const Tensor together = run(0, 8);
+  for (int64_t token = 0; token < 8; ++token) {
+    const Tensor alone = run(token, 1);
+    for (int64_t i = 0; i < spec.hidden_size; ++i) {
+      ASSERT_EQ(alone.as<float>()[i], together.as<float>()[token * spec.hidden_size + i])
+          << token << " " << i;
     }
   }
+}
+
+const CodedForm kIntegers{
+    "int8, rows by token",
+    DType::kI8,
+    {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken}};
+
+// Few tokens take one launch, whose sums run in an order of their own.
+TEST_F(CudaCodeMeaning, OneLaunchOfCodes_IsWithinTheBarAndRepeatsItsBits) {
+  for (const CodedForm& form : coded_forms()) expect_one_launch_accurate(form);
+}
+TEST_F(CudaCodeMeaning, OneLaunchOfIntegers_IsWithinTheBarAndRepeatsItsBits) {
+  expect_one_launch_accurate(kIntegers);
+}
+
+TEST_F(CudaCodeMeaning, OneLaunchOfCodes_GivesATokenItsOwnBits) {
+  for (const CodedForm& form : coded_forms()) expect_tokens_have_own_bits(form);
+}
+TEST_F(CudaCodeMeaning, OneLaunchOfIntegers_GivesATokenItsOwnBits) {
+  expect_tokens_have_own_bits(kIntegers);
 }
 
 // Rows of every kind that checkpoints have beside codes, in the form that they have it.
@@ -425,6 +440,13 @@ TEST_F(CudaCodeMeaning, ValuesThatAreNotFinite_StayInTheirRow) {
       testing::expect_bad_rows_stay_apart(owned, 9);
     }
   }
+}
+
+TEST_F(CudaCodeMeaning, OneLaunchOfIntegers_ValuesThatAreNotFinite_StayInTheirRow) {
+  MoeSpec spec = make_spec(5, 2, 264, 136, DType::kI8);
+  spec.quant = kIntegers.quant;
+  DeviceLayer owned(spec, {.max_tokens = 8, .tuning = one_launch_table(spec)});
+  testing::expect_bad_rows_stay_apart(owned, 8);
 }
 
 // Ranks hold columns of groups that begin anywhere, with shared experts beside them.

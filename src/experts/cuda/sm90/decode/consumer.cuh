@@ -52,16 +52,19 @@ __device__ __forceinline__ bool has_near_scales(const FactorPlanes& factors) {
 }
 
 template <class Config>
-__device__ __forceinline__ void multiply_box(uint32_t address, const uint4 (&x)[2],
-                                             const float (&scale)[4],
-                                             float (&sums)[Config::kIsE4M3 ? 1 : 2][4]) {
+__device__ __forceinline__ void multiply_box(
+    uint32_t address, const uint4 (&x)[2], const float (&scale)[4],
+    typename Config::Sum (&sums)[Config::kIsByte ? 1 : 2][4]) {
   float partial[4] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t place = address ^ static_cast<uint32_t>(half * 64);
     const uint4 low = ptx::load_shared(place);
     const uint4 high = ptx::load_shared(place + 1024);
-    if constexpr (Config::kIsE4M3) {
+    if constexpr (Config::kIsInteger) {
+      Config::multiply(sums[0], low.x, high.x, low.y, high.y, x[half].x, x[half].y);
+      Config::multiply(sums[0], low.z, high.z, low.w, high.w, x[half].z, x[half].w);
+    } else if constexpr (Config::kIsE4M3) {
       Config::multiply(partial, low.x, high.x, low.y, high.y, x[half].x, x[half].y);
       Config::multiply(partial, low.z, high.z, low.w, high.w, x[half].z, x[half].w);
     } else {

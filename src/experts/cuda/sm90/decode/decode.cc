@@ -8,6 +8,7 @@
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/tensor_maps.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include "conclave/error.h"
@@ -51,6 +52,9 @@ DecodeElement element_of(const ExpertsProblem& problem, const DecodePlan& plan) 
   if (problem.weight_dtype == DType::kF16) return DecodeElement::kF16;
   if (problem.weight_dtype == DType::kBF16) return DecodeElement::kBF16;
   if (!plan.makes_codes) return element_of_codes(problem);
+  if (quant::activation_rule(problem.weight_dtype, problem.quant).is_exact()) {
+    return DecodeElement::kInt8Row;
+  }
   return problem.quant.weights == WeightScale::kBlock ? DecodeElement::kE4M3Block
                                                       : DecodeElement::kE4M3Row;
 }

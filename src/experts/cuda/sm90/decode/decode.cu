@@ -14,6 +14,8 @@ Kernel find_kernel(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kE4M3Block>;
     case DecodeElement::kE4M3Row:
       return decode::decode_experts<DecodeElement::kE4M3Row>;
+    case DecodeElement::kInt8Row:
+      return decode::decode_experts<DecodeElement::kInt8Row>;
     case DecodeElement::kCodes4:
       return decode::decode_experts<DecodeElement::kCodes4>;
     case DecodeElement::kCodes4InOrder:

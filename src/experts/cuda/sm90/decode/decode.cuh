@@ -62,7 +62,7 @@ __device__ __forceinline__ void init_barriers(const DecodeParams& params, const 
 template <class Config>
 __device__ __forceinline__ void consume(const DecodeParams& params, const Shared& shared,
                                         const Thread& me, int tokens) {
-  if constexpr (Config::kIsE4M3) {
+  if constexpr (Config::kIsByte) {
     quantize_rows<Config>(params, shared, tokens);
   } else {
     if constexpr (Config::kTakesTable) fill_values<Config>(params, shared);

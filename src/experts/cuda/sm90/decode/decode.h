@@ -10,7 +10,7 @@
 
 namespace conclave::inline v0::experts {
 
-// The part that shares a step when rows are quantised to e4m3: 128 columns, a row, or all rows.
+// The part that shares a step when rows are quantised: 128 columns, a row, or all rows.
 enum class RowScale : uint8_t { kGroup, kToken, kStatic };
 
 struct DecodeParams {
@@ -39,6 +39,7 @@ enum class DecodeElement : uint8_t {
   kF16,
   kE4M3Block,  // e4m3 rows too
   kE4M3Row,
+  kInt8Row,  // int8 rows by token
   // Codes of 4 or 8 bits beside bf16 rows, with scales and zero points, or offsets.
   kCodes4,
   kCodes4InOrder,  // they stand for whole numbers in their order

@@ -42,6 +42,7 @@ __device__ __forceinline__ const char* intermediate_row(const DecodeParams& para
 template <class Config>
 __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, const Shared& shared,
                                                  const Thread& me, int tokens) {
+  using Rule = typename Config::RowRule;
   const DecodePlan& plan = params.plan;
   const int width = (plan.intermediate_size + 7) / 8 * 8;
   for (int pair = me.warp; pair < tokens * plan.top_k; pair += Config::kConsumerWarps) {
@@ -56,26 +57,28 @@ __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, con
 #pragma unroll 8
       for (int column = me.lane * 4; column < width; column += 128) {
         const float4 x = __ldcg(reinterpret_cast<const float4*>(row + column));
-        amax = fmaxf(fmaxf(amax, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
+        amax = Rule::larger(Rule::larger(Rule::larger(Rule::larger(amax, x.x), x.y), x.z), x.w);
       }
-      scale = short_group_scale(warp_max<32>(amax), params.power_of_two_scales);
+      scale = Rule::scale(warp_max<Rule, 32>(amax), params.power_of_two_scales);
     }
     if (me.lane == 0) shared.tables->pair_scale[pair] = scale;
   }
   consumer_sync<Config>();
 }
 
-// Makes one box of e4m3 codes from float32 values; returns the step.
+// Makes one box of codes from float32 values; returns the step.
 template <class Config>
 __device__ __forceinline__ float quantize_box(const DecodeParams& params, const float4& x,
                                               float scale, uint32_t* target) {
+  using Rule = typename Config::RowRule;
   if constexpr (Config::kBlockScales) {
     const float amax = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-    scale = short_group_scale(warp_max<32>(amax), params.power_of_two_scales);
+    scale = Rule::scale(warp_max<Rule, 32>(amax), params.power_of_two_scales);
   }
   const Step step = make_step(scale);
-  *target = pack_e4m3(divide<Config::kRowScales>(x.x, step), divide<Config::kRowScales>(x.y, step),
-                      divide<Config::kRowScales>(x.z, step), divide<Config::kRowScales>(x.w, step));
+  *target =
+      Rule::pack(divide<Config::kRowScales>(x.x, step), divide<Config::kRowScales>(x.y, step),
+                 divide<Config::kRowScales>(x.z, step), divide<Config::kRowScales>(x.w, step));
   return scale;
 }
 
@@ -93,7 +96,7 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
   }
 }
 
-// Stores a slice as e4m3 codes, with one step per box or per row. The code of the loop over boxes
+// Stores a slice as codes, with one step per box or per row. The code of the loop over boxes
 // stays short: most launches run it once, and instructions come from memory too.
 template <class Config>
 __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const Shared& shared,
@@ -137,14 +140,14 @@ __device__ __forceinline__ void load_round(const DecodeParams& params, const Sha
     for (uint32_t tokens = tables.unit_tokens[part.unit]; tokens != 0; tokens &= tokens - 1) {
       const int token = __ffs(static_cast<int>(tokens)) - 1;
       const int pair = token * plan.top_k + tables.unit_slot[part.unit][token];
-      if constexpr (Config::kIsE4M3) {
+      if constexpr (Config::kIsByte) {
         quantize_slice<Config>(params, shared, me.lane, pair, part, row++);
       } else {
         copy_slice(params, shared, me.lane, pair, part, row++);
       }
     }
   }
-  if constexpr (!Config::kIsE4M3) {
+  if constexpr (!Config::kIsByte) {
     ptx::cp_async_commit_group();
     ptx::cp_async_wait_group<0>();
   }

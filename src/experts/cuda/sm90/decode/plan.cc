@@ -8,6 +8,7 @@
 #include "experts/cuda/sm90/decode/tables.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
+#include "quant/activation_rows.h"
 #include "quant/weight_format.h"
 
 #include <algorithm>
@@ -22,10 +23,18 @@ constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 int32_t narrow(int64_t value) { return static_cast<int32_t>(value); }
 
+// Scales of rows and of weight rows multiply whole sums of whole numbers, of a byte each.
+bool makes_whole_codes(const ExpertsProblem& problem) {
+  const QuantSpec& quant = problem.quant;
+  return bit_size(problem.weight_dtype) == 8 && quant.weights == WeightScale::kChannel &&
+         quant.activations == ActivationScale::kToken &&
+         quant::activation_rule(problem.weight_dtype, quant).is_exact();
+}
+
 // Rows become codes like those of the weights, which are multiplied as they are.
 bool makes_codes(const ExpertsProblem& problem) {
-  return problem.weight_dtype == DType::kF8E4M3 &&
-         problem.quant.activations != ActivationScale::kNone;
+  if (problem.quant.activations == ActivationScale::kNone) return false;
+  return problem.weight_dtype == DType::kF8E4M3 || makes_whole_codes(problem);
 }
 bool is_coded(const ExpertsProblem& problem) {
   return !is_plain(problem.weight_dtype) && !makes_codes(problem);
@@ -121,8 +130,11 @@ constexpr int64_t kPreferredTokensQuantised = 2;
 // A product of codes looks them up for one token as for sixteen, so that streamed kernels, which
 // have more of a block's time for that, are faster from 3 tokens on (bench/results/h200/LOG.md).
 constexpr int64_t kPreferredTokensOfCodes = 2;
+// Beside whole numbers the streamed kernel has two tokens in 32.5 us, one launch in 35.8.
+constexpr int64_t kPreferredTokensOfWholes = 1;
 
 int64_t preferred_tokens(const ExpertsProblem& problem) {
+  if (makes_whole_codes(problem)) return kPreferredTokensOfWholes;
   if (makes_codes(problem)) return kPreferredTokensQuantised;
   return is_coded(problem) ? kPreferredTokensOfCodes : kDecodeMaxTokens;
 }

@@ -244,10 +244,11 @@ __device__ __forceinline__ void convert_rows(const DecodeParams& params, const S
   });
 }
 
+template <class Rule>
 __device__ __forceinline__ float group_amax(const float (&values)[8]) {
   float amax = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(values[i]));
+  for (int i = 0; i < 8; ++i) amax = Rule::larger(amax, values[i]);
   return amax;
 }
 
@@ -258,10 +259,11 @@ __device__ __forceinline__ void weigh(const DecodeParams& params, int token, flo
   for (int i = 0; i < 8; ++i) values[i] *= weight;
 }
 
-// Stores input rows as e4m3 rows, with 16 lanes per group of 128 columns.
+// Stores input rows as rows of codes, with 16 lanes per group of 128 columns.
 template <class Config>
 __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const Shared& shared,
                                               int tokens) {
+  using Rule = typename Config::RowRule;
   const RowChunks chunks(params, tokens);
   DecodeTables& tables = *shared.tables;
   if (Config::kRowScales && params.row_scale == RowScale::kToken) {
@@ -270,8 +272,10 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
     for_each_chunk<Config>(chunks, [&](int chunk, float(&values)[8]) {
       const int token = min(chunk, chunks.total - 1) / chunks.per_row;
       weigh(params, token, values);
-      if (chunk < chunks.total)
-        atomicMax(&tables.token_amax[token], __float_as_uint(group_amax(values)));
+      // 16 lanes have columns of one token.
+      const float amax = warp_max<Rule, 16>(chunk < chunks.total ? group_amax<Rule>(values) : 0.0F);
+      if (chunk < chunks.total && threadIdx.x % 16 == 0)
+        atomicMax(&tables.token_amax[token], __float_as_uint(amax));
     });
     consumer_sync<Config>();
   }
@@ -280,10 +284,9 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
     weigh(params, token, values);
     float scale = 1;
     if constexpr (!Config::kRowScales) {
-      scale = short_group_scale(warp_max<16>(group_amax(values)), params.power_of_two_scales);
+      scale = Rule::scale(warp_max<Rule, 16>(group_amax<Rule>(values)), params.power_of_two_scales);
     } else if (params.row_scale == RowScale::kToken) {
-      scale =
-          short_group_scale(__uint_as_float(tables.token_amax[token]), params.power_of_two_scales);
+      scale = Rule::scale(__uint_as_float(tables.token_amax[token]), params.power_of_two_scales);
     } else {
       scale = params.weights.input_scale[0];
     }
@@ -291,8 +294,8 @@ __device__ __forceinline__ void quantize_rows(const DecodeParams& params, const 
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = divide<Config::kRowScales>(values[i], step);
     if (chunk >= chunks.total) return;
-    const uint2 codes = {pack_e4m3(values[0], values[1], values[2], values[3]),
-                         pack_e4m3(values[4], values[5], values[6], values[7])};
+    const uint2 codes = {Rule::pack(values[0], values[1], values[2], values[3]),
+                         Rule::pack(values[4], values[5], values[6], values[7])};
     *reinterpret_cast<uint2*>(shared.rows + token * params.shared.up_pitch +
                               (chunk - token * chunks.per_row) * 8) = codes;
     if (chunk % 16 == 0) shared.row_scales[chunk / 16] = scale;

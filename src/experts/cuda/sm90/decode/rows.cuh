@@ -40,11 +40,11 @@ __device__ __forceinline__ void widen(const uint4& raw, bool is_half, float (&va
   }
 }
 
-template <int kLanes>
+template <class Rule, int kLanes>
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2)
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffU, value, step));
+    value = Rule::larger(value, __shfl_xor_sync(0xffffffffU, value, step));
   return value;
 }
 

@@ -6,17 +6,18 @@
 
 namespace conclave::inline v0::experts::decode {
 
-// float32 sums of products of 16 rows; [i]: row half i / 2, token 2q + i % 2. Some have two chains,
-// so that products overlap.
+// Sums of products of 16 rows, float32 or exact; [i]: row half i / 2, token 2q + i % 2. Some have
+// two chains, so that products overlap.
 template <class Config, int kProducts>
 struct Sums {
   static constexpr bool kOverlaps =
-      Config::kIsCoded ? Config::kCodes.exact && kProducts == 1 : !Config::kIsE4M3;
+      Config::kIsCoded ? Config::kCodes.exact && kProducts == 1 : !Config::kIsByte;
   static constexpr int kChains = kOverlaps ? 2 : 1;
-  float chain[kProducts][kChains][4] = {};
+  typename Config::Sum chain[kProducts][kChains][4] = {};
 
   __device__ __forceinline__ float get(int product, int i) const {
     if constexpr (Config::kCodes.in_order) return chain[product][0][i] * CodesInOrder::kUnit;
+    if constexpr (Config::kIsInteger) return static_cast<float>(chain[product][0][i]);
     return kChains == 1 ? chain[product][0][i]
                         : chain[product][0][i] + chain[product][kChains - 1][i];
   }

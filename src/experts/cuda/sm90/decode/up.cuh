@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_intermediate(const DecodeParams& params, i
   void* target = params.call.workspace;
   const int place = Config::kHasLanes ? lane_index_of(feature) : feature;
   const int64_t at = pair * params.plan.intermediate_stride + place;
-  if constexpr (Config::kIsE4M3) {
+  if constexpr (Config::kIsByte) {
     static_cast<float*>(target)[at] = value;
   } else {
     static_cast<uint16_t*>(target)[at] = static_cast<uint16_t>(Config::pack(value, 0.0F));
@@ -178,7 +178,7 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
       const int pair = token * plan.top_k + tables.unit_slot[tile.unit][token];
       float factor = 1;
       if constexpr (Config::kRowScales) factor = shared.row_scales[token * plan.up_boxes];
-      if constexpr (!Config::kIsE4M3) {
+      if constexpr (!Config::kIsByte) {
         if (params.call.weight_on_input) factor = tables.pair_weight[pair];
       }
       store_features<Config>(params, pair, rows,
