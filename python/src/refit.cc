@@ -77,9 +77,8 @@ class PyRefit {
   // Ranks other than the root have no source.
   void stage_sent(const WeightSource* source, const RefitScope& part) {
     has_told_ranks_ = true;
-    run_interruptible([&] {
-      refit_->stage_broadcast(*communicator_, source, {.root = root_, .part = part});
-    });
+    run_interruptible(
+        [&] { refit_->stage_broadcast(*communicator_, source, {.root = root_, .part = part}); });
   }
   void commit() {
     const nb::gil_scoped_release released;

@@ -104,7 +104,7 @@ class ExactBuffer {
   bool must_be_near_;
   experts::ByteForm form_;
   experts::FactorPlanes planes_;
-  std::vector<float> scales_;    // of a matrix; its memory serves the next one
+  std::vector<float> scales_;    // a matrix has these; the next one takes their memory
   std::vector<int64_t> stored_;  // the stored group of each
   std::vector<std::byte> bytes_;
   std::vector<float> sum_factors_;
