@@ -150,7 +150,8 @@ Connected connect_group(Communicator& host, int32_t ordinal, Clock::time_point u
                               return connect_pairs(nccl, result, *comm, ranks);
                             });
   const auto make_other = [&](std::chrono::nanoseconds time) {
-    return meet_by_nccl(host, nccl, ordinal, time_after(time), make_by(first.ids[1]));
+    return std::make_unique<NcclGroup>(nccl, ordinal, make_by(first.ids[1]), time,
+                                       [&] { host.check(kPhase); });
   };
   made.windows = PeerWindows::open({.library = nccl,
                                     .host = host,

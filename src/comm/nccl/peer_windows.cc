@@ -25,6 +25,7 @@ constexpr int64_t kMostSlotBytes = int64_t{8} << 20;
 constexpr int64_t kSlotUnit = int64_t{1} << 20;
 // For NCCL to connect ranks that it has just connected once: it takes seconds on a busy machine.
 constexpr std::chrono::nanoseconds kLeastTime = std::chrono::seconds(10);
+constexpr std::chrono::nanoseconds kMostTime = std::chrono::hours(1);
 // For NCCL to take a window back, where nothing holds it up.
 constexpr auto kEndTime = std::chrono::seconds(5);
 
@@ -38,10 +39,20 @@ struct WindowOf228 {
   uint32_t stride;  // between blocks, by 4 GiB
 };
 constexpr int kWindowsByCall = 22900;
+// Each rank writes this, and its number, into its window.
+constexpr int64_t kSign = 0x636F6E636C617665;
 
 int64_t slot_bytes_for(int32_t ranks) {
   const int64_t share = kAllSlotBytes / (int64_t{kEpochs} * (ranks - 1));
   return std::min(kMostSlotBytes, share / kSlotUnit * kSlotUnit);
+}
+
+std::string refusal(const NcclLibrary& library, int32_t ranks) {
+  if (ranks > kMaxWindowRanks) {
+    return fmt::format("{} ranks are more than the {} that windows have", ranks, kMaxWindowRanks);
+  }
+  const Support support = has_windows(library);
+  return support ? std::string() : support.reason();
 }
 
 // The first rank's reason, or an empty text where no rank has one.
@@ -78,32 +89,40 @@ void copy_and_wait(void* to, const void* from, size_t bytes, cudaStream_t stream
 
 }  // namespace
 
+// Ranks are there already, and whatever fails here leaves them without windows, not without each
+// other.
 PeerWindows::Search PeerWindows::open(const Request& request) {
   Communicator& host = request.host;
   const int32_t ranks = host.size();
-  const auto timeout = std::max(request.timeout, kLeastTime);
+  const auto timeout = std::clamp(request.timeout, kLeastTime, kMostTime);
+  std::unique_ptr<PeerWindows> made(new PeerWindows(request.library, request.ordinal));
   std::string reason;
-  if (const Support support = has_windows(request.library); !support) reason = support.reason();
-  if (ranks > kMaxWindowRanks) {
-    reason = fmt::format("{} ranks are more than the {} that windows have", ranks, kMaxWindowRanks);
-  }
-  const auto agreed = [&] {
-    reason = first_reason(host, reason, timeout);
+  const auto agree = [&](const auto& step) {
+    try {
+      reason = step();
+    } catch (const Error& error) {
+      reason = error.what();
+    }
+    // Another rank may have waited for NCCL meanwhile.
+    reason = first_reason(host, reason, timeout + timeout);
     return reason.empty();
   };
-  if (!agreed()) return {.windows = nullptr, .reason = reason};
-  std::unique_ptr<PeerWindows> made(new PeerWindows(request.library, request.ordinal));
-  made->group_ = request.make(timeout);
-  reason = made->allocate(ranks);
-  if (!agreed()) return {.windows = nullptr, .reason = reason};
-  reason = made->register_memory(timeout);
-  if (reason.empty()) reason = made->find_blocks(host.rank(), ranks);
-  if (!agreed()) return {.windows = nullptr, .reason = reason};
-  if (!made->holds_cards_of_all(host, timeout)) reason = "a window has others' bytes";
-  if (!agreed()) return {.windows = nullptr, .reason = reason};
-  made->clear();
-  // Nobody stores anything before all are clear.
-  if (!agreed()) return {.windows = nullptr, .reason = reason};
+  const auto refuse = [&] { return refusal(request.library, ranks); };
+  const auto connect = [&] {
+    made->group_ = request.make(timeout);
+    return made->allocate(ranks);
+  };
+  const auto map = [&] {
+    const std::string failure = made->register_memory(timeout);
+    return failure.empty() ? made->find_blocks(host.rank(), ranks) : failure;
+  };
+  const auto write_card = [&] { return made->write_card(host.rank()); };
+  const auto read_cards = [&] { return made->read_cards(); };
+  const auto clear = [&] { return made->clear(); };
+  // The last one, since nobody stores anything before all are clear.
+  const bool all_have = agree(refuse) && agree(connect) && agree(map) && agree(write_card) &&
+                        agree(read_cards) && agree(clear);
+  if (!all_have) return {.windows = nullptr, .reason = reason};
   return {.windows = std::move(made), .reason = {}};
 }
 
@@ -141,8 +160,7 @@ std::string PeerWindows::register_memory(std::chrono::nanoseconds timeout) {
   const std::lock_guard lock(state->mutex);
   if (!state->result) {
     keep_mapped();  // the thread that was left has it
-    throw CommError(ErrorCode::kCommTimeout, -1, kPhase,
-                    "NCCL did not register windows of all ranks in time");
+    return "NCCL did not register windows of all ranks in time";
   }
   if (*state->result != kNcclSuccess) {
     static_cast<void>(cudaGetLastError());
@@ -180,27 +198,29 @@ std::string PeerWindows::find_blocks(int32_t rank, int32_t ranks) {
   return "NCCL gives no addresses of peers' memory";
 }
 
-void PeerWindows::clear() const {
+std::string PeerWindows::clear() const {
   const cuda::OwnedStream stream = cuda::make_stream();
   cuda::check(cudaMemsetAsync(memory_, 0, static_cast<size_t>(kWindowHeadBytes), stream.get()),
               "cudaMemsetAsync");
   cuda::check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+  return {};
 }
 
 // Each rank writes by the address that its allocation has and reads by those that peers' have.
-bool PeerWindows::holds_cards_of_all(Communicator& host, std::chrono::nanoseconds timeout) const {
-  constexpr int64_t kSign = 0x636F6E636C617665;
+std::string PeerWindows::write_card(int32_t rank) const {
+  const int64_t mine = kSign + rank;
+  copy_and_wait(memory_, &mine, sizeof(mine), cuda::make_stream().get());
+  return {};
+}
+std::string PeerWindows::read_cards() const {
   const cuda::OwnedStream stream = cuda::make_stream();
-  const int64_t mine = kSign + host.rank();
-  copy_and_wait(memory_, &mine, sizeof(mine), stream.get());
-  if (!first_reason(host, {}, timeout).empty()) return false;
-  bool all = true;
-  for (int32_t peer = 0; peer < host.size(); ++peer) {
+  int64_t expected = kSign;
+  for (const std::byte* block : blocks_) {
     int64_t found = 0;
-    copy_and_wait(&found, blocks_[static_cast<size_t>(peer)], sizeof(found), stream.get());
-    all = all && found == kSign + peer;
+    copy_and_wait(&found, block, sizeof(found), stream.get());
+    if (found != expected++) return "a window is not where NCCL says";
   }
-  return all;
+  return {};
 }
 
 PeerWindows::~PeerWindows() {

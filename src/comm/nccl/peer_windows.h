@@ -30,7 +30,7 @@ class PeerWindows {
     std::chrono::nanoseconds timeout{};
   };
   // Collective, with the device current. All ranks have windows or none has, with a reason then.
-  // Throws CommError where ranks do not come, and Error for a device that fails.
+  // Throws CommError where a rank does not come.
   static Search open(const Request& request);
 
   PeerWindows(const PeerWindows&) = delete;
@@ -45,11 +45,13 @@ class PeerWindows {
 
  private:
   PeerWindows(const NcclLibrary& library, int32_t ordinal) : library_(library), ordinal_(ordinal) {}
+  // Steps that each rank takes for itself. They return why not, or throw Error.
   std::string allocate(int32_t ranks);
   std::string register_memory(std::chrono::nanoseconds timeout);
   std::string find_blocks(int32_t rank, int32_t ranks);
-  void clear() const;
-  bool holds_cards_of_all(Communicator& host, std::chrono::nanoseconds timeout) const;
+  std::string write_card(int32_t rank) const;
+  std::string read_cards() const;
+  std::string clear() const;
 
   NcclLibrary library_;
   int32_t ordinal_;
