@@ -1,14 +1,12 @@
 // Experts that move between two GPUs, ranks that are threads of this process and that NCCL
-// connects. First each forward is timed, in turn without and with experts on their way. Then loads
-// that fall like 1/n, the hottest experts all on one rank, are timed as they lie and after
-// balancing.
+// connects. Each forward is timed, in turn without and with experts on their way; then loads that
+// fall like 1/n, as they lie and balanced. On one GPU replicas become those of other experts.
 #include "expert_ranks/one_expert_for_all.h"
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <conclave/conclave.h>
@@ -29,9 +27,8 @@ using conclave::ExpertSlots;
 using conclave::MoeSpec;
 using Clock = std::chrono::steady_clock;
 
-constexpr int32_t kRanks = 2;
-
 struct Settings {
+  int32_t ranks = 2;
   std::string model = "qwen3-30b-a3b";
   std::vector<int64_t> tokens = {64, 1024};           // each rank has them, beside moves
   std::vector<int64_t> zipf = {64, 512, 2048, 8192};  // likewise, with falling loads
@@ -82,9 +79,20 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Some experts of each rank change sides.
+// Some experts of each rank change sides. On one rank, replicas become those of other experts.
 ExpertSlots turned(const ExpertSlots& slots, int32_t count) {
   ExpertSlots next = slots;
+  if (slots.num_ranks() == 1) {
+    const auto replicas = slots.logical_of.size() - static_cast<size_t>(slots.num_experts);
+    const auto half = static_cast<int32_t>(slots.num_experts / 2);
+    const int32_t first = slots.logical_of.back() < half ? half : 0;
+    next.logical_of.resize(static_cast<size_t>(slots.num_experts));
+    std::iota(next.logical_of.begin(), next.logical_of.end(), 0);
+    for (size_t i = 0; i < replicas; ++i) {
+      next.logical_of.push_back(first + static_cast<int32_t>(i));
+    }
+    return next;
+  }
   const auto per_rank = static_cast<size_t>(slots.first_of[1]);
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     std::swap(next.logical_of[i], next.logical_of[per_rank + i]);
@@ -103,26 +111,30 @@ class RankRun {
         second_(connect(rank, local)),
         context_({.device = device_of(rank), .num_threads = 8, .communicator = own_.get()}),
         queue_(context_),
-        layer_(conclave::MoeLayer::create(
-            context_, spec, source,
-            {.max_tokens =
-                 std::max(std::ranges::max(settings.tokens), std::ranges::max(settings.zipf)),
-             .spare_experts = settings.spare},
-            {.ep_size = kRanks, .ep_rank = rank, .num_redundant_experts = settings.replicas})),
+        layer_(conclave::MoeLayer::create(context_, spec, source,
+                                          {.max_tokens = std::max(std::ranges::max(settings.tokens),
+                                                                  std::ranges::max(settings.zipf)),
+                                           .spare_experts = settings.spare},
+                                          {.ep_size = settings.ranks,
+                                           .ep_rank = rank,
+                                           .num_redundant_experts = settings.replicas})),
         workspace_(context_, layer_.workspace_bytes()) {}
 
   void run() {
     for (const int64_t tokens : settings_.tokens) under_load(tokens);
-    for (const int64_t tokens : settings_.zipf) balance(tokens);
+    for (const int64_t tokens : settings_.zipf) {
+      if (settings_.ranks > 1) balance(tokens);
+    }
     own_->barrier("done");
   }
 
  private:
   static std::string device_of(int32_t rank) { return "cuda:" + std::to_string(rank); }
-  static std::unique_ptr<conclave::Communicator> connect(int32_t rank,
-                                                         conclave::Communicator& local) {
+  std::unique_ptr<conclave::Communicator> connect(int32_t rank,
+                                                  conclave::Communicator& local) const {
+    if (settings_.ranks == 1) return std::move(conclave::make_local_group({.num_ranks = 1})[0]);
     return conclave::connect("nccl", {.rank = rank,
-                                      .size = kRanks,
+                                      .size = settings_.ranks,
                                       .bootstrap = &local,
                                       .device = device_of(rank),
                                       .timeout = std::chrono::seconds(30)});
@@ -160,6 +172,9 @@ class RankRun {
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
+  bool is_over(const conclave::MigrationStatus& status) const {
+    return status.is_done || (settings_.ranks == 1 && status.experts_moved == settings_.replicas);
+  }
   void under_load(int64_t tokens) {
     prepare(tokens, even(spec_.num_experts));
     for (int32_t i = 0; i < 50; ++i) timed_forward();
@@ -176,11 +191,12 @@ class RankRun {
                                      .processor_share = settings_.share,
                                      .piece_bytes = settings_.piece_kib << 10});
       begins.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
-      // All ranks see the end at the same forward.
-      while (!migration.status().is_done) {
+      // All ranks see the end at the same forward; one alone ends it when all have been copied.
+      while (!is_over(migration.status())) {
         moving.push_back(timed_forward());
         migration.check();
       }
+      if (settings_.ranks == 1) migration.finish();
       seconds += std::chrono::duration<double>(Clock::now() - begin).count();
       moved += migration.status().experts_moved;
     }
@@ -211,7 +227,7 @@ class RankRun {
   }
 
   double replayed_us(int64_t tokens) {
-    const std::vector<int64_t> all(kRanks, tokens);
+    const std::vector<int64_t> all(settings_.ranks, tokens);
     forward(all);
     queue_.synchronize();
     own_->barrier("loaded");
@@ -238,7 +254,7 @@ class RankRun {
     const ExpertSlots first = layer_.slots();
     const double before = replayed_us(tokens);
     const ExpertSlots balanced =
-        conclave::balance_experts(load, {.num_ranks = kRanks,
+        conclave::balance_experts(load, {.num_ranks = settings_.ranks,
                                          .num_redundant_experts = settings_.replicas,
                                          .previous = first.logical_of});
     layer_.update_placement(balanced, {.piece_bytes = size_t{4} << 20});
@@ -284,6 +300,7 @@ int main(int argc, char** argv) {
   app.add_option("--spare", settings.spare, "places on each rank");
   app.add_option("--moved", settings.moved, "experts of each rank that change sides");
   app.add_option("--replicas", settings.replicas, "redundant experts");
+  app.add_option("--ranks", settings.ranks, "GPUs: 1 or 2")->check(CLI::Range(1, 2));
   CLI11_PARSE(app, argc, argv);
   const conclave::ModelPreset* const preset = conclave::find_preset(settings.model);
   if (preset == nullptr) {
@@ -291,9 +308,9 @@ int main(int argc, char** argv) {
     return 1;
   }
   const conclave::bench::OneExpertForAll source(preset->spec);
-  auto group = conclave::make_local_group({.num_ranks = kRanks});
+  auto group = conclave::make_local_group({.num_ranks = settings.ranks});
   std::vector<std::thread> threads;
-  std::array<std::string, kRanks> errors;
+  std::vector<std::string> errors(group.size());
   for (size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank, local = std::move(group[rank])] {
       try {

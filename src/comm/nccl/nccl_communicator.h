@@ -73,7 +73,7 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
     cuda::OwnedEvent done;
   };
 
-  // Ends what is under way, also on the device, and lets the others know.
+  // Ends what is under way, and lets the others know.
   void call_for_survivors();
   CommHandle start_on_host(const CommOperation& operation);
   CommHandle start_on_device(const CommOperation& operation);

@@ -19,14 +19,19 @@ namespace {
 
 // For NCCL to end what waits on the device for ranks that are gone. Where it does not, memory that
 // the driver frees meanwhile may wait for it as well, but nothing of the new group does.
-constexpr auto kEndTime = std::chrono::seconds(2);
+constexpr auto kEndTime = std::chrono::milliseconds(1500);
+
+// Another rank may begin so much later.
+std::chrono::nanoseconds join_time(std::chrono::nanoseconds deadline) {
+  const bool fits = deadline < std::chrono::nanoseconds::max() - kEndTime;
+  return fits ? deadline + kEndTime : deadline;
+}
 
 }  // namespace
 
 void NcclCommunicator::call_for_survivors() {
   watch_->fail(ErrorCode::kCommAborted, rank(),
                fmt::format("rank {} calls for the survivors", rank()));
-  static_cast<void>(group_->await_end(kEndTime));
   watch_->stop();
 }
 
@@ -41,11 +46,13 @@ Survivors NcclCommunicator::shrink(std::chrono::nanoseconds deadline, std::strin
   const int32_t most = size();
   Survivors left = host_->shrink(deadline, phase);
   has_gone_on_ = true;
+  // Not before the roll call: one whose device takes its time would be left out.
+  static_cast<void>(group_->await_end(kEndTime));
   // A rank that is lost while they connect makes another roll call necessary.
   for (int32_t lost = 0;; ++lost) {
     try {
       const NcclPlace place{
-          .ordinal = group_->ordinal(), .timeout = timeout_, .deadline = deadline};
+          .ordinal = group_->ordinal(), .timeout = timeout_, .deadline = join_time(deadline)};
       left.communicator = join_ranks(left.communicator, place);
       return left;
     } catch (const CommError& error) {
