@@ -85,7 +85,7 @@ CudaExpertMover::~CudaExpertMover() {
   staged_ = {};
   sum_ = {};
   ring_ = {};
-  rings_ = {};
+  rings_.clear();
 }
 
 MlpSource CudaExpertMover::all() const { return routed_source(layer_.plan); }
