@@ -192,7 +192,7 @@ __device__ __forceinline__ uint32_t lanes_with_factors(const RowFactors& own) {
 
 // The first step of eight tokens' first factors in bf16, asked for before the sums are complete.
 struct EarlyStep {
-  RowFactors own;          // of token lane / 4
+  RowFactors own;          // token lane / 4 has these
   LaneStep steps[2] = {};  // one for each half
 };
 __device__ __forceinline__ void load_early(EarlyStep& early, const float* terms,
