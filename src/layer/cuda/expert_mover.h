@@ -95,7 +95,7 @@ class CudaExpertMover final : public DeviceMover {
   std::array<CudaMlpWeights, 2> staged_;  // an expert that comes from a source, by halves
   bool has_staged_ = false;
   PinnedRing ring_;
-  PinnedRings rings_;  // of what reads the source
+  PinnedRings rings_;  // for experts that come from a source
 };
 
 }  // namespace conclave::inline v0
