@@ -156,9 +156,9 @@ TEST_F(CudaRefitRanks, WeightsOfOneRank_ReachEveryRank) {
 
 // A root whose weights lie on its device sends them from there, in one chunk or in many.
 TEST_F(CudaRefitRanks, WeightsOnTheRootsDevice_ReachEveryRank) {
-  for (const RefitCase& each : rank_cases()) {
-    SCOPED_TRACE(each.name);
-    const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+  const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+    for (const RefitCase& each : rank_cases()) {
+      SCOPED_TRACE(each.name);
       const auto owned = layer_of_rank(each.spec, rank, comm, 3);
       const auto fresh = layer_of_rank(each.spec, rank, comm, 4);
       const OnDevice on_device(*fresh->source, owned->queue);
@@ -171,10 +171,10 @@ TEST_F(CudaRefitRanks, WeightsOnTheRootsDevice_ReachEveryRank) {
         back.stage(*owned->source);
         back.commit();
       }
-      comm.barrier("done");
-    });
-    ASSERT_EQ(first_failure(outcomes), "");
-  }
+    }
+    comm.barrier("done");
+  });
+  ASSERT_EQ(first_failure(outcomes), "");
 }
 
 // Before the stage in which the other one waits for weights, and before its commit.
