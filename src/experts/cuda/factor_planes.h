@@ -17,7 +17,7 @@ enum class FactorForm : uint8_t {
   kZeros,    // (value - zero) scale, where bf16 holds the differences
   kOffsets,  // value scale - offset
   // value scale, of groups of 16 columns, and value scale - offset, of groups of 32, where scales
-  // and offsets are whole multiples of a number of their row and eight groups.
+  // and offsets are whole multiples of a number of their row and groups_of_unit.
   kScaleSteps,
   kSteps,
   // value scale, which bf16 holds for every code: scales are bytes, in the row order of kernels,

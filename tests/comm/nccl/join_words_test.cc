@@ -63,9 +63,10 @@ TEST(JoinWords, ARankThatIsSilent_IsNamedByThoseThatAreTooLate) {
   const auto outcomes = run_ranks(testing::make_tcp_group({.num_ranks = 4, .timeout = 20s}),
                                   [&](int32_t rank, Communicator& host) {
                                     JoinWords words(host);
+                                    host.barrier("nobody is late from the start");
                                     if (rank != 1) {
                                       try {
-                                        words.meet(JoinWord::kHasGivenUp, 300ms);
+                                        words.meet(JoinWord::kHasGivenUp, 2s);
                                       } catch (const CommError&) {
                                         ++over;
                                         throw;
