@@ -66,7 +66,7 @@ struct OnRank {
   }
   OnRank(const CudaPlan& on, CudaWeights taken) : plan(on), weights(std::move(taken)) {}
 
-  uint64_t hash() const { return hash_cuda_weights(plan, weights, fence); }
+  uint64_t hash() const { return hash_cuda_weights(plan, weights, plan.part.local_experts, fence); }
   std::vector<int32_t> map() const {
     const DeviceMemory& memory = weights.local_expert;
     std::vector<int32_t> places(memory.bytes() / sizeof(int32_t));
