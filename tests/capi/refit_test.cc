@@ -358,7 +358,8 @@ TEST_F(Refits, OverRanks_AllOrNone) {
     if (rank == 1) {
       expect_ok(conclave_refit_withdraw(refit.get()));
     } else {
-      expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_COMM_MISMATCH, "goes on");
+      expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_COMM_MISMATCH,
+                   "has withdrawn");
       EXPECT_EQ(testing::last_error().peer, 1);
       expect_ok(conclave_refit_rollback(refit.get()));
     }
@@ -407,7 +408,8 @@ TEST_F(Refits, RefusedOnOneRank_IsToldToTheOthers) {
       } else {
         auto refit = make<conclave_refit>(&conclave_refit_create, layer.get(), nullptr);
         expect_ok(conclave_refit_stage(refit.get(), new_.source.get(), nullptr));
-        expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_COMM_MISMATCH, "goes on");
+        expect_error(conclave_refit_commit(refit.get()), CONCLAVE_ERROR_COMM_MISMATCH,
+                     "has withdrawn");
         EXPECT_EQ(testing::last_error().peer, 1);
       }
     }
