@@ -1,5 +1,6 @@
 #include "cuda/architecture.h"
 #include "cuda/device/barrier.cuh"
+#include "cuda/device/cluster.cuh"
 #include "cuda/device/grid.cuh"
 #include "cuda/device/vector16.cuh"
 #include "cuda/launch.h"
@@ -232,16 +233,6 @@ __device__ void store_row(const TermArgs& args, int64_t row, const DeviceFactors
   args.out.rows[row] = own;
 }
 
-// A float of another block's shared memory, at the place that `own` has in this one's.
-__device__ __forceinline__ float load_of_block(const float* own, int32_t rank) {
-  float value = 0;
-#if __CUDA_ARCH__ >= 900
-  const uint32_t address = ptx::map_to_block(ptx::shared_address(own), static_cast<uint32_t>(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-#endif
-  return value;
-}
-
 // The sum of a thread's term and row over all warps; blocks but the first have none.
 __device__ __forceinline__ float sum_parts(const float (&c)[4], const Share& share, Parts& parts) {
   const auto lane = static_cast<int32_t>(threadIdx.x % kLanes);
@@ -267,7 +258,8 @@ __device__ __forceinline__ float sum_parts(const float (&c)[4], const Share& sha
   ptx::cluster_wait();
   if (share.rank == 0 && thread < kTerms * kRows) {
     for (int32_t rank = 1; rank < share.blocks; ++rank) {
-      sum += load_of_block(&parts.sums[thread], rank);
+      const auto* const words = reinterpret_cast<const uint32_t*>(parts.sums);
+      sum += __uint_as_float(ptx::load_shared_cluster(words + thread, static_cast<uint32_t>(rank)));
     }
   }
   __syncwarp();
