@@ -12,6 +12,7 @@
 #include <string>
 #include <sys/stat.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace conclave {
@@ -52,7 +53,7 @@ class Records : public Layers {
 };
 
 TEST_F(Records, AreReplayed_WithTheSameBits_FromAFileToo) {
-  const std::string path = ::testing::TempDir() + "capi_record_test.safetensors";
+  const std::string path = ::testing::TempDir() + "capi_record_test." + std::to_string(::getpid());
   auto options = sized<conclave_recorder_options>();
   options.capacity = 32;
   options.model = "tiny";
@@ -170,7 +171,8 @@ TEST_F(Records, RowsThatWouldOverlap_AndNumbersBelowZero_AreRefused) {
 TEST_F(Records, FilesThatAreNone_KeepTheirNames) {
   const auto ring = recorder();
   record(ring.get(), 3, 0);
-  const std::string folder = ::testing::TempDir() + "capi_record_test.folder";
+  const std::string folder =
+      ::testing::TempDir() + "capi_record_test.folder." + std::to_string(::getpid());
   const std::string pipe = folder + "/pipe";
   std::filesystem::remove_all(folder);
   std::filesystem::create_directory(folder);

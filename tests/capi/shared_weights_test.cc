@@ -13,6 +13,7 @@
 #include <limits>
 #include <string>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <vector>
 
 namespace conclave {
@@ -69,7 +70,9 @@ class SharedSources : public ::testing::Test {
     return published;
   }
 
-  std::string path_ = ::testing::TempDir() + "capi_shared_weights_test";
+  // Parts of this program run beside each other.
+  std::string path_ =
+      ::testing::TempDir() + "capi_shared_weights_test." + std::to_string(::getpid());
   Handle<conclave_context> context_ = testing::make_context();
   Handle<conclave_spec> spec_ = make<conclave_spec>(&conclave_spec_from_json, kArraysSpec);
   Arrays old_{1};
