@@ -1,6 +1,7 @@
 #include "layer/agreed_values.h"
 
 #include "core/spec_fields.h"
+#include "core/word_hash.h"
 
 #include "conclave/error.h"
 
@@ -20,12 +21,9 @@ namespace {
 constexpr int64_t kVersion =
     CONCLAVE_VERSION_MAJOR * 10000 + CONCLAVE_VERSION_MINOR * 100 + CONCLAVE_VERSION_PATCH;
 
-// FNV-1a over 64-bit words.
 class Hash {
  public:
-  void add(std::integral auto value) {
-    hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x100000001B3;
-  }
+  void add(std::integral auto value) { words_.add(value); }
   void add(double value) { add(std::bit_cast<uint64_t>(value)); }
   template <class Choice>
     requires std::is_enum_v<Choice>
@@ -55,10 +53,10 @@ class Hash {
     if (value) add(*value);
   }
   void add(const std::shared_ptr<const TuningTable>& table) { add(table != nullptr); }
-  int64_t value() const { return static_cast<int64_t>(hash_); }
+  int64_t value() const { return static_cast<int64_t>(words_.value()); }
 
  private:
-  uint64_t hash_ = 0xCBF29CE484222325;
+  WordHash words_;
 };
 
 // Numbers and choices are themselves, so that an error shows them; all else is hashed.

@@ -1,5 +1,7 @@
 #include "placement/epoch.h"
 
+#include "core/word_hash.h"
+
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -22,24 +24,15 @@ PlaceTable first_places(const ExpertPlacement& placement, int32_t num_spare) {
   return places;
 }
 
-// FNV-1a over 64-bit words.
-class Key {
- public:
-  void add(int64_t value) { hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x100000001B3; }
-  void add(std::span<const int32_t> values) {
-    add(static_cast<int64_t>(values.size()));
-    for (const int32_t value : values) add(value);
-  }
-  int64_t value() const { return static_cast<int64_t>(hash_ >> 2U); }
-
- private:
-  uint64_t hash_ = 0xCBF29CE484222325;
-};
+void add_all(WordHash& hash, std::span<const int32_t> values) {
+  hash.add(values.size());
+  for (const int32_t value : values) hash.add(value);
+}
 
 int64_t key_of(const PlaceTable& places) {
-  Key key;
-  for (const std::vector<int32_t>& row : places.experts) key.add(row);
-  return key.value();
+  WordHash hash;
+  for (const std::vector<int32_t>& row : places.experts) add_all(hash, row);
+  return hash.key();
 }
 
 // Gives the expert of a place a physical number: its own, or one more for a replica.
@@ -120,11 +113,11 @@ ExpertSlots slots_of(int64_t num_experts, const ParallelSpec& parallel) {
 }
 
 int64_t key_of(const ExpertSlots& slots) {
-  Key key;
-  key.add(slots.num_experts);
-  key.add(slots.logical_of);
-  key.add(slots.first_of);
-  return key.value();
+  WordHash hash;
+  hash.add(slots.num_experts);
+  add_all(hash, slots.logical_of);
+  add_all(hash, slots.first_of);
+  return hash.key();
 }
 
 Support can_follow(const PlacementEpoch& planned, const PlacementEpoch& next) {

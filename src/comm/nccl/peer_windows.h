@@ -38,7 +38,7 @@ class PeerWindows {
   // Gives the memory back: no kernel of this rank uses it any more. Those of peers may, since their
   // own mapping keeps it.
   ~PeerWindows();
-  // Where a kernel may still run: the windows stay mapped for as long as the process lives.
+  // A kernel may still run: the windows stay mapped for as long as the process lives.
   void keep_mapped() noexcept { is_kept_ = true; }
 
   WindowBlocks blocks() const noexcept { return {.of_ranks = blocks_, .slot_bytes = slot_bytes_}; }

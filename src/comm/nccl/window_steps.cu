@@ -24,7 +24,7 @@ bool is_short(const WindowParams& params) {
   return true;
 }
 
-// As many blocks as the longest message has stripes.
+// There is a block for each stripe of the longest message.
 int64_t blocks_for(const WindowParams& params) {
   int64_t blocks = 1;
   for (int32_t rank = 0; rank < params.ranks; ++rank) {

@@ -3,6 +3,7 @@
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/device_wait.h"
+#include "cuda/drained.h"
 #include "experts/cuda/factor_planes.h"
 #include "layer/cuda/code_factors.h"
 #include "layer/cuda/mlp_weights.h"
@@ -67,18 +68,6 @@ void check_whole_experts(const MlpSource& mlp, const RefitUnits& units) {
 
 constexpr const char* kHowToChangeLent =
     "write new weights there between two forwards, or reload with ReloadMode::kStaged";
-
-// Waits for a stream at the end of a scope: nothing of a source is read any more then.
-class Drained {
- public:
-  explicit Drained(cudaStream_t stream) : stream_(stream) {}
-  Drained(const Drained&) = delete;
-  Drained& operator=(const Drained&) = delete;
-  ~Drained() { static_cast<void>(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_;
-};
 
 // Everything that the device has been given counts, also graphs, which no layer sees.
 void await_device() {
@@ -232,7 +221,7 @@ void CudaRefit::stage(const StageCall& call) {
   const cuda::DeviceGuard guard(plan_.device.ordinal);
   const BesideCaptures beside;
   check_parts(call);
-  const Drained drained(queue());
+  const cuda::Drained drained(queue());
   UploadLanes lanes(call.source, queue(), plan_.device.ordinal,
                     call.executor != nullptr ? *call.executor : context_.executor(), rings_);
   stage_own(call, lanes.own());

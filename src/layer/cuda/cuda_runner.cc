@@ -111,7 +111,7 @@ CudaCallAdapters adapters_of(const LayerCall& call) {
           .mark = place + 1};
 }
 
-// Likewise, where rows gather: for a chunk of so many tokens of each rank.
+// The same is done if rows gather, for a chunk of so many tokens of each rank.
 WorkspaceBooking CudaRunner::booking_of(std::span<const std::byte> workspace,
                                         const RankCounts& counts) const {
   if (bookings_.back().total_bytes <= workspace.size()) return bookings_.back();

@@ -1,9 +1,11 @@
 #include "layer/cuda/expert_mover.h"
 
 #include "core/checked.h"
+#include "core/word_hash.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
 #include "cuda/device_wait.h"
+#include "cuda/drained.h"
 #include "experts/cuda/factor_planes.h"
 #include "layer/cuda/code_factors.h"
 #include "layer/cuda/mlp_weights.h"
@@ -24,31 +26,9 @@ constexpr std::array kHalves = {MlpHalf::kGateUp, MlpHalf::kDown};
 // Planes begin at multiples of this in a temporary place.
 constexpr size_t kPlaneAlignment = 256;
 
-// FNV-1a over 64-bit words.
-class Key {
- public:
-  void add(uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001B3; }
-  int64_t value() const { return static_cast<int64_t>(hash_ >> 2U); }
-
- private:
-  uint64_t hash_ = 0xCBF29CE484222325;
-};
-
 size_t padded(size_t bytes) {
   return (bytes + kPlaneAlignment - 1) / kPlaneAlignment * kPlaneAlignment;
 }
-
-// Waits for a stream at the end of a scope: nothing of a source is read any more then.
-class Drained {
- public:
-  explicit Drained(cudaStream_t stream) : stream_(stream) {}
-  Drained(const Drained&) = delete;
-  Drained& operator=(const Drained&) = delete;
-  ~Drained() { static_cast<void>(cudaStreamSynchronize(stream_)); }
-
- private:
-  cudaStream_t stream_;
-};
 
 bool carries_device_memory(const Communicator& communicator) {
   return static_cast<bool>(communicator.supports(CommFeature::kDeviceMemory));
@@ -59,7 +39,7 @@ bool carries_device_memory(const Communicator& communicator) {
 int64_t key_of_planes(const CudaPlan& plan, const CudaWeights& weights) {
   const MlpSource mlp = routed_source(plan);
   const experts::OrderedColumns& ordered = mlp.problem.ordered;
-  Key key;
+  WordHash key;
   for (const MlpHalf half : kHalves) {
     for (const ExpertPlane& plane : planes_of(mlp, weights.routed, half)) key.add(plane.bytes);
     const std::optional<experts::ByteForm>& form = weights.routed.of(half).form;
@@ -73,7 +53,7 @@ int64_t key_of_planes(const CudaPlan& plan, const CudaWeights& weights) {
                              ordered.up_begin, plan.part.inner.begin, plan.part.inner.end}) {
     key.add(static_cast<uint64_t>(part));
   }
-  return key.value();
+  return key.key();
 }
 
 CudaExpertMover::CudaExpertMover(const MovedWeights& layer) : layer_(layer) {}
@@ -329,7 +309,7 @@ ExpertTraits CudaExpertMover::fill_halves(const WeightSource& source, int32_t ex
 
 // By way of memory of its own, so that what experts have in common is not written.
 void CudaExpertMover::fill(const MoveCall& call, const ExpertMove& move) {
-  const Drained drained(queue());
+  const cuda::Drained drained(queue());
   Slot filled;
   const ExpertTraits traits = fill_halves(*call.source, move.expert, filled);
   const Slot slot = slot_at(move.to_place);

@@ -87,7 +87,7 @@ bool is_held_in_form(const MlpPair& pair, const CudaWeights& held) {
   return pair.from && !is_lent && has_same_form(pair.to, *pair.from);
 }
 
-// Where each expert of the plan lies among those that are held, or -1.
+// Finds the place of each expert of the plan among those that are held, or -1.
 std::vector<int64_t> places_held(const MlpPair& pair, const CudaWeights& held) {
   std::vector<int64_t> places(pair.to.experts.size(), -1);
   if (!is_held_in_form(pair, held)) return places;

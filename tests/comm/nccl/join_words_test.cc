@@ -1,4 +1,4 @@
-// What ranks say to each other while NCCL connects them: who is lost, silent or too late is named.
+// Ranks tell each other how NCCL connects them: who is lost, silent or too late is named.
 // Needs neither a GPU nor NCCL.
 #include "comm/nccl/join_words.h"
 

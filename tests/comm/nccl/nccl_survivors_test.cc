@@ -127,7 +127,7 @@ TEST_F(NcclSurvivors, BothAreLeft_OverAndOver) {
   });
 }
 
-// What an aborted communicator had on the device is there again for others.
+// Memory that an aborted communicator had on the device is there again for others.
 TEST_F(NcclSurvivors, RoundAfterRound_MemoryIsReturned) {
   on_nccl_ranks(20s, [&](int32_t, Communicator& comm) {
     std::unique_ptr<Communicator> now;

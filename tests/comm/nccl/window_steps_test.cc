@@ -130,7 +130,7 @@ class Ranks {
   std::vector<std::unique_ptr<WindowExchange>> exchanges_;
 };
 
-// What one rank has of an exchange: its bytes for all ranks, and room for those of all.
+// A rank has this of an exchange: its bytes for all ranks, and room for those of all.
 struct Parts {
   std::vector<int64_t> send_bytes, send_offsets, recv_bytes, recv_offsets;
   std::vector<OnDevice> memory;  // out, in

@@ -152,7 +152,7 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
   }
 }
 
-// As Q4_K, Q6_K and Q5_K.
+// Q4_K, Q6_K and Q5_K have such steps.
 TEST(DecodePlan, StepsAndTheirUnits_HaveRoomInEveryStage) {
   for (const auto& [dtype, columns] :
        {std::pair{DType::kU4, 32}, std::pair{DType::kI8, 16}, std::pair{DType::kI8, 32}}) {

@@ -30,6 +30,15 @@ inline std::unique_ptr<DeviceLayer> experts_of_rank(const MoeSpec& spec, int32_t
       spec, make_synthetic_source(spec, 11), options, parallel);
 }
 
+// Ten experts of odd width, of which a rank has half.
+inline constexpr int64_t kExpertRanksHidden = 264;
+inline MoeSpec expert_ranks_spec(DType dtype = DType::kBF16, const QuantSpec& quant = {},
+                                 int64_t hidden = kExpertRanksHidden) {
+  MoeSpec spec = make_spec(10, 3, hidden, 256, dtype);
+  spec.quant = quant;
+  return spec;
+}
+
 // The rows and choices of a rank, which are another rank's for another seed.
 struct RankCall {
   Tensor hidden;

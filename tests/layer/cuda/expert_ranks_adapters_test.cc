@@ -20,11 +20,11 @@ using std::chrono_literals::operator""s;
 using testing::call_of;
 using testing::DeviceForward;
 using testing::DeviceLayer;
+using testing::expert_ranks_spec;
 using testing::experts_of_rank;
 using testing::first_failure;
 using testing::id_tensor;
 using testing::kNcclRanks;
-using testing::make_spec;
 using testing::NcclTest;
 using testing::random_adapter;
 using testing::RankCall;
@@ -33,7 +33,6 @@ using testing::same_bits;
 using testing::TokensOfRanks;
 
 constexpr double kBar = 6e-3;
-constexpr int64_t kHidden = 264;
 
 struct Case {
   std::string name;
@@ -42,40 +41,35 @@ struct Case {
   ParallelSpec parallel = {};
 };
 
-MoeSpec spec_of(DType dtype = DType::kBF16, const QuantSpec& quant = {}, int64_t hidden = kHidden) {
-  MoeSpec spec = make_spec(10, 3, hidden, 256, dtype);
-  spec.quant = quant;
-  return spec;
-}
-
 std::vector<Case> cases() {
-  std::vector<Case> all{{"bf16", spec_of()}};
-  MoeSpec shared = spec_of();
+  std::vector<Case> all{{"bf16", expert_ranks_spec()}};
+  MoeSpec shared = expert_ranks_spec();
   shared.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 192};
   all.push_back({"shared_experts", shared});
-  all.push_back({"f16", spec_of(DType::kF16), DType::kF16});
-  all.push_back({"f32", spec_of(DType::kF32), DType::kF32});
-  all.push_back({"rows_of_f32", spec_of(), DType::kF32});
-  all.push_back(
-      {"e4m3_in_blocks",
-       spec_of(DType::kF8E4M3,
-               {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}, 256)});
-  all.push_back(
-      {"int8_by_token",
-       spec_of(DType::kI8,
-               {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken}, 256)});
+  all.push_back({"f16", expert_ranks_spec(DType::kF16), DType::kF16});
+  all.push_back({"f32", expert_ranks_spec(DType::kF32), DType::kF32});
+  all.push_back({"rows_of_f32", expert_ranks_spec(), DType::kF32});
+  all.push_back({"e4m3_in_blocks", expert_ranks_spec(DType::kF8E4M3,
+                                                     {.weights = WeightScale::kBlock,
+                                                      .activations = ActivationScale::kGroup},
+                                                     256)});
+  all.push_back({"int8_by_token", expert_ranks_spec(DType::kI8,
+                                                    {.weights = WeightScale::kChannel,
+                                                     .activations = ActivationScale::kToken},
+                                                    256)});
   all.push_back(
       {"int4_in_groups",
-       spec_of(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32},
-               256)});
-  MoeSpec weighs = spec_of();
+       expert_ranks_spec(
+           DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32}, 256)});
+  MoeSpec weighs = expert_ranks_spec();
   weighs.weight_on = WeightOn::kInput;
   all.push_back({"weights_on_the_input", weighs});
-  MoeSpec latent = spec_of();
+  MoeSpec latent = expert_ranks_spec();
   latent.latent = {.size = 160, .has_norm = true};
   all.push_back({"a_latent_layer", latent});
-  all.push_back({"redundant_experts", spec_of(), DType::kBF16, {.num_redundant_experts = 3}});
-  MoeSpec few = spec_of();
+  all.push_back(
+      {"redundant_experts", expert_ranks_spec(), DType::kBF16, {.num_redundant_experts = 3}});
+  MoeSpec few = expert_ranks_spec();
   few.num_experts = 1;
   few.top_k = 1;
   all.push_back({"a_rank_without_experts", few});

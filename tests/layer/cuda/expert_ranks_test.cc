@@ -25,11 +25,11 @@ using std::chrono_literals::operator""s;
 using testing::call_of;
 using testing::DeviceForward;
 using testing::DeviceLayer;
+using testing::expert_ranks_spec;
 using testing::experts_of_rank;
 using testing::first_failure;
 using testing::GivenRouting;
 using testing::kNcclRanks;
-using testing::make_spec;
 using testing::NcclTest;
 using testing::NumberForm;
 using testing::random_tensor;
@@ -40,7 +40,6 @@ using testing::same_bits;
 using testing::TokensOfRanks;
 
 constexpr double kBar = 6e-3;
-constexpr int64_t kHidden = 264;
 
 struct Case {
   std::string name;
@@ -50,43 +49,40 @@ struct Case {
   EpCombine combine = EpCombine::kUnreduced;
 };
 
-MoeSpec spec_of(DType dtype = DType::kBF16, const QuantSpec& quant = {}, int64_t hidden = kHidden) {
-  MoeSpec spec = make_spec(10, 3, hidden, 256, dtype);
-  spec.quant = quant;
-  return spec;
-}
-
 std::vector<Case> cases_of_parts() {
   std::vector<Case> all;
-  MoeSpec full = spec_of();
+  MoeSpec full = expert_ranks_spec();
   full.has_bias = true;
   full.has_output_bias = true;
   full.output_scale = 2.5;
   full.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 192, .has_bias = true};
   full.residual = {.intermediate_size = 128};
   all.push_back({"biases, shared experts, a residual MLP", full});
-  MoeSpec as_wide = spec_of(DType::kF16);
+  MoeSpec as_wide = expert_ranks_spec(DType::kF16);
   as_wide.shared = {.mode = SharedMode::kAdd, .intermediate_size = 256};
   all.push_back({"f16, shared experts as wide as others", as_wide, DType::kF16});
-  MoeSpec zero = spec_of();
+  MoeSpec zero = expert_ranks_spec();
   zero.num_zero_experts = 2;
   all.push_back({"zero experts", zero});
-  MoeSpec latent = spec_of();
+  MoeSpec latent = expert_ranks_spec();
   latent.latent = {.size = 128, .has_norm = true};
   all.push_back({"a latent layer with a norm", latent});
-  MoeSpec narrow = spec_of();
+  MoeSpec narrow = expert_ranks_spec();
   narrow.latent = {.size = 130};
   all.push_back({"a latent layer of 130 columns", narrow});
-  MoeSpec weighs = spec_of();
+  MoeSpec weighs = expert_ranks_spec();
   weighs.weight_on = WeightOn::kInput;
   all.push_back({"weights on the input", weighs});
-  all.push_back({"redundant experts", spec_of(), DType::kBF16, {.num_redundant_experts = 3}});
   all.push_back(
-      {"experts in turn", spec_of(), DType::kBF16, {.placement = PlacementStrategy::kRoundRobin}});
-  MoeSpec odd = spec_of();
+      {"redundant experts", expert_ranks_spec(), DType::kBF16, {.num_redundant_experts = 3}});
+  all.push_back({"experts in turn",
+                 expert_ranks_spec(),
+                 DType::kBF16,
+                 {.placement = PlacementStrategy::kRoundRobin}});
+  MoeSpec odd = expert_ranks_spec();
   odd.num_experts = 7;
   all.push_back({"4 and 3 experts", odd, DType::kF32});
-  Case rounded{"sums in 16 bits", spec_of()};
+  Case rounded{"sums in 16 bits", expert_ranks_spec()};
   rounded.combine = EpCombine::kRoundedPerRank;
   all.push_back(rounded);
   rounded = {"sums of f16 in 16 bits", as_wide, DType::kF16};
@@ -95,7 +91,7 @@ std::vector<Case> cases_of_parts() {
   rounded = {"latent sums of 130 columns in 16 bits", narrow};
   rounded.combine = EpCombine::kRoundedPerRank;
   all.push_back(rounded);
-  MoeSpec few = spec_of();
+  MoeSpec few = expert_ranks_spec();
   few.num_experts = 1;
   few.top_k = 1;
   all.push_back({"a rank without experts", few});
@@ -105,14 +101,14 @@ std::vector<Case> cases_of_parts() {
 std::vector<Case> cases_of_formats() {
   std::vector<Case> all;
   for (const NumberForm& form : testing::number_forms()) {
-    all.push_back({form.name, testing::with_form(spec_of(DType::kBF16, {}, 256), form),
+    all.push_back({form.name, testing::with_form(expert_ranks_spec(DType::kBF16, {}, 256), form),
                    testing::row_dtype(form)});
   }
-  all.push_back({"f32", spec_of(DType::kF32), DType::kF32});
+  all.push_back({"f32", expert_ranks_spec(DType::kF32), DType::kF32});
   all.push_back(
       {"int4 in groups",
-       spec_of(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32},
-               256)});
+       expert_ranks_spec(
+           DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32}, 256)});
   // What one rank would make of such rows must be made of them where they arrive.
   const Case codes = all[2];
   all.push_back({"e4m3 in blocks, rows of f32", codes.spec, DType::kF32});
@@ -166,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaExpertRankCases, ::testing::ValuesIn(cases
                          name_of);
 
 TEST_F(CudaExpertRanks, OneHotExpert_AndARankWithNothingToDo_AreNoOtherCase) {
-  const MoeSpec spec = spec_of();
+  const MoeSpec spec = expert_ranks_spec();
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);
     for (const int32_t first : {0, 9}) {
@@ -182,7 +178,7 @@ TEST_F(CudaExpertRanks, OneHotExpert_AndARankWithNothingToDo_AreNoOtherCase) {
 }
 
 TEST_F(CudaExpertRanks, AThousandCalls_HaveTheSameBits) {
-  const MoeSpec spec = spec_of();
+  const MoeSpec spec = expert_ranks_spec();
   const TokensOfRanks tokens = {33, 65};
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);
@@ -204,7 +200,7 @@ TEST_F(CudaExpertRanks, AThousandCalls_HaveTheSameBits) {
 }
 
 TEST_F(CudaExpertRanks, AGraphOfAForward_HasTheBitsOfTheForward) {
-  MoeSpec spec = spec_of();
+  MoeSpec spec = expert_ranks_spec();
   spec.shared = {.mode = SharedMode::kSigmoidGate, .intermediate_size = 192};
   const std::array<TokensOfRanks, 3> sizes = {{{3, 3}, {100, 1}, {0, 40}}};
   for (const TokensOfRanks& tokens : sizes) {
@@ -237,7 +233,7 @@ TEST_F(CudaExpertRanks, AGraphOfAForward_HasTheBitsOfTheForward) {
 }
 
 TEST_F(CudaExpertRanks, TheLayersOwnGate_RoutesEveryRanksRows) {
-  MoeSpec spec = spec_of();
+  MoeSpec spec = expert_ranks_spec();
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);
     testing::expect_accurate(*owned, 5 + 60 * rank, kBar);
@@ -248,7 +244,7 @@ TEST_F(CudaExpertRanks, TheLayersOwnGate_RoutesEveryRanksRows) {
 
 // Rows that do not count: behind *num_tokens, under the mask, and slots of -1.
 TEST_F(CudaExpertRanks, RowsThatDoNotCount_AddNothing_AndAreNotCounted) {
-  const MoeSpec spec = spec_of();
+  const MoeSpec spec = expert_ranks_spec();
   constexpr int64_t kRows = 40;
   constexpr int64_t kLive = 31;
   constexpr int64_t kMasked = 4;
@@ -287,10 +283,11 @@ TEST_F(CudaExpertRanks, RowsThatDoNotCount_AddNothing_AndAreNotCounted) {
     // The same rows without padding have the same float32 sums.
     std::fill_n(ids + kMasked * 3, 3, -1);
     const Tensor plain = run_call(*owned, call, DType::kF32);
-    for (int64_t at = 0; at < kRows * kHidden; ++at) {
+    for (int64_t at = 0; at < kRows * testing::kExpertRanksHidden; ++at) {
       const float value = out.as<float>()[at];
-      if (at / kHidden >= kLive) {
-        ASSERT_TRUE(std::isnan(value)) << "row " << at / kHidden << " was written";
+      if (at / testing::kExpertRanksHidden >= kLive) {
+        ASSERT_TRUE(std::isnan(value))
+            << "row " << at / testing::kExpertRanksHidden << " was written";
       } else {
         ASSERT_EQ(value, plain.as<float>()[at]) << at;
       }
@@ -301,7 +298,7 @@ TEST_F(CudaExpertRanks, RowsThatDoNotCount_AddNothing_AndAreNotCounted) {
 }
 
 TEST_F(CudaExpertRanks, SharedExpertsApart_AreThisRanksAlone) {
-  MoeSpec spec = spec_of();
+  MoeSpec spec = expert_ranks_spec();
   spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 256};
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);
@@ -309,13 +306,13 @@ TEST_F(CudaExpertRanks, SharedExpertsApart_AreThisRanksAlone) {
     const Tensor whole = run_call(*owned, call, DType::kF32);
     DeviceForward forward(*owned, call.hidden.view(), DType::kF32);
     forward.route_by(call.routing.ids, call.routing.weights);
-    DeviceTensor shared = owned->queue.allocate(DType::kF32, {33, kHidden});
+    DeviceTensor shared = owned->queue.allocate(DType::kF32, {33, testing::kExpertRanksHidden});
     forward.args.shared_out = shared.view();
     forward.enqueue();
     const Tensor routed = forward.out();
-    Tensor apart(DType::kF32, {33, kHidden});
+    Tensor apart(DType::kF32, {33, testing::kExpertRanksHidden});
     owned->queue.download(shared.const_view(), apart.view());
-    for (int64_t at = 0; at < 33 * kHidden; ++at) {
+    for (int64_t at = 0; at < 33 * testing::kExpertRanksHidden; ++at) {
       const float sum = routed.as<float>()[at] + apart.as<float>()[at];
       ASSERT_NEAR(sum, whole.as<float>()[at], 1e-4 + 1e-5 * std::abs(sum)) << at;
     }
@@ -326,7 +323,7 @@ TEST_F(CudaExpertRanks, SharedExpertsApart_AreThisRanksAlone) {
 
 // It may have what would be refused with tokens, such as numbers in host memory.
 TEST_F(CudaExpertRanks, OfACallWithoutTokens_NothingIsRead) {
-  const MoeSpec spec = spec_of();
+  const MoeSpec spec = expert_ranks_spec();
   const int64_t on_host = 0;
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);
@@ -345,7 +342,7 @@ TEST_F(CudaExpertRanks, OfACallWithoutTokens_NothingIsRead) {
 
 // Whatever the other rank brings, up to several chunks.
 TEST_F(CudaExpertRanks, AWorkspaceForFewTokens_ServesThem) {
-  const MoeSpec spec = spec_of();
+  const MoeSpec spec = expert_ranks_spec();
   const std::array<TokensOfRanks, 3> calls = {{{8, 7}, {8, 128}, {1, 300}}};
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
     const auto owned = experts_of_rank(spec, rank, comm);

@@ -70,7 +70,7 @@ class Serving {
     forward_.enqueue();
     return same_bits(forward_.out(), before_);
   }
-  // As graphs are captured and replayed: nobody asks.
+  // Nobody asks, as where graphs are captured and replayed.
   bool forward_of(const TokensOfRanks& tokens) {
     forward_.args.rank_tokens = tokens;
     const bool same = forward();

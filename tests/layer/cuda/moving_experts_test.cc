@@ -195,7 +195,7 @@ TEST_F(CudaMovingExperts, AGraphOfBefore_ReadsTheNewPlaces) {
   });
 }
 
-// What else changes weights finds experts where they lie now.
+// Other changes of weights find experts where they lie now.
 TEST_F(CudaMovingExperts, ReloadsAndRefits_FindThemWhereTheyLie) {
   const MoeSpec spec =
       one_choice(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32});

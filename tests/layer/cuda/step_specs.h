@@ -7,7 +7,7 @@
 
 namespace conclave::testing {
 
-// As Q4_K, or of int8 as Q6_K, and as Q5_K where offsets are asked for.
+// Codes of 4 bits lie as in Q4_K, int8 as in Q6_K, or as in Q5_K if offsets are asked for.
 inline MoeSpec in_steps(MoeSpec spec) {
   const bool has_offsets =
       spec.weight_dtype != DType::kI8 || spec.quant.zeros == WeightZero::kOffset;

@@ -346,7 +346,7 @@ bool knows_clusters() {
   return all_know;
 }
 
-// As many blocks share columns as have about kColumnsOfBlock each.
+// Blocks share the columns, so that each has about kColumnsOfBlock.
 int32_t blocks_of(int64_t columns) {
   int32_t blocks = 1;
   if (!knows_clusters()) return blocks;

@@ -58,7 +58,7 @@ void exchange_rows(const CudaChunk& chunk, const GatheredRow& form, std::byte* a
   exchange(chunk, all, out, all, in, "forward: gather the rows");
 }
 
-// Where rows lie as those of `sums`, the exchange itself adds up, on every rank alike.
+// The exchange itself adds up if rows lie as those of `sums`, which is alike on every rank.
 bool sum_in_one_launch(const CudaChunk& chunk, const RoutedRows& part, const RoutedRows& sums) {
   Communicator& ranks = *chunk.plan.part.expert_communicator;
   comm::OneLaunch* const able = comm::find_one_launch(&ranks);
