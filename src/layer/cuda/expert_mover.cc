@@ -34,6 +34,18 @@ bool carries_device_memory(const Communicator& communicator) {
   return static_cast<bool>(communicator.supports(CommFeature::kDeviceMemory));
 }
 
+// Kernels that wait for a peer that rests would take multiprocessors from forwards meanwhile, so
+// that the host waits first.
+void meet(const MoveCall& call, int32_t peer) {
+  if (!call.pace.rests()) return;
+  static constexpr std::byte kReady{1};
+  std::byte theirs{};
+  Communicator& communicator = *call.communicator;
+  const CommHandle sent = communicator.begin_send(peer, std::span(&kReady, 1));
+  communicator.recv(peer, std::span(&theirs, 1), kCopyPhase);
+  communicator.wait(sent, communicator.timeout(), kCopyPhase);
+}
+
 }  // namespace
 
 int64_t key_of_planes(const CudaPlan& plan, const CudaWeights& weights) {
@@ -239,7 +251,10 @@ void CudaExpertMover::send(const MoveCall& call, const ExpertMove& move) {
   const Slot slot = slot_at(move.from_place);
   for_each_piece(call, move.from_place, [&](size_t plane, size_t at, size_t bytes) {
     const std::span<const std::byte> piece = slot[plane].subspan(at, bytes);
-    if (is_direct) return communicator.send(move.to_rank, {piece, MemoryKind::kDevice}, kCopyPhase);
+    if (is_direct) {
+      meet(call, move.to_rank);
+      return communicator.send(move.to_rank, {piece, MemoryKind::kDevice}, kCopyPhase);
+    }
     const std::span<std::byte> copied = pinned(bytes);
     cuda::check(
         cudaMemcpyAsync(copied.data(), piece.data(), bytes, cudaMemcpyDeviceToHost, queue()),
@@ -258,6 +273,7 @@ void CudaExpertMover::receive(const MoveCall& call, const ExpertMove& move) {
   for_each_piece(call, move.to_place, [&](size_t plane, size_t at, size_t bytes) {
     const std::span<std::byte> piece = slot[plane].subspan(at, bytes);
     if (is_direct) {
+      meet(call, move.from_rank);
       return communicator.recv(move.from_rank, {piece, MemoryKind::kDevice}, kCopyPhase);
     }
     const std::span<std::byte> copied = pinned(bytes);

@@ -18,24 +18,34 @@ constexpr std::chrono::microseconds kShortestRest{50};
 // A third of the weight of a thread like the one that made it: it yields, and is not starved.
 constexpr int kNicer = 5;
 
-int64_t thread_time_ns() {
+int64_t now_ns(clockid_t clock) {
   timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  clock_gettime(clock, &time);
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 }  // namespace
 
-Pace::Pace(double share) : share_(share), used_ns_(thread_time_ns()) {}
+Pace::Pace(double share)
+    : share_(share),
+      used_ns_(now_ns(CLOCK_THREAD_CPUTIME_ID)),
+      passed_ns_(now_ns(CLOCK_MONOTONIC)) {}
 
+// A piece that had to wait for a peer has rested meanwhile. Were it to rest again, both ends would
+// take turns waiting for each other's rests.
 void Pace::rest() {
-  if (share_ >= 1) return;
-  const int64_t used = thread_time_ns();
-  const double owed = static_cast<double>(used - used_ns_) * (1 / share_ - 1);
-  const std::chrono::nanoseconds pause(static_cast<int64_t>(std::min(owed, 1e12)));
-  if (pause < kShortestRest) return;
+  if (!rests()) return;
+  const int64_t used = now_ns(CLOCK_THREAD_CPUTIME_ID);
+  const int64_t passed = now_ns(CLOCK_MONOTONIC);
+  const double owed =
+      static_cast<double>(used - used_ns_) / share_ - static_cast<double>(passed - passed_ns_);
+  const std::chrono::nanoseconds pause(static_cast<int64_t>(std::clamp(owed, 0.0, 1e12)));
+  // What is owed adds up until it is worth a rest; what has rested too long is not made up for.
+  if (owed > 0 && pause < kShortestRest) return;
+  const auto rest = std::min<std::chrono::nanoseconds>(pause, kLongestRest);
   used_ns_ = used;
-  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, kLongestRest));
+  passed_ns_ = passed + rest.count();
+  if (rest.count() > 0) std::this_thread::sleep_for(rest);
 }
 
 void yield_to_others() noexcept {

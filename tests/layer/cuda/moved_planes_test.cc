@@ -10,16 +10,20 @@
 #include "refit_cases.h"
 #include "support/thread_ranks.h"
 
+#include "conclave/comm.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -91,10 +95,11 @@ constexpr std::array kMoves = {
     ExpertMove{.expert = 2, .from_rank = 0, .from_place = 2, .to_rank = 0, .to_place = 3}};
 const std::array<std::vector<int32_t>, 2> kAfter = {{{0, -1, -1, 2, 4}, {3, -1, 5, 1, -1}}};
 
-void move(Held& held, int32_t rank, Communicator& comm, const WeightSource* source) {
+void move(Held& held, int32_t rank, Communicator& comm, const WeightSource* source,
+          double share = 1) {
   CudaExpertMover mover(held.lent());
   const std::atomic<bool> stopped{false};
-  Pace pace(1);
+  Pace pace(share);
   const PackPlace pack;
   const PlaceMemory none({});
   mover.open();
@@ -140,6 +145,75 @@ TEST(MovedPlanes, OfEveryFormat_GoAlong_OrComeFromASource) {
           });
       EXPECT_EQ(testing::first_failure(outcomes), "");
     }
+  }
+}
+
+// Carries the host's memory as that of a device, and counts what each rank begins.
+struct Begun {
+  std::atomic<int> words{0};   // one byte of the host
+  std::atomic<int> pieces{0};  // of a device
+};
+class AsOfDevices final : public Communicator {
+ public:
+  AsOfDevices(Communicator& inner, std::array<Begun, 2>& begun) : inner_(inner), begun_(begun) {}
+
+  std::string_view name() const noexcept override { return inner_.name(); }
+  int32_t rank() const noexcept override { return inner_.rank(); }
+  int32_t size() const noexcept override { return inner_.size(); }
+  std::chrono::nanoseconds timeout() const noexcept override { return inner_.timeout(); }
+  Support supports(CommFeature feature) const override {
+    return feature == CommFeature::kDeviceMemory ? Support::yes() : inner_.supports(feature);
+  }
+  void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override {
+    inner_.wait(handle, deadline, phase);
+  }
+  bool test(CommHandle handle, std::string_view phase) override {
+    return inner_.test(handle, phase);
+  }
+  void abort(std::string_view reason) noexcept override { inner_.abort(reason); }
+  // Whether each piece of this rank found the other one ready for it.
+  bool waits_for_peers() const { return waits_for_peers_; }
+
+ protected:
+  CommHandle start(const CommOperation& operation) override {
+    Begun& own = begun_[static_cast<size_t>(rank())];
+    const Begun& other = begun_[static_cast<size_t>(1 - rank())];
+    CommOperation on_host = operation;
+    const bool is_piece = operation.send.memory == MemoryKind::kDevice ||
+                          operation.recv.memory == MemoryKind::kDevice;
+    if (is_piece && other.words < ++own.pieces) waits_for_peers_ = false;
+    if (operation.kind == CommKind::kSend && operation.send.size() == 1) ++own.words;
+    on_host.send.memory = MemoryKind::kHost;
+    on_host.recv.memory = MemoryKind::kHost;
+    return inner_.begin(on_host);
+  }
+
+ private:
+  Communicator& inner_;
+  std::array<Begun, 2>& begun_;
+  bool waits_for_peers_ = true;
+};
+
+// No kernel waits for a peer that rests: a piece begins when both ends have come.
+TEST(MovedPlanes, OnTheDeviceAndInTheBackground_GoOnceBothEndsAreReady) {
+  const testing::RefitCase it = moved_cases().front();
+  const auto source = make_synthetic_source(it.spec, 3);
+  for (const double share : {0.9, 1.0}) {
+    std::array<Begun, 2> begun;
+    const auto outcomes = testing::run_ranks(
+        make_local_group({.num_ranks = 2}), [&](int32_t rank, Communicator& local) {
+          Held held(it.spec, *source, rank);
+          AsOfDevices comm(local, begun);
+          move(held, rank, comm, nullptr, share);
+          const auto& after = kAfter[static_cast<size_t>(rank)];
+          const Held made(it.spec, *source, rank, after);
+          EXPECT_EQ(held.hash(after), made.hash(after)) << share << ", rank " << rank;
+          EXPECT_TRUE(share >= 1 || comm.waits_for_peers()) << "rank " << rank;
+        });
+    EXPECT_EQ(testing::first_failure(outcomes), "");
+    EXPECT_GT(begun[0].pieces, 1);
+    EXPECT_EQ(begun[0].pieces, begun[1].pieces);
+    for (const Begun& rank : begun) EXPECT_EQ(rank.words, share < 1 ? rank.pieces.load() : 0);
   }
 }
 
