@@ -15,6 +15,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -39,6 +41,7 @@ struct Settings {
   int32_t spare = 2;
   int32_t moved = 8;  // each rank gives so many experts
   int32_t replicas = 0;
+  double limit = 8;  // seconds for each migration
 };
 
 // Distinct experts for each token, drawn by weights: the largest of log w + Gumbel noise.
@@ -121,6 +124,8 @@ class RankRun {
         workspace_(context_, layer_.workspace_bytes()) {}
 
   void run() {
+    say(fmt::format("{} on {} GPUs, {} MB of workspace each", settings_.model, settings_.ranks,
+                    layer_.workspace_bytes() >> 20));
     for (const int64_t tokens : settings_.tokens) under_load(tokens);
     for (const int64_t tokens : settings_.zipf) {
       if (settings_.ranks > 1) balance(tokens);
@@ -129,6 +134,14 @@ class RankRun {
   }
 
  private:
+  // Lines come as they are known, also to a file.
+  void say(const std::string& line) const {
+    if (rank_ != 0) return;
+    fmt::print("{:6.2f} s  {}\n", std::chrono::duration<double>(Clock::now() - begin_).count(),
+               line);
+    std::fflush(stdout);
+  }
+
   static std::string device_of(int32_t rank) { return "cuda:" + std::to_string(rank); }
   std::unique_ptr<conclave::Communicator> connect(int32_t rank,
                                                   conclave::Communicator& local) const {
@@ -172,8 +185,21 @@ class RankRun {
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
+  // All ranks alike, since each makes as many forwards as the others.
+  bool is_late(Clock::time_point begin) {
+    const double own = std::chrono::duration<double>(Clock::now() - begin).count();
+    double longest = own;
+    own_->all_reduce(std::as_bytes(std::span(&own, 1)),
+                     std::as_writable_bytes(std::span(&longest, 1)), DType::kF64,
+                     conclave::ReduceOp::kMax, "compare clocks");
+    return longest > settings_.limit;
+  }
   bool is_over(const conclave::MigrationStatus& status) const {
     return status.is_done || (settings_.ranks == 1 && status.experts_moved == settings_.replicas);
+  }
+  std::string late(const conclave::MigrationStatus& status) const {
+    return fmt::format("{} experts and {} of {} rounds in {} s: more than the limit",
+                       status.experts_moved, status.rounds_done, status.rounds, settings_.limit);
   }
   void under_load(int64_t tokens) {
     prepare(tokens, even(spec_.num_experts));
@@ -192,9 +218,10 @@ class RankRun {
                                      .piece_bytes = settings_.piece_kib << 10});
       begins.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
       // All ranks see the end at the same forward; one alone ends it when all have been copied.
-      while (!is_over(migration.status())) {
+      for (int64_t i = 1; !is_over(migration.status()); ++i) {
         moving.push_back(timed_forward());
         migration.check();
+        if (i % 64 == 0 && is_late(begin)) throw std::runtime_error(late(migration.status()));
       }
       if (settings_.ranks == 1) migration.finish();
       seconds += std::chrono::duration<double>(Clock::now() - begin).count();
@@ -202,28 +229,27 @@ class RankRun {
     }
     if (rank_ != 0) return;
     const auto print = [&](const char* kind, const std::vector<double>& times) {
-      fmt::print(
+      say(fmt::format(
           "  {:7} {:6} forwards, us: mean {:8.1f} median {:8.1f} 90 % {:8.1f} 99 % {:8.1f} "
-          "99.9 % {:8.1f} longest {:8.1f}\n",
+          "99.9 % {:8.1f} longest {:8.1f}",
           kind, times.size(), mean(times), quantile(times, 0.5), quantile(times, 0.9),
-          quantile(times, 0.99), quantile(times, 0.999), quantile(times, 1));
+          quantile(times, 0.99), quantile(times, 0.999), quantile(times, 1)));
     };
     const double bytes = static_cast<double>(moved) * 3 *
                          static_cast<double>(spec_.hidden_size * spec_.intermediate_size) * 2;
     const double typical = quantile(still, 0.5);
-    const auto later = [&](const std::vector<double>& times) {
+    const auto beyond = [&](const std::vector<double>& times) {
       return std::ranges::count_if(times, [&](double us) { return us > typical + 1000; });
     };
-    fmt::print(
+    say(fmt::format(
         "beside moves: {} tokens a rank, share {}, pieces of {} KiB: {} experts in {:.2f} s, "
         "{:.0f} MB/s of bf16; mean x{:.3f}, median x{:.3f}; beyond the still median by 1 ms: "
-        "{} of still, {} of moving; begins in {:.0f} us\n",
+        "{} of still, {} of moving; begins in {:.0f} us",
         tokens, settings_.share, settings_.piece_kib, moved, seconds, bytes / seconds / 1e6,
-        mean(moving) / mean(still), quantile(moving, 0.5) / typical, later(still), later(moving),
-        mean(begins));
+        mean(moving) / mean(still), quantile(moving, 0.5) / typical, beyond(still), beyond(moving),
+        mean(begins)));
     print("still", still);
     print("moving", moving);
-    std::fflush(stdout);
   }
 
   double replayed_us(int64_t tokens) {
@@ -262,16 +288,16 @@ class RankRun {
     layer_.update_placement(first, {.piece_bytes = size_t{4} << 20});
     const double again = replayed_us(tokens);
     if (rank_ != 0) return;
-    fmt::print(
+    say(fmt::format(
         "loads as 1/n: {} tokens a rank, {} replicas: {:.1f} us, balanced {:.1f}, as before "
         "{:.1f}: x{:.3f}; the busiest rank has {:.3f} of the mean, balanced {:.3f}: bound "
-        "x{:.3f}\n",
+        "x{:.3f}",
         tokens, settings_.replicas, before, after, again, (before + again) / 2 / after,
         most_over_mean(first, load), most_over_mean(balanced, load),
-        most_over_mean(first, load) / most_over_mean(balanced, load));
-    std::fflush(stdout);
+        most_over_mean(first, load) / most_over_mean(balanced, load)));
   }
 
+  const Clock::time_point begin_ = Clock::now();
   const Settings& settings_;
   const MoeSpec& spec_;
   const int32_t rank_;
@@ -300,6 +326,7 @@ int main(int argc, char** argv) {
   app.add_option("--spare", settings.spare, "places on each rank");
   app.add_option("--moved", settings.moved, "experts of each rank that change sides");
   app.add_option("--replicas", settings.replicas, "redundant experts");
+  app.add_option("--limit", settings.limit, "seconds for each migration");
   app.add_option("--ranks", settings.ranks, "GPUs: 1 or 2")->check(CLI::Range(1, 2));
   CLI11_PARSE(app, argc, argv);
   const conclave::ModelPreset* const preset = conclave::find_preset(settings.model);
