@@ -45,13 +45,19 @@ class FaultyCommunicator final : public Communicator {
   FaultyCommunicator(std::unique_ptr<Communicator> inner, const FaultCase& fault,
                      std::chrono::milliseconds delay)
       : inner_(std::move(inner)), fault_(fault), delay_(delay) {}
-  void arm() { armed_ = rank() == fault_.victim; }
+  void arm() {
+    begun_ = true;
+    armed_ = rank() == fault_.victim;
+  }
 
   std::string_view name() const noexcept override { return inner_->name(); }
   int32_t rank() const noexcept override { return inner_->rank(); }
   int32_t size() const noexcept override { return inner_->size(); }
-  // For the waits of the layer; the ranks had longer to meet.
-  std::chrono::nanoseconds timeout() const noexcept override { return fault_.deadline; }
+  // For the waits that meet the fault. Before, ranks had longer: programs of a busy machine load
+  // their kernels one long after the other.
+  std::chrono::nanoseconds timeout() const noexcept override {
+    return begun_ ? std::chrono::nanoseconds(fault_.deadline) : inner_->timeout();
+  }
   Support supports(CommFeature feature) const override { return inner_->supports(feature); }
   void check(std::string_view phase) override { inner_->check(phase); }
   void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
@@ -120,6 +126,7 @@ class FaultyCommunicator final : public Communicator {
   std::unique_ptr<Communicator> inner_;
   const FaultCase& fault_;
   std::chrono::milliseconds delay_;
+  bool begun_ = false;
   bool armed_ = false;
   int exchanges_ = 0;
 };

@@ -28,7 +28,7 @@ TEST_P(CudaRankProcesses, OtherRanks_NameItInTimeAndGoOn) {
   const auto& [ranks, fault] = GetParam();
   const std::vector<FaultCase> all = testing::fault_cases(std::vector{fault});
   // Processes that share a GPU take turns there, so that fewer of them meet their deadlines.
-  const size_t together = ranks > kNcclRanks ? 2 : all.size();
+  const size_t together = ranks > kNcclRanks ? 2 : 3;
   for (size_t begin = 0; begin < all.size(); begin += together) {
     std::vector<std::unique_ptr<ProcessCase>> cases;
     for (size_t i = begin; i < std::min(begin + together, all.size()); ++i) {
