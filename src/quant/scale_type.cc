@@ -72,6 +72,10 @@ DType type_of_scales(ScaleValues values) {
   return found == kNarrowScales.end() ? DType::kF32 : found->type;
 }
 
+float scale_of_byte(DType type, uint8_t byte) {
+  return is_exponent(type) ? e8m0_to_float(byte) : format_of(type).codes->decode(byte);
+}
+
 float largest_scale(DType dtype) {
   if (is_exponent(dtype)) return 0x1p127F;
   const WeightFormat& format = format_of(dtype);

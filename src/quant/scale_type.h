@@ -6,6 +6,7 @@
 #include "conclave/spec.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,8 @@ DType scale_type_of(DType codes, const QuantSpec& quant, DType stored);
 // Says what scales of the type are for sure; and the type of such scales.
 ScaleValues values_of_scales(DType dtype);
 DType type_of_scales(ScaleValues values);
+// The number of a byte, where the type has bytes.
+float scale_of_byte(DType type, uint8_t byte);
 // The largest scale of the type.
 float largest_scale(DType dtype);
 // A positive number as a scale: nearest, or the next power of two for e8m0, which has no others.

@@ -15,6 +15,9 @@
 namespace conclave::inline v0 {
 namespace {
 
+// A cache line of each group's numbers, from rows that stay in a core's first cache.
+constexpr int64_t kRowsAtOnce = 16;
+
 // Factors of the codes of one expert's gate and up, or of its down, as a kernel reads them.
 class FactorBuffer {
  public:
@@ -29,25 +32,19 @@ class FactorBuffer {
         zeros_(planes.zeros == nullptr ? 0 : scales_.size()),
         offsets_(planes.offsets == nullptr ? 0 : scales_.size()) {}
 
-  // Zero points are offsets in units of a scale.
   void set_part(int64_t part, const CodeMeaning& meaning, const MatrixPlaces& places) {
-    for (int64_t row = 0; row < planes_.rows; ++row) {
-      const int64_t stored =
-          places.rows.empty() ? row : int64_t{places.rows[static_cast<size_t>(row)]};
+    std::vector<int64_t> groups;
+    for (int64_t group = 0; group < planes_.groups; ++group) {
+      groups.push_back(stored_group(group, places));
+    }
+    for (int64_t first = 0; first < planes_.rows; first += kRowsAtOnce) {
+      const int64_t end = std::min(first + kRowsAtOnce, planes_.rows);
       for (int64_t group = 0; group < planes_.groups; ++group) {
-        const int64_t whole = stored_group(group, places);
-        const auto to =
-            static_cast<size_t>((group * planes_.parts + part) * planes_.row_stride + row);
-        if (stored < 0 || whole < 0) {
-          clear(to);
-          continue;
+        const int64_t to = (group * planes_.parts + part) * planes_.row_stride;
+        const int64_t whole = groups[static_cast<size_t>(group)];
+        for (int64_t row = first; row < end; ++row) {
+          set(static_cast<size_t>(to + row), meaning, stored_row(row, places), whole);
         }
-        const auto from = static_cast<size_t>(stored * meaning.groups + whole);
-        const float scale = meaning.scales[from];
-        scales_[to] = scale;
-        if (!offsets_.empty()) offsets_[to] = meaning.offsets[from];
-        if (zeros_.empty() || scale == 0) continue;
-        zeros_[to] = float_to_bf16(meaning.offsets[from] / scale);
       }
     }
   }
@@ -71,11 +68,19 @@ class FactorBuffer {
     if (places.groups.empty()) return (skipped_ + column) / stored_;
     return places.groups[static_cast<size_t>(column / places.group)];
   }
-  // Whatever the codes are, the weights are 0.
-  void clear(size_t index) {
-    scales_[index] = 0;
-    if (!offsets_.empty()) offsets_[index] = 0;
-    if (!zeros_.empty()) zeros_[index] = 0;
+  static int64_t stored_row(int64_t row, const MatrixPlaces& places) {
+    return places.rows.empty() ? row : int64_t{places.rows[static_cast<size_t>(row)]};
+  }
+  // Where nothing is stored weights are 0, whatever the codes are. Zero points are offsets in units
+  // of a scale.
+  void set(size_t to, const CodeMeaning& meaning, int64_t row, int64_t group) {
+    const bool is_there = row >= 0 && group >= 0;
+    const auto from = is_there ? static_cast<size_t>(row * meaning.groups + group) : 0;
+    const float scale = is_there ? meaning.scales[from] : 0.0F;
+    scales_[to] = scale;
+    if (!offsets_.empty()) offsets_[to] = is_there ? meaning.offsets[from] : 0.0F;
+    if (zeros_.empty()) return;
+    zeros_[to] = scale != 0 ? float_to_bf16(meaning.offsets[from] / scale) : uint16_t{0};
   }
 
   experts::FactorPlanes planes_;
@@ -90,13 +95,13 @@ class FactorBuffer {
 }  // namespace
 
 void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
-                  CudaMlpWeights& weights) {
+                  CudaMlpWeights& weights, const Context& context) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (experts::factor_form(problem) == experts::FactorForm::kExact) {
     return fill_exact_factors(mlp, lanes, weights);
   }
   if (experts::has_steps(experts::factor_form(problem))) {
-    return fill_step_factors(mlp, lanes, weights);
+    return fill_step_factors(mlp, lanes, weights, context);
   }
   lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
     return [&, gate_up = FactorBuffer(problem, weights.view.gate_up.factors, 0),

@@ -7,6 +7,8 @@
 #include "layer/cuda/upload_lanes.h"
 #include "layer/cuda/weights.h"
 
+#include "conclave/context.h"
+
 #include <cstdint>
 #include <vector>
 
@@ -20,7 +22,7 @@ inline int64_t numbers_of(const experts::FactorPlanes& planes) {
 // `places` has one entry for each expert. Throws Error(kTensorValue) naming the tensor for a scale
 // that no byte stands for, where scales are bytes.
 void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
-                  CudaMlpWeights& weights);
+                  CudaMlpWeights& weights, const Context& context);
 // Whether kernels may take the scales of every place for short ones.
 bool has_only_short_scales(const CudaMatrixMemory& memory);
 

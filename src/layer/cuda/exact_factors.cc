@@ -1,7 +1,10 @@
 #include "layer/cuda/exact_factors.h"
 
+#include "core/checked.h"
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/scale_bytes.h"
+#include "layer/cuda/byte_columns.h"
+#include "layer/cuda/scale_rows.h"
 #include "quant/code_meaning.h"
 #include "quant/scale_type.h"
 
@@ -10,59 +13,51 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <vector>
 
 namespace conclave::inline v0 {
 namespace {
 
+// Rows that are worked on together: a cache line of each column.
+constexpr int64_t kRowsAtOnce = 64;
+
 // Factors of the codes of one expert's gate and up, or of its down.
 class ExactBuffer {
  public:
   ExactBuffer(const MlpSource& mlp, experts::ByteForm form, const experts::FactorPlanes& planes,
-              int64_t skipped)
+              int64_t skipped, const WeightUpload& upload)
       : quant_(mlp.problem.quant),
-        local_(mlp.problem.quant),
         must_be_near_(mlp.forms.near_scales),
         form_(form),
         planes_(planes),
+        upload_(upload),
+        scales_(mlp.problem.quant, upload),
+        width_(round_up(planes.groups, kByteSquare)),
+        some_(static_cast<size_t>(kRowsAtOnce * width_)),
         bytes_(static_cast<size_t>(exact_bytes(planes))),
         sum_factors_(static_cast<size_t>(planes.parts)) {
-    local_.has_global_scale = false;
     for (int64_t group = 0; group < planes.groups; ++group) {
-      stored_.push_back((skipped + group * planes.columns) / quant_.block_cols);
+      stored_.push_back(
+          static_cast<int32_t>((skipped + group * planes.columns) / quant_.block_cols));
     }
   }
 
   // Returns whether the scales have bytes of the form.
-  bool set_part(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
-                const WeightBlock& block, int64_t rows_at_once) {
-    int64_t groups = 0;
-    scales_.clear();
-    WeightBlock rows = block;
-    for (; rows.row_begin < block.row_end; rows.row_begin = rows.row_end) {
-      rows.row_end = std::min(rows.row_begin + rows_at_once, block.row_end);
-      const CodeMeaning meaning = load_meaning(local_, source, id, expert, rows);
-      groups = meaning.groups;
-      scales_.insert(scales_.end(), meaning.scales.begin(), meaning.scales.end());
-    }
-    check(scales_, source, id.with(WeightPlane::kScale), expert);
-    const experts::ScaleBytes scale_bytes(quant_.scale_values, form_, scales_);
-    if (must_be_near_) check_span(scale_bytes.span(), source, id.with(WeightPlane::kScale), expert);
+  bool set_part(int64_t part, WeightId id, int64_t expert, const WeightBlock& block) {
+    scales_.load(id, expert, block);
+    const experts::ScaleBytes scale_bytes = bytes_of_range();
+    if (must_be_near_) check_span(scale_bytes.span(), id.with(WeightPlane::kScale), expert);
     if (!scale_bytes.fit()) return false;
-    for (int64_t row = 0; row < planes_.rows; ++row) {
-      const int64_t to = experts::exact_row(row, part, planes_.parts);
-      const float* const scales = scales_.data() + row * groups;
-      for (int64_t group = 0; group < planes_.groups; ++group) {
-        bytes_[static_cast<size_t>(group * planes_.byte_stride + to)] =
-            static_cast<std::byte>(scale_bytes.of(scales[stored_[static_cast<size_t>(group)]]));
-      }
-    }
+    put_rows(part, table_of(scale_bytes));
     float factor = scale_bytes.sum_factor();
     if (quant_.has_global_scale) {
       const WeightId global = id.with(WeightPlane::kGlobalScale);
-      factor *= load_scales(quant_, source, global, expert, {0, 1, 0, 1}).front();
+      factor *= load_scales(quant_, upload_.on_host(), global, expert, {0, 1, 0, 1}).front();
     }
     sum_factors_[static_cast<size_t>(part)] = factor;
     return true;
@@ -73,39 +68,73 @@ class ExactBuffer {
   }
 
  private:
-  static void check_span(int32_t span, const WeightSource& source, WeightId id, int64_t expert) {
+  using Table = std::array<std::byte, 256>;
+
+  float number(int32_t byte) const {
+    return quant::scale_of_byte(quant::type_of_scales(quant_.scale_values),
+                                static_cast<uint8_t>(byte));
+  }
+  // The least scale and the largest one decide what there is to decide.
+  experts::ScaleBytes bytes_of_range() const {
+    const std::array ends = {number(scales_.least()), number(scales_.most())};
+    const size_t count = scales_.least() <= scales_.most() ? ends.size() : 0;
+    return {quant_.scale_values, form_, std::span(ends).first(count)};
+  }
+  // Each stored byte's own.
+  Table table_of(const experts::ScaleBytes& scale_bytes) const {
+    Table table{};
+    for (int32_t byte = scales_.least(); byte <= scales_.most(); ++byte) {
+      table[static_cast<size_t>(byte)] = static_cast<std::byte>(scale_bytes.of(number(byte)));
+    }
+    return table;
+  }
+
+  void put_rows(int64_t part, const Table& table) {
+    for (int64_t first = 0; first < scales_.rows(); first += kRowsAtOnce) {
+      const int64_t count = std::min(kRowsAtOnce, scales_.rows() - first);
+      for (int64_t row = 0; row < count; ++row) look_up(first + row, table, at(row));
+      // A square's rows beyond the last one lie where nothing else does.
+      const int64_t squares = ceil_div(count, kByteSquare);
+      std::fill(at(count), at(squares * kByteSquare), std::byte{});
+      for (int64_t group = 0; group < planes_.groups; group += kByteSquare) {
+        for (int64_t square = 0; square < squares; ++square) {
+          put_square(part, first, square * kByteSquare, group);
+        }
+      }
+    }
+  }
+  std::byte* at(int64_t row) { return some_.data() + row * width_; }
+  void look_up(int64_t row, const Table& table, std::byte* to) const {
+    const std::byte* const from = scales_.row(row);
+    for (const int32_t stored : stored_) *to++ = table[std::to_integer<size_t>(from[stored])];
+  }
+  void put_square(int64_t part, int64_t first, int64_t row, int64_t group) {
+    const ByteSquare square(at(row) + group, width_);
+    std::byte* const to = bytes_.data() + experts::exact_row(first + row, part, planes_.parts);
+    const int64_t count = std::min(kByteSquare, planes_.groups - group);
+    for (int64_t i = 0; i < count; ++i) square.store(i, to + (group + i) * planes_.byte_stride);
+  }
+
+  void check_span(int32_t span, WeightId id, int64_t expert) const {
     if (span <= experts::kMostNearSpan) return;
     throw Error(ErrorCode::kTensorValue,
                 {.what = "scales lie too far apart for the kernels of the layer",
-                 .tensor = source.locate(id, expert),
+                 .tensor = upload_.on_host().locate(id, expert),
                  .expected = fmt::format("powers of two within 2^{} of the largest",
                                          experts::kMostNearSpan),
                  .found = fmt::format("one at 2^-{} of it", span),
                  .hint = "create another layer for these weights"});
   }
-  void check(const std::vector<float>& scales, const WeightSource& source, WeightId id,
-             int64_t expert) const {
-    for (const float scale : scales) {
-      if (experts::has_scale(quant_.scale_values, scale)) continue;
-      const DType type = quant::type_of_scales(quant_.scale_values);
-      throw Error(
-          ErrorCode::kTensorValue,
-          {.what = "a scale is none that the layer holds",
-           .tensor = source.locate(id, expert),
-           .expected = fmt::format("a number that {} has", conclave::to_string(type)),
-           .found = fmt::format("{}", scale),
-           .hint = "a layer holds any if it is made with ScaleValues::kFloat of a source of "
-                   "float32 scales"});
-    }
-  }
 
   const QuantSpec& quant_;
-  QuantSpec local_;  // says what scales are without those of whole matrices
   bool must_be_near_;
   experts::ByteForm form_;
   experts::FactorPlanes planes_;
-  std::vector<float> scales_;    // a matrix has these; the next one takes their memory
-  std::vector<int64_t> stored_;  // the stored group of each
+  const WeightUpload& upload_;
+  ScaleRows scales_;
+  std::vector<int32_t> stored_;  // the stored group of each
+  int64_t width_;
+  std::vector<std::byte> some_;  // rows of a few scales' bytes
   std::vector<std::byte> bytes_;
   std::vector<float> sum_factors_;
 };
@@ -120,15 +149,13 @@ bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, UploadL
       (is_down ? weights.view.down : weights.view.gate_up).factors;
   std::atomic<bool> fit{true};
   lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
-    return [&, buffer = ExactBuffer(mlp, form, planes, is_down ? problem.skipped_columns : 0)](
-               int64_t index) mutable {
+    return [&, buffer = std::make_shared<ExactBuffer>(
+                   mlp, form, planes, is_down ? problem.skipped_columns : 0, lane)](int64_t index) {
       const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
       const auto set = [&](int64_t part, WeightMatrix matrix) {
         if (!fit.load(std::memory_order_relaxed)) return;
         const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
-        const bool is_good =
-            buffer.set_part(part, lane.on_host(), expert.id(matrix), expert.expert, block,
-                            lane.scale_rows(block.row_end - block.row_begin));
+        const bool is_good = buffer->set_part(part, expert.id(matrix), expert.expert, block);
         if (!is_good) fit.store(false, std::memory_order_relaxed);
       };
       if (is_down) {
@@ -137,7 +164,7 @@ bool fill_in(experts::ByteForm form, MlpHalf half, const MlpSource& mlp, UploadL
         if (problem.activation.gated) set(0, WeightMatrix::kGate);
         set(mlp.halves() - 1, WeightMatrix::kUp);
       }
-      if (fit.load(std::memory_order_relaxed)) buffer.copy_to(expert.place, lane, memory);
+      if (fit.load(std::memory_order_relaxed)) buffer->copy_to(expert.place, lane, memory);
     };
   });
   if (!fit.load()) return false;

@@ -310,11 +310,11 @@ void fill_columns(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
 }
 
 void fill_scales(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
-                 CudaMlpWeights& weights) {
+                 CudaMlpWeights& weights, const Context& context) {
   const experts::ExpertsProblem& problem = mlp.problem;
   if (is_plain(problem.weight_dtype)) return;
   if (mlp.forms.floats) fill_floats(mlp, places, lanes, weights);
-  if (mlp.forms.factors) fill_factors(mlp, places, lanes, weights);
+  if (mlp.forms.factors) fill_factors(mlp, places, lanes, weights, context);
   if (weights.own_rows.stride != 0) fill_columns(mlp, places, lanes.own(), weights);
   // Experts may come to places that are all free yet.
   if (mlp.places() > 0 && has_input_scale(problem.quant)) {
@@ -354,7 +354,7 @@ void fill_mlp(const MlpSource& mlp, const WeightSource& source, UploadLanes& lan
     fill_matrices(mlp, places, lanes, weights, context);
   }
   fill_biases(mlp, places, lanes.own(), weights);
-  fill_scales(mlp, places, lanes, weights);
+  fill_scales(mlp, places, lanes, weights, context);
 }
 
 }  // namespace conclave::inline v0

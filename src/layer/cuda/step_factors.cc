@@ -1,6 +1,9 @@
 #include "layer/cuda/step_factors.h"
 
+#include "cpu/isa.h"
 #include "experts/cuda/factor_planes.h"
+#include "gemm/cpu/pack_numbers.h"
+#include "gemm/panel_scales.h"
 #include "quant/code_meaning.h"
 #include "quant/number_steps.h"
 
@@ -9,8 +12,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -23,16 +28,20 @@ constexpr int kStepOfZero = 128;
 // Factors of the codes of one expert's gate and up, or of its down.
 class StepBuffer {
  public:
-  StepBuffer(const experts::ExpertsProblem& problem, const experts::FactorPlanes& planes)
+  StepBuffer(const experts::ExpertsProblem& problem, const experts::FactorPlanes& planes,
+             gemm::NumbersFunction pack)
       : quant_(problem.quant),
         planes_(planes),
+        pack_(pack),
         groups_of_unit_(experts::groups_of_unit(problem)),
         // A pair has two groups' scales, or one's scale and offset.
         numbers_(experts::factor_form(problem) == experts::FactorForm::kSteps ? 2 : 1),
         steps_(
             static_cast<size_t>(experts::step_pairs(experts::factor_form(problem), planes.groups) *
                                 rows() * experts::kBytesOfStepPair)),
-        units_(static_cast<size_t>(planes.units * rows() * numbers_)) {}
+        units_(static_cast<size_t>(planes.units * rows() * numbers_)) {
+    for (std::vector<std::byte>& packed : packed_) packed.resize(plane().bytes());
+  }
 
   void set_part(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
                 const WeightBlock& block, int64_t rows_at_once) {
@@ -49,8 +58,7 @@ class StepBuffer {
 
  private:
   struct Place {
-    int64_t part = 0;
-    int64_t row = 0;
+    int64_t row = 0;  // counts those of all parts
     int64_t unit = 0;
     int64_t number = 0;  // 1: offsets
   };
@@ -59,6 +67,10 @@ class StepBuffer {
     WeightId id;
     int64_t expert;
   };
+  struct RowRange {
+    int64_t first = 0;
+    int64_t end = 0;
+  };
 
   int64_t rows() const { return planes_.parts * planes_.row_stride; }
 
@@ -66,39 +78,97 @@ class StepBuffer {
   void set_rows(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
                 const WeightBlock& block, int64_t first) {
     const CodeMeaning meaning = load_meaning(quant_, source, id, expert, block);
-    for (int64_t row = 0; row < block.row_end - block.row_begin; ++row) {
+    const int64_t rows = block.row_end - block.row_begin;
+    for (int64_t row = 0; row < rows; row += gemm::kPanelColumns) {
+      const RowRange some{.first = row, .end = std::min(row + gemm::kPanelColumns, rows)};
+      const int64_t to = part * planes_.row_stride + first;
+      // Numbers without steps are found once more, and named, by the code that has no vectors.
+      if (!pack_rows(meaning, some, to)) set_each(meaning, some, to, {source, id, expert});
+    }
+  }
+
+  gemm::NumberPlane plane() const {
+    return {
+        .values = ScaleValues::kSteps, .groups = planes_.groups, .unit_groups = groups_of_unit_};
+  }
+  // Rows of numbers are columns of a panel. Returns false if some have no steps.
+  bool pack_rows(const CodeMeaning& meaning, const RowRange& some, int64_t to) {
+    if (pack_ == nullptr) return false;
+    const std::array numbers = {meaning.scales.data(), meaning.offsets.data()};
+    for (int64_t i = 0; i < numbers_; ++i) {
+      const auto number = static_cast<size_t>(i);
+      gemm::PanelNumbers columns{};
+      for (int64_t row = some.first; row < some.end; ++row) {
+        columns[static_cast<size_t>(row - some.first)] = numbers[number] + row * meaning.groups;
+      }
+      if (!pack_(plane(), columns.data(), packed_[number].data())) return false;
+    }
+    put_steps(some, to);
+    put_units(some, to);
+    return true;
+  }
+  // A pair's second step is that of the offset, or that of the next group, if there is one.
+  void put_steps(const RowRange& some, int64_t to) {
+    std::array<std::byte, gemm::kPanelColumns> none{};
+    const int64_t groups_of_pair = numbers_ == 1 ? 2 : 1;
+    for (int64_t group = 0; group < planes_.groups; group += groups_of_pair) {
+      const std::byte* const first = packed_[0].data() + group * gemm::kPanelColumns;
+      const std::byte* second = none.data();
+      if (numbers_ == 2) second = packed_[1].data() + group * gemm::kPanelColumns;
+      if (numbers_ == 1 && group + 1 < planes_.groups) second = first + gemm::kPanelColumns;
+      std::byte* out = steps_.data() + (group / groups_of_pair * rows() + to + some.first) *
+                                           experts::kBytesOfStepPair;
+      for (int64_t row = 0; row < some.end - some.first; ++row) {
+        *out++ = as_stored(first[row]);
+        *out++ = as_stored(second[row]);
+      }
+    }
+  }
+  void put_units(const RowRange& some, int64_t to) {
+    for (int64_t number = 0; number < numbers_; ++number) {
+      const std::byte* const packed =
+          packed_[static_cast<size_t>(number)].data() + plane().units_at();
+      for (int64_t unit = 0; unit < planes_.units; ++unit) {
+        std::array<float, gemm::kPanelColumns> units;
+        std::memcpy(units.data(), packed + unit * int64_t{sizeof(units)}, sizeof(units));
+        for (int64_t row = some.first; row < some.end; ++row) {
+          units_[static_cast<size_t>((unit * rows() + to + row) * numbers_ + number)] =
+              units[static_cast<size_t>(row - some.first)];
+        }
+      }
+    }
+  }
+  static std::byte as_stored(std::byte step) { return step ^ std::byte{kStepOfZero}; }
+
+  void set_each(const CodeMeaning& meaning, const RowRange& some, int64_t to, const Named& named) {
+    for (int64_t row = some.first; row < some.end; ++row) {
       const auto own = [&](const std::vector<float>& numbers) {
         return std::span(numbers).subspan(static_cast<size_t>(row * meaning.groups),
                                           static_cast<size_t>(meaning.groups));
       };
       for (int64_t unit = 0; unit < planes_.units; ++unit) {
-        set_unit(own(meaning.scales), {.part = part, .row = first + row, .unit = unit}, [&] {
-          return Named{source, id.with(WeightPlane::kScale), expert};
-        });
+        set_unit(own(meaning.scales), {.row = to + row, .unit = unit},
+                 {named.source, named.id.with(WeightPlane::kScale), named.expert});
         if (numbers_ == 1) continue;
-        set_unit(own(meaning.offsets),
-                 {.part = part, .row = first + row, .unit = unit, .number = 1}, [&] {
-                   return Named{source, id.with(WeightPlane::kZero), expert};
-                 });
+        set_unit(own(meaning.offsets), {.row = to + row, .unit = unit, .number = 1},
+                 {named.source, named.id.with(WeightPlane::kZero), named.expert});
       }
     }
   }
 
-  template <class Name>
-  void set_unit(std::span<const float> row_numbers, const Place& at, const Name& name) {
+  void set_unit(std::span<const float> row_numbers, const Place& at, const Named& named) {
     const int64_t first = at.unit * groups_of_unit_;
     const int64_t count = std::min(groups_of_unit_, std::ssize(row_numbers) - first);
     const auto own = row_numbers.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const float unit = quant::unit_of_steps(own);
-    const int64_t row = at.part * planes_.row_stride + at.row;
-    units_[static_cast<size_t>((at.unit * rows() + row) * numbers_ + at.number)] = unit;
+    units_[static_cast<size_t>((at.unit * rows() + at.row) * numbers_ + at.number)] = unit;
     for (int64_t i = 0; i < groups_of_unit_; ++i) {
       const int64_t byte = (first + i) * numbers_ + at.number;
-      const auto to = static_cast<size_t>((byte / 2 * rows() + row) * 2 + byte % 2);
+      const auto to = static_cast<size_t>((byte / 2 * rows() + at.row) * 2 + byte % 2);
       if (to >= steps_.size()) break;
       int8_t step = 0;
       if (i < count && !quant::find_step(own[static_cast<size_t>(i)], unit, step)) {
-        refuse(own[static_cast<size_t>(i)], name());
+        refuse(own[static_cast<size_t>(i)], named);
       }
       steps_[to] = static_cast<std::byte>(step + kStepOfZero);
     }
@@ -116,19 +186,22 @@ class StepBuffer {
 
   const QuantSpec& quant_;
   experts::FactorPlanes planes_;
+  gemm::NumbersFunction pack_;
   int64_t groups_of_unit_;
   int64_t numbers_;
+  std::array<std::vector<std::byte>, 2> packed_;  // steps and units of scales, and of offsets
   std::vector<std::byte> steps_;
   std::vector<float> units_;
 };
 
-void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
+void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights,
+               gemm::NumbersFunction pack) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const bool is_down = half == MlpHalf::kDown;
   const experts::FactorPlanes& planes =
       (is_down ? weights.view.down : weights.view.gate_up).factors;
   lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
-    return [&, buffer = StepBuffer(problem, planes)](int64_t index) mutable {
+    return [&, buffer = StepBuffer(problem, planes, pack)](int64_t index) mutable {
       const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
       const auto set = [&](int64_t part, WeightMatrix matrix) {
         const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
@@ -148,9 +221,11 @@ void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWe
 
 }  // namespace
 
-void fill_step_factors(const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights) {
+void fill_step_factors(const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights,
+                       const Context& context) {
+  const cpu::Isa isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   for (const MlpHalf half : {MlpHalf::kGateUp, MlpHalf::kDown}) {
-    if (mlp.has(half)) fill_half(half, mlp, lanes, weights);
+    if (mlp.has(half)) fill_half(half, mlp, lanes, weights, gemm::numbers_function(isa));
   }
 }
 
