@@ -66,6 +66,15 @@ void check_whole_experts(const MlpSource& mlp, const RefitUnits& units) {
                .hint = hint});
 }
 
+// Whether rows of codes end within a block of lanes.
+bool has_padded_lanes(const MlpSource& mlp, const CudaMlpWeights& weights, MlpHalf half) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  if (experts::code_order(problem) == experts::CodeOrder::kStored) return false;
+  const bool is_down = half == MlpHalf::kDown;
+  const int64_t columns = is_down ? problem.intermediate_size : problem.input_columns();
+  return columns != (is_down ? weights.view.down : weights.view.gate_up).stride;
+}
+
 constexpr const char* kHowToChangeLent =
     "write new weights there between two forwards, or reload with ReloadMode::kStaged";
 
@@ -195,7 +204,7 @@ void CudaRefit::fill(Half& half, const MlpSource& part, const WeightSource& sour
                      UploadLanes& lanes) {
   CudaMlpWeights& target = target_of(half);
   // Codes that were put into the order of lanes fill bytes in which stored rows have none.
-  if (experts::code_order(part.problem) != experts::CodeOrder::kStored) {
+  if (has_padded_lanes(half.all, target, half.half)) {
     const ExpertPlane matrix = matrix_plane(half.all, target, half.half);
     for (const LocalExpert& expert : part.experts) {
       cuda::check(cudaMemsetAsync(matrix.at(expert.place), 0, matrix.bytes, queue()),
