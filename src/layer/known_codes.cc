@@ -131,7 +131,7 @@ void KnownCodes::narrow(const BlockOfMatrix& place, CodeMeaning& meaning) const 
     }
     meaning.offsets.clear();
   }
-  if (known_.block_cols == 0 || known_.block_cols == layer_.block_cols) return;
+  if (!has_wider_groups()) return;
   const SharedNumbers shared{.groups = meaning.groups,
                              .first = place.block.col_begin / layer_.block_cols,
                              .width = known_.block_cols / layer_.block_cols};

@@ -33,11 +33,16 @@ class KnownCodes {
   // value that it does not have.
   ConstTensorView narrow(const ConstTensorView& codes, const BlockOfMatrix& place,
                          std::vector<std::byte>& storage) const;
+  bool has_fewer_numbers() const { return !known_.has_zeros || has_wider_groups(); }
   // The block's numbers, one for each group that is known. Throws Error(kTensorValue) where groups
   // that should share a number differ, and for a zero that is not 0.
   void narrow(const BlockOfMatrix& place, CodeMeaning& meaning) const;
 
  private:
+  bool has_wider_groups() const {
+    return known_.block_cols != 0 && known_.block_cols != layer_.block_cols;
+  }
+
   DType dtype_;
   const QuantSpec& layer_;
   const MatrixCodes& known_;

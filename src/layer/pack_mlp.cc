@@ -215,8 +215,10 @@ void check_meanings(Executor& executor, const MlpWeights& mlp, const WeightSourc
     const WeightBlock block = is_down ? WeightBlock{0, info.rows, mlp.inner.begin, mlp.inner.end}
                                       : WeightBlock{mlp.inner.begin, mlp.inner.end, 0, info.cols};
     if (block.row_begin == block.row_end) return;
+    const KnownCodes known(info.dtype, *mlp.quant, matrix);
+    if (!known.has_fewer_numbers()) return check_meaning(*mlp.quant, source, id, expert, block);
     CodeMeaning meaning = load_meaning(*mlp.quant, source, id, expert, block);
-    KnownCodes(info.dtype, *mlp.quant, matrix).narrow({source, id, expert, block}, meaning);
+    known.narrow({source, id, expert, block}, meaning);
   };
   const auto count = static_cast<int64_t>(source_experts.size());
   cpu::parallel_for_throwing(executor, count, 1, [&](int64_t begin, int64_t end, int32_t) {

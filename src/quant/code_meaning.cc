@@ -11,10 +11,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 
 namespace conclave::inline v0 {
@@ -56,6 +58,26 @@ bool all_are_numbers(std::span<const float> values, bool have_signs) {
     negative |= bits & ~(magnitude - 1U);
   }
   return infinite >> 31U == 0 && (have_signs || negative >> 31U == 0);
+}
+
+// Whether numbers of a byte are all of those that come before the first that is none. Bytes behind
+// it may be numbers as well.
+bool are_first_numbers(const ConstTensorView& bytes, bool have_signs) {
+  std::array<uint8_t, 256> each{};
+  std::iota(each.begin(), each.end(), uint8_t{0});
+  const std::vector<float> values =
+      widen({.data = each.data(), .dtype = bytes.dtype, .shape = {1, std::ssize(each)}});
+  int64_t count = 0;
+  while (count < std::ssize(each) &&
+         all_are_numbers(std::span(values).subspan(static_cast<size_t>(count), 1), have_signs)) {
+    ++count;
+  }
+  uint8_t most = 0;
+  for (int64_t row = 0; row < bytes.shape[0]; ++row) {
+    const auto* const in = static_cast<const uint8_t*>(bytes.data) + row * row_stride(bytes);
+    for (int64_t col = 0; col < bytes.shape[1]; ++col) most = std::max(most, in[col]);
+  }
+  return most < count;
 }
 
 template <class Read>
@@ -139,6 +161,22 @@ class MeaningLoader {
     if (quant_.has_column_order) meaning.order = load_order(block);
     if (quant_.has_column_factors) meaning.factors = load_factors(block);
     return meaning;
+  }
+
+  void check(const WeightBlock& block) const {
+    const WeightId id = matrix_.with(WeightPlane::kScale);
+    const quant::PlaneSlice part = part_of(block);
+    const DType dtype = source_.describe(id).dtype;
+    const bool are_good =
+        !is_plain(dtype) && bit_size(dtype) == 8 &&
+        load_block(source_, id, expert_, part.block, [&](const ConstTensorView& bytes) {
+          return are_first_numbers(bytes, quant_.signed_scales);
+        });
+    if (!are_good) load_scales(quant_, source_, id, expert_, part.block);
+    if (quant_.has_global_scale) load_global();
+    if (quant_.zeros != WeightZero::kNone) load_zeros(part.block);
+    if (quant_.has_column_order) load_order(block);
+    if (quant_.has_column_factors) load_factors(block);
   }
 
   std::vector<int32_t> load_order(const WeightBlock& block) const {
@@ -257,6 +295,11 @@ CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, Wei
 CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
                                    WeightId matrix, int64_t expert, const WeightBlock& block) {
   return MeaningLoader(quant, source, matrix, expert).load_as_stored(block);
+}
+
+void check_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
+                   int64_t expert, const WeightBlock& block) {
+  MeaningLoader(quant, source, matrix, expert).check(block);
 }
 
 std::vector<int32_t> load_column_order(const QuantSpec& quant, const WeightSource& source,

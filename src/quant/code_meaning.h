@@ -35,6 +35,10 @@ CodeMeaning load_meaning(const QuantSpec& quant, const WeightSource& source, Wei
 CodeMeaning load_meaning_as_stored(const QuantSpec& quant, const WeightSource& source,
                                    WeightId matrix, int64_t expert, const WeightBlock& block);
 
+// Throws what load_meaning would throw. Scales of a byte are not widened for that.
+void check_meaning(const QuantSpec& quant, const WeightSource& source, WeightId matrix,
+                   int64_t expert, const WeightBlock& block);
+
 // Loads the order, or the factors, of a block's columns alone, as load_meaning does.
 std::vector<int32_t> load_column_order(const QuantSpec& quant, const WeightSource& source,
                                        WeightId matrix, int64_t expert, const WeightBlock& block);
