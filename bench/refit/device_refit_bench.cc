@@ -1,9 +1,10 @@
-// device_refit_bench [qwen|qwen-e4m3|qwen-int4|qwen-mxfp4|qwen-q4k|mixtral
-// [THREADS [REPEATS [RANKS]]]]: refits a layer of a model's size on a GPU, in every mode, from
-// pinned, pageable and shared memory and from tensors on the device, and prints gigabytes of
-// weights a second beside those of the driver's copies of the same run. Forwards of another thread
-// go on meanwhile where it says so. With several ranks, a GPU each, it measures instead how they
-// receive the layer from the first one over NCCL and refit their parts.
+// device_refit_bench [MODEL [THREADS [REPEATS [RANKS [MEMORIES]]]]]: refits a layer of a model's
+// size on a GPU, in every mode, from pinned, pageable and shared memory and from tensors on the
+// device, and prints gigabytes of weights a second beside those of the driver's copies of the same
+// run, and where the time goes. MODEL is qwen, mixtral, or qwen- and a form of codes; MEMORIES
+// names some, as pinned,pageable. Without it forwards of another thread go on beside refits where
+// it says so. With several ranks, a GPU each, it measures instead how they receive the layer from
+// the first one over NCCL and refit their parts.
 #include "copied_source.h"
 
 #include "conclave/conclave.h"
@@ -27,6 +28,7 @@
 #include <string_view>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -50,16 +52,28 @@ struct Coded {
 std::vector<Coded> coded_models() {
   QuantSpec mxfp4 = groups_of(32);
   mxfp4.scale_values = ScaleValues::kPowerOfTwo;
+  QuantSpec nvfp4 = groups_of(16);
+  nvfp4.scale_values = ScaleValues::kFloat8;
+  nvfp4.has_global_scale = true;
   QuantSpec q4_k = groups_of(32);
   q4_k.signed_scales = true;
   q4_k.scale_values = q4_k.zero_values = ScaleValues::kSteps;
   q4_k.zeros = WeightZero::kOffset;
+  QuantSpec q6_k = groups_of(16);
+  q6_k.signed_scales = true;
+  q6_k.scale_values = ScaleValues::kSteps;
   return {{"qwen-e4m3",
            DType::kF8E4M3,
            {.weights = WeightScale::kBlock, .activations = ActivationScale::kGroup}},
+          {"qwen-int8",
+           DType::kI8,
+           {.weights = WeightScale::kChannel, .activations = ActivationScale::kToken}},
           {"qwen-int4", DType::kI4, groups_of(128)},
           {"qwen-mxfp4", DType::kF4, mxfp4},
-          {"qwen-q4k", DType::kU4, q4_k}};
+          {"qwen-nvfp4", DType::kF4, nvfp4},
+          {"qwen-nf4", DType::kNF4, groups_of(64)},
+          {"qwen-q4k", DType::kU4, q4_k},
+          {"qwen-q6k", DType::kI8, q6_k}};
 }
 
 MoeSpec spec_of(std::string_view model) {
@@ -211,7 +225,16 @@ void measure_copies(const CopiedSource& pageable, const CopiedSource& pinned, in
   check(cudaFree(other));
 }
 
-void measure(std::string_view model, int threads, int repeats) {
+// Milliseconds of a refit's steps.
+struct Steps {
+  double begin = 0;
+  double stage = 0;
+  double commit = 0;
+  double end = 0;
+};
+
+// `memories` that are named; empty for all.
+void measure(std::string_view model, int threads, int repeats, std::string_view memories) {
   const MoeSpec spec = spec_of(model);
   const std::filesystem::path path = fmt::format("/dev/shm/device_refit_bench.{}", getpid());
   const auto random = make_synthetic_source(spec, 1);
@@ -233,17 +256,27 @@ void measure(std::string_view model, int threads, int repeats) {
         median_seconds(repeats, [&] { layer.reload(pageable, ReloadMode::kInPlace); }));
   const auto refit = [&](const std::string& name, RefitMode mode, const WeightSource& source,
                          bool keeps_memory, Executor* executor = nullptr) {
-    std::vector<double> commits;
+    Steps last;
     print(name, bytes, median_seconds(repeats, [&] {
-            Refit transaction(layer,
-                              {.mode = mode, .executor = executor, .keeps_memory = keeps_memory});
-            transaction.stage(source);
-            const Clock::time_point begin = Clock::now();
-            transaction.commit();
-            commits.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+            Clock::time_point step = Clock::now();
+            const auto lap = [&] {
+              const Clock::time_point now = Clock::now();
+              const std::chrono::duration<double> took = now - std::exchange(step, now);
+              return took.count() * 1e3;
+            };
+            {
+              Refit transaction(layer,
+                                {.mode = mode, .executor = executor, .keeps_memory = keeps_memory});
+              last.begin = lap();
+              transaction.stage(source);
+              last.stage = lap();
+              transaction.commit();
+              last.commit = lap();
+            }
+            last.end = lap();
           }));
-    fmt::print("{:<34} {:8.2f} ms\n", "  of this the commit",
-               *std::ranges::max_element(commits) * 1e3);
+    fmt::print("  the last: begin {:.2f}, stage {:.2f}, commit {:.2f}, end {:.2f} ms\n", last.begin,
+               last.stage, last.commit, last.end);
   };
   const auto alone = make_thread_pool({.num_threads = 1});
   for (const auto& [name, source] :
@@ -251,11 +284,13 @@ void measure(std::string_view model, int threads, int repeats) {
         std::pair<const char*, const WeightSource*>{"pageable", &pageable},
         std::pair<const char*, const WeightSource*>{"shared", &shared},
         std::pair<const char*, const WeightSource*>{"device", &device}}) {
+    if (!memories.empty() && memories.find(name) == std::string_view::npos) continue;
     refit(fmt::format("staged, {}", name), RefitMode::kStaged, *source, false);
     refit(fmt::format("staged, {}, memory kept", name), RefitMode::kStaged, *source, true);
     refit(fmt::format("in place, {}", name), RefitMode::kInPlace, *source, false);
   }
   refit("staged, pageable, one thread", RefitMode::kStaged, pageable, true, alone.get());
+  if (!memories.empty()) return;
   {
     const Forwards forwards(context, layer);
     refit("staged, pinned, beside forwards", RefitMode::kStaged, pinned, true);
@@ -335,10 +370,11 @@ int main(int argc, char** argv) {
     const int threads = argc > 2 ? std::atoi(argv[2]) : 8;
     const int repeats = argc > 3 ? std::atoi(argv[3]) : 9;
     const int ranks = argc > 4 ? std::atoi(argv[4]) : 1;
+    const std::string memories = argc > 5 ? argv[5] : "";
     if (ranks > 1) {
       measure_ranks(model, threads, repeats, ranks);
     } else {
-      measure(model, threads, repeats);
+      measure(model, threads, repeats, memories);
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
