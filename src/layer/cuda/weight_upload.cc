@@ -19,8 +19,16 @@ namespace {
 int64_t rows_of(const WeightBlock& block) { return block.row_end - block.row_begin; }
 int64_t cols_of(const WeightBlock& block) { return block.col_end - block.col_begin; }
 
+// Rows that follow each other are one block: the driver has less to do, and none of its copies to
+// pageable memory goes row by row.
 void copy_rows(const void* source, size_t source_pitch, const DeviceMatrix& destination,
                size_t row_bytes, int64_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (source_pitch == row_bytes && static_cast<size_t>(destination.stride_bytes) == row_bytes) {
+    cuda::check(cudaMemcpyAsync(destination.data, source, row_bytes * static_cast<size_t>(rows),
+                                kind, stream),
+                "cudaMemcpyAsync");
+    return;
+  }
   cuda::check(
       cudaMemcpy2DAsync(destination.data, static_cast<size_t>(destination.stride_bytes), source,
                         source_pitch, row_bytes, static_cast<size_t>(rows), kind, stream),
@@ -66,26 +74,31 @@ ConstTensorView device_block(const WeightSource& source, const BlockRequest& req
 
 void HostReads::read(WeightId id, int64_t expert, const WeightBlock& block,
                      std::span<std::byte> destination) const {
+  if (destination.empty()) return;
   const ConstTensorView view = device_block(source_, {.id = id, .expert = expert, .block = block});
-  const auto rows = static_cast<size_t>(view.shape[0]);
-  const size_t row_bytes = destination.size() / std::max<size_t>(rows, 1);
-  const auto pitch = static_cast<size_t>(packed_bytes(view.dtype, view.row_stride));
-  // To pageable memory the driver would copy rows one by one.
-  if (pitch == row_bytes) {
-    cuda::check(cudaMemcpyAsync(destination.data(), view.data, destination.size(),
-                                cudaMemcpyDeviceToHost, stream_),
-                "cudaMemcpyAsync");
-  } else {
-    cuda::check(cudaMemcpy2DAsync(destination.data(), row_bytes, view.data, pitch, row_bytes, rows,
-                                  cudaMemcpyDeviceToHost, stream_),
-                "cudaMemcpy2DAsync");
+  const int64_t rows = view.shape[0];
+  const auto row_bytes = static_cast<int64_t>(destination.size()) / rows;
+  const int64_t pitch = packed_bytes(view.dtype, view.row_stride);
+  const int64_t most_rows = ring_ == nullptr ? rows : rows_of_piece(row_bytes);
+  const auto* from = static_cast<const std::byte*>(view.data);
+  std::byte* to = destination.data();
+  for (int64_t first = 0; first < rows; first += most_rows) {
+    const int64_t count = std::min(most_rows, rows - first);
+    const auto bytes = static_cast<size_t>(count * row_bytes);
+    std::byte* const arrived = ring_ == nullptr ? to : ring_->next(bytes).memory;
+    copy_rows(from, static_cast<size_t>(pitch), {.data = arrived, .stride_bytes = row_bytes},
+              static_cast<size_t>(row_bytes), count, cudaMemcpyDeviceToHost, stream_);
+    cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    if (arrived != to) std::memcpy(to, arrived, bytes);
+    from += count * pitch;
+    to += bytes;
   }
-  cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
 }
 
 WeightUpload::WeightUpload(const WeightSource& source, cudaStream_t stream, PinnedRing& ring)
     : source_(source),
-      host_reads_(source, stream),
+      reads_(source.memory() == MemoryKind::kHost ? nullptr : cuda::make_stream()),
+      host_reads_(source, reads_.get(), &ring),
       stream_(stream),
       ring_(ring),
       loader_(on_host()) {}

@@ -34,10 +34,12 @@ struct DeviceMatrix {
 };
 
 // Presents a source of device memory as one of host memory, for values that the host inspects
-// first, such as scales. Every read waits for its copy.
+// first, such as scales. Every read waits for its copy, which goes by way of the ring, if there is
+// one: copies to pageable memory take several times as long, and one thread at a time.
 class HostReads final : public WeightSource {
  public:
-  HostReads(const WeightSource& source, cudaStream_t stream) : source_(source), stream_(stream) {}
+  HostReads(const WeightSource& source, cudaStream_t stream, PinnedRing* ring = nullptr)
+      : source_(source), stream_(stream), ring_(ring) {}
 
   WeightInfo describe(WeightId id) const override { return source_.describe(id); }
   void read(WeightId id, int64_t expert, const WeightBlock& block,
@@ -49,6 +51,7 @@ class HostReads final : public WeightSource {
  private:
   const WeightSource& source_;
   cudaStream_t stream_;
+  PinnedRing* ring_;
 };
 
 // Serves one thread. Copies may still run when a call returns; finish waits for all.
@@ -97,6 +100,8 @@ class WeightUpload {
   void copy_from_host(const BlockRequest& request, const DeviceMatrix& destination);
 
   const WeightSource& source_;
+  // Reads do not wait for copies; null if the source is in the host's memory.
+  const cuda::OwnedStream reads_;
   const HostReads host_reads_;
   cudaStream_t stream_;
   PinnedRing& ring_;
