@@ -32,6 +32,7 @@ ALLOWED = {
     "checkpoint": {"core", "io", "quant", "routing", "spec"},
     "layer": {"core", "cpu", "cuda", "comm", "activation", "quant", "placement", "gemm",
               "routing", "dispatch", "experts", "spec"},
+    "convert": {"core", "io"},
     "capi": {"core", "io"},
 }
 # Users of the library: public headers and their own files only.

@@ -33,7 +33,7 @@ REASONS = [
            re.compile(r"^src/gemm/cpu/simd|^src/cuda/device/"), 5),
     Reason("kernels for one type of codes, and their rows", re.compile(r"^src/experts/"), 36),
     Reason("forms that the converter writes, a file for each kind",
-           re.compile(r"^apps/conclave/convert/forms/"), 6),
+           re.compile(r"^src/convert/forms/"), 6),
     Reason("options, help and words of the tool", re.compile(r"^apps/conclave/"), 8),
     Reason("types of arrays, as other libraries name them", re.compile(r"^python/src/"), 5),
 ]

@@ -1,28 +1,28 @@
 // conclave convert: writes a model's experts in another form, with a report of what it costs.
+#include "conclave/convert.h"
+
 #include "commands.h"
-#include "convert/conversion.h"
+#include "convert/conversion_options.h"
 #include "convert/report.h"
-#include "convert/request.h"
-#include "convert/result_directory.h"
+#include "input/batch.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
+#include "output/durable_file.h"
 #include "output/table.h"
 
 #include "conclave/checkpoint.h"
+#include "conclave/error.h"
 
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace conclave::tool {
 namespace {
-
-// The names that --container has for the two.
-constexpr const char* kDirectoryName = "directory";
-constexpr const char* kGgufName = "gguf";
 
 struct ConvertOptions {
   std::string source;
@@ -43,24 +43,41 @@ struct ConvertOptions {
   OutputOptions printing;
 };
 
-ConvertRequest request_of(const ConvertOptions& options) {
-  ConvertRequest request;
-  request.source = options.source;
-  request.destination = options.destination;
-  const ScaleRule rule = options.scales == "search" ? ScaleRule::kSearch : ScaleRule::kAmax;
-  std::optional<Container> asked;
-  if (options.container == kDirectoryName) asked = Container::kSafetensors;
-  if (options.container == kGgufName) asked = Container::kGguf;
-  const Container container =
-      container_of_result(options.source, options.destination, options.form, asked);
-  request.container = container;
-  request.form = parse_form(options.form, container_of(options.source), container, rule);
-  for (const std::string& text : options.keep) {
-    request.keep.push_back(parse_keep_rule(text, container, rule));
+// Recorded rows, routed by each layer's gate.
+class RecordedRows final : public RowSource {
+ public:
+  RecordedRows(const std::string& input, const std::string& record)
+      : batches_({.input = input, .record = record}), name_(input) {}
+
+  std::string name() const override { return name_; }
+  void check(int64_t layer, const MoeSpec& spec) const override {
+    static_cast<void>(batches_.check(layer, spec));
   }
-  request.rule = rule;
+  ComparedRows load(int64_t layer, const MoeSpec& spec) const override {
+    Batch batch = batches_.load(layer, spec);
+    return {.hidden = std::move(batch.hidden),
+            .router_input = std::move(batch.router_input),
+            .residual_input = std::move(batch.residual_input),
+            .token_ids = std::move(batch.token_ids)};
+  }
+
+ private:
+  BatchSource batches_;
+  std::string name_;
+};
+
+ConversionRequest request_of(const ConvertOptions& options) {
+  ConversionRequest request{.source = options.source,
+                            .destination = options.destination,
+                            .format = options.form,
+                            .container = parse_container(options.container),
+                            .tokens = options.tokens,
+                            .seed = options.seed,
+                            .complete = write_page};
+  for (const std::string& text : options.keep) request.keep.push_back(parse_keep_rule(text));
+  if (options.scales == "search") request.scales = ScaleRule::kSearch;
   request.shard_bytes = parse_byte_size(options.shard_size, "--shard-size");
-  request.replace = options.force;
+  if (options.force) request.existing = ExistingModel::kReplace;
   const Checkpoint checkpoint = Checkpoint::open(options.source);
   for (const CheckpointLayer* layer : select_layers(checkpoint, options.layers)) {
     request.layers.push_back(layer->index);
@@ -68,19 +85,23 @@ ConvertRequest request_of(const ConvertOptions& options) {
   return request;
 }
 
+ConversionReport convert(const Context& context, const ConvertOptions& options) {
+  ConversionRequest request = request_of(options);
+  std::optional<RecordedRows> rows;
+  if (!options.input.empty()) request.rows = &rows.emplace(options.input, options.record);
+  try {
+    return convert_model(context, request);
+  } catch (const Error& error) {
+    throw in_words_of_options(error, "--format");
+  }
+}
+
 ExitCode run_convert(const ConvertOptions& options) {
-  const ConvertRequest request = request_of(options);
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
-  const ConversionReport report = convert_model(context, request,
-                                                {.tokens = options.tokens,
-                                                 .seed = options.seed,
-                                                 .input = options.input,
-                                                 .record = options.record});
+  const ConversionReport report = convert(context, options);
   console.clear();
-  if (!options.report.empty()) {
-    write_durably(options.report, json_text(to_json(report), 1) + "\n");
-  }
+  if (!options.report.empty()) write_durably(options.report, to_json(report));
   print_report(report, stdout);
   return ExitCode::kOk;
 }
@@ -100,13 +121,13 @@ void add_convert_command(CommandLine& line) {
                   "Directory to make; with .gguf at its end it holds a GGUF file")
       .required();
   command
-      .choice_with_options("--format", options->form, form_names(),
+      .choice_with_options("--format", options->form, conversion_format_names(),
                            "Form of the experts; GGUF's types make GGUF files, and the others "
                            "directories; the gptq forms take "
                            "options, as gptq-int4:group=64,asym; bf16, f16 and f32 are for GGUF "
                            "files")
       .required();
-  command.choice("--container", options->container, {kDirectoryName, kGgufName},
+  command.choice("--container", options->container, container_names(),
                  "Kind of result, where both have the form: mxfp4 (default: that of the source)");
   command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
   command.texts("--keep", "PATTERN=FORMAT", options->keep,

@@ -1,10 +1,10 @@
 // conclave plan: compares the ways to split a model's layers over a cluster, without running it.
 #include "commands.h"
-#include "convert/result_directory.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
+#include "output/durable_file.h"
 #include "output/numbers.h"
 #include "plan/page.h"
 #include "plan/planner.h"

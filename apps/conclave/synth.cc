@@ -1,7 +1,6 @@
 // conclave synth: streams a random checkpoint in a real format and of any size to disk.
 #include "commands.h"
-#include "convert/forms/catalog.h"
-#include "convert/request.h"
+#include "convert/conversion_options.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
@@ -10,6 +9,7 @@
 #include "synth/layout.h"
 #include "synth/write.h"
 
+#include "conclave/convert.h"
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <string>
 #include <system_error>
 
@@ -37,26 +36,18 @@ struct SynthOptions {
   OutputOptions printing;
 };
 
-// The names that --container has for the two.
-constexpr const char* kDirectoryName = "directory";
-constexpr const char* kGgufName = "gguf";
 // Codes are made of such values.
 constexpr const char* kValues = "bf16";
 
-std::optional<Container> asked_container(const SynthOptions& options) {
-  if (options.container == kDirectoryName) return Container::kSafetensors;
-  if (options.container == kGgufName) return Container::kGguf;
-  return std::nullopt;
-}
-
-Container container_of(const SynthOptions& options) {
-  return container_of_result({}, options.targets.back(), options.shape.dtype,
-                             asked_container(options));
+ModelContainer container_of(const SynthOptions& options) {
+  return container_of_result({.destination = options.targets.back(),
+                              .format = options.shape.dtype,
+                              .container = parse_container(options.container)});
 }
 
 // Whether weights are drawn in the form itself; others are made of values.
 bool is_drawn(const SynthOptions& options) {
-  if (container_of(options) == Container::kGguf) return false;
+  if (container_of(options) == ModelContainer::kGguf) return false;
   return options.shape.dtype.empty() || has_drawn_form(options.shape.dtype);
 }
 
@@ -88,7 +79,7 @@ SynthModel resolve_model(const SynthOptions& options) {
   model.num_layers = options.layers != 0 ? options.layers : shapes.front().num_layers;
   check_family(model);
   // A preset is one model; sizes alone are of any of the family.
-  if (container_of(options) == Container::kGguf && shape.models.empty()) {
+  if (container_of(options) == ModelContainer::kGguf && shape.models.empty()) {
     model.spec.router.renormalize = usual_renormalize(model.model_type);
   }
   return model;
@@ -136,16 +127,14 @@ WrittenModel write_drawn(const SynthModel& model, const SynthOptions& options,
 }
 
 WrittenModel write_coded(const SynthModel& model, const SynthOptions& options,
-                         const Context& context, Console& console) {
-  const Container container = container_of(options);
+                         const Context& context) {
   return write_coded_checkpoint(context,
                                 {.model = model,
-                                 .form = parse_random_form(form_name(options), container),
-                                 .container = container,
+                                 .format = form_name(options),
+                                 .container = container_of(options),
                                  .destination = options.targets.back(),
                                  .shard_bytes = parse_byte_size(options.shard_size, "--shard-size"),
-                                 .seed = options.seed},
-                                console);
+                                 .seed = options.seed});
 }
 
 ExitCode run_synth(const SynthOptions& options) {
@@ -154,8 +143,8 @@ ExitCode run_synth(const SynthOptions& options) {
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
   const bool drawn = is_drawn(options);
-  const WrittenModel written = drawn ? write_drawn(model, options, context, console)
-                                     : write_coded(model, options, context, console);
+  const WrittenModel written =
+      drawn ? write_drawn(model, options, context, console) : write_coded(model, options, context);
   console.clear();
   fmt::print("wrote {}: {}, {} layer{} of {}{}, {} in {} shard{}\n", written.path.string(),
              model.model_type, model.num_layers, model.num_layers == 1 ? "" : "s",
@@ -183,7 +172,7 @@ void add_synth_command(CommandLine& line) {
   command.seed(options->seed, "Seed of the weights");
   command.text("--shard-size", "SIZE", options->shard_size, "Largest shard, such as 5GB or 512MiB")
       .with_default();
-  command.choice("--container", options->container, {kDirectoryName, kGgufName},
+  command.choice("--container", options->container, container_names(),
                  "Kind of model, where both have the form: mxfp4 (default: directory, or gguf if "
                  "OUT_DIR ends in .gguf)");
   command.flag("--force", options->force,

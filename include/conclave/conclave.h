@@ -7,6 +7,7 @@
 #include "conclave/checkpoint.h"
 #include "conclave/comm.h"
 #include "conclave/context.h"
+#include "conclave/convert.h"
 #include "conclave/device.h"
 #include "conclave/device_queue.h"
 #include "conclave/directory_layers.h"

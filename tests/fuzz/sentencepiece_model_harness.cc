@@ -11,16 +11,17 @@ namespace conclave::testing {
 void fuzz_sentencepiece_model(std::span<const std::byte> input) {
   const std::string_view bytes(reinterpret_cast<const char*>(input.data()), input.size());
   expect_value_or_error([&] {
-    const tool::SentencePieceModel model = tool::parse_sentencepiece_model(bytes, "fuzz.model");
+    const conversion::SentencePieceModel model =
+        conversion::parse_sentencepiece_model(bytes, "fuzz.model");
     promise(!model.pieces.empty());
     std::set<std::string_view> texts;
     size_t size = 0;
     int unknown = 0;
-    for (const tool::SentencePiece& piece : model.pieces) {
+    for (const conversion::SentencePiece& piece : model.pieces) {
       promise(!piece.text.empty() && texts.insert(piece.text).second);
       promise(std::isfinite(piece.score));
-      promise(piece.kind >= tool::kNormal && piece.kind <= tool::kByte);
-      if (piece.kind == tool::kUnknown) ++unknown;
+      promise(piece.kind >= conversion::kNormal && piece.kind <= conversion::kByte);
+      if (piece.kind == conversion::kUnknown) ++unknown;
       size += piece.text.size();
     }
     promise(unknown == 1);

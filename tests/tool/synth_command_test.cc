@@ -1,5 +1,4 @@
 // Runs conclave synth, and manifest on its output.
-#include "convert/forms/catalog.h"
 #include "support/case_name.h"
 #include "tool_process.h"
 
@@ -106,7 +105,7 @@ TEST(Synth, QuantisedModel_OpensAndAgreesWithFloat64) {
 
 // Every form of the converter, and forms with their options.
 std::vector<std::string> coded_forms() {
-  std::vector<std::string> forms = tool::random_form_names();
+  std::vector<std::string> forms = random_model_formats();
   for (const char* const more :
        {"gptq-int4:group=32,asym", "gptq-int3:group=64,asym", "gptq-int8:group=row",
         "gptq-int4-act-order:group=32,asym", "awq-int4:group=32", "awq-int4:group=64,gemv",
@@ -197,7 +196,7 @@ TEST(Synth, FormsWithoutACheckpoint_AreNotOffered) {
   const ToolResult help = run_tool({"synth", "--help"});
   for (const WeightForm& form : weight_forms()) {
     const bool is_written = form.quant.weights == WeightScale::kNone || !form.method.empty();
-    const std::vector<std::string> coded = tool::random_form_names();
+    const std::vector<std::string> coded = random_model_formats();
     const bool is_converted = std::ranges::find(coded, form.name) != coded.end();
     if (is_written || is_converted) continue;
     EXPECT_EQ(help.out.find("|" + std::string(form.name) + "|"), std::string::npos) << form.name;

@@ -310,7 +310,7 @@ class CheckRules(CheckCase):
         self.write("src/quant/e4m3/a.h", "constexpr DType kElement = DType::kF8E4M3;\n")
         self.write("src/checkpoint/methods/a.cc", 'DType codes() { return DType::kI4; }\n')
         self.expect(0)
-        self.write("apps/conclave/convert/forms/a.cc", 'constexpr auto kForm = "awq-int4";\n')
+        self.write("src/convert/forms/a.cc", 'constexpr auto kForm = "awq-int4";\n')
         self.expect(0)
         self.write("apps/other/a.cc", 'bool f(Text t) { return t == "mxfp4"; }\n')
         self.expect(1, "apps/other/a.cc:1: format-names")

@@ -129,7 +129,7 @@ std::string bar_row(const Bar& bar, double y, double scale) {
 
 std::vector<int64_t> layers_of(const ConversionReport& report) {
   std::set<int64_t> layers;
-  for (const ModuleReport& module : report.modules) layers.insert(module.layer);
+  for (const ConvertedMatrix& module : report.matrices) layers.insert(module.layer);
   return {layers.begin(), layers.end()};
 }
 
@@ -151,7 +151,7 @@ std::string scale_key(double y, double lowest, double highest) {
   return out + text(begin + kStep * kSteps + 8, y + 10, "tick", percent(highest, 3));
 }
 
-std::string layer_dots(const LayerError& layer, const LogAxis& axis, double x, double width) {
+std::string layer_dots(const ConvertedLayer& layer, const LogAxis& axis, double x, double width) {
   std::string out;
   const double spread = std::min(width * 0.5, 18.0);
   const auto count = static_cast<double>(layer.tokens.size());
@@ -184,7 +184,7 @@ std::string percent(double share, int digits) {
 std::string size_chart(const ConversionReport& report) {
   Bar before{.name = "before"};
   Bar after{.name = "after"};
-  for (const ModuleReport& module : report.modules) {
+  for (const ConvertedMatrix& module : report.matrices) {
     before.converted += module.bytes_before;
     after.converted += module.bytes_after;
   }
@@ -199,7 +199,7 @@ std::string output_chart(const ConversionReport& report) {
   double lowest = 1;
   double highest = 0;
   std::vector<int64_t> layers;
-  for (const LayerError& layer : report.layers) {
+  for (const ConvertedLayer& layer : report.layers) {
     layers.push_back(layer.layer);
     for (const double error : layer.tokens) {
       if (!(error > 0) || !std::isfinite(error)) continue;
@@ -239,7 +239,7 @@ std::string matrix_chart(const ConversionReport& report) {
   double y = 6;
   std::string content;
   // The order of the model's own tensors.
-  for (const ModuleReport& module : report.modules) {
+  for (const ConvertedMatrix& module : report.matrices) {
     if (!rows.emplace(module.kind, y).second) continue;
     content += text(kLeft - 10, y + 19, "label end", module.kind);
     y += kRow;

@@ -1,7 +1,7 @@
 // Drawings of a conversion's errors and sizes, as SVG for a page whose style sheet gives colours.
 #pragma once
 
-#include "convert/conversion.h"
+#include "conclave/convert.h"
 
 #include <string>
 

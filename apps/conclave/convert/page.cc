@@ -31,7 +31,7 @@ struct TokenError {
 
 std::vector<TokenError> worst_tokens(const ConversionReport& report) {
   std::vector<TokenError> all;
-  for (const LayerError& layer : report.layers) {
+  for (const ConvertedLayer& layer : report.layers) {
     for (size_t i = 0; i < layer.tokens.size(); ++i) {
       all.push_back({layer.layer, i, layer.tokens[i], layer.median});
     }
@@ -51,13 +51,13 @@ std::string token_table(const ConversionReport& report) {
 }
 
 std::string matrix_table(const ConversionReport& report) {
-  std::vector<const ModuleReport*> all;
-  for (const ModuleReport& module : report.modules) all.push_back(&module);
+  std::vector<const ConvertedMatrix*> all;
+  for (const ConvertedMatrix& module : report.matrices) all.push_back(&module);
   std::ranges::stable_sort(all, std::ranges::greater(),
-                           [](const ModuleReport* module) { return module->error.relative(); });
+                           [](const ConvertedMatrix* module) { return module->error.relative(); });
   all.resize(std::min(all.size(), kListed));
   std::vector<std::vector<std::string>> rows;
-  for (const ModuleReport* module : all) {
+  for (const ConvertedMatrix* module : all) {
     rows.push_back({module->name, percent(module->error.relative(), 3),
                     fmt::format("{:.2f}", module->error.worst_steps)});
   }
@@ -66,7 +66,7 @@ std::string matrix_table(const ConversionReport& report) {
 
 double relative_error(const ConversionReport& report) {
   QuantiseError sum;
-  for (const ModuleReport& module : report.modules) sum.add(module.error);
+  for (const ConvertedMatrix& module : report.matrices) sum.add(module.error);
   return sum.relative();
 }
 
@@ -78,7 +78,7 @@ std::string tiles(const ConversionReport& report) {
            fmt::format("{:.0f} % of the model's size", before > 0 ? 100 * after / before : 100.0));
   out += tile(percent(relative_error(report)), "relative error of all converted weights");
   if (report.layers.empty()) return out;
-  const auto worst = std::ranges::max_element(report.layers, {}, &LayerError::median);
+  const auto worst = std::ranges::max_element(report.layers, {}, &ConvertedLayer::median);
   out += tile(percent(worst->median),
               fmt::format("median output error of the worst layer, {}", worst->layer));
   const std::vector<TokenError> tokens = worst_tokens(report);
@@ -139,7 +139,7 @@ std::string conversion_page(const ConversionReport& report) {
   std::string content =
       fmt::format("<h1>{}</h1>\n<p>{} experts as {}, scales by {}; {} matrices.</p>\n",
                   escaped(name), escaped(report.model_type), escaped(forms_text(report)),
-                  report.scales, report.modules.size());
+                  report.scales, report.matrices.size());
   content += completeness(report);
   content += "<div class=\"tiles\">\n" + tiles(report) + "</div>\n";
   content += section("Size", "Bytes of all tensors.", legend + size_chart(report));

@@ -1,7 +1,7 @@
 // The report of a conversion as one page that needs nothing else: text, tables and drawings.
 #pragma once
 
-#include "convert/conversion.h"
+#include "conclave/convert.h"
 
 #include <string>
 

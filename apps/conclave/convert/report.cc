@@ -2,7 +2,7 @@
 
 #include "convert/median.h"
 #include "convert/page.h"
-#include "convert/result_directory.h"
+#include "output/durable_file.h"
 #include "output/numbers.h"
 #include "output/table.h"
 
@@ -18,27 +18,6 @@
 namespace conclave::tool {
 namespace {
 
-nlohmann::ordered_json module_json(const ModuleReport& module) {
-  return {{"name", module.name},
-          {"layer", module.layer},
-          {"kind", module.kind},
-          {"rows", module.rows},
-          {"cols", module.cols},
-          {"format", module.form},
-          {"bytes_before", module.bytes_before},
-          {"bytes_after", module.bytes_after},
-          {"relative_error", module.error.relative()},
-          {"worst_steps", module.error.worst_steps}};
-}
-
-nlohmann::ordered_json layer_json(const LayerError& layer) {
-  return {{"layer", layer.layer},
-          {"median", layer.median},
-          {"worst", layer.worst},
-          {"worst_token", layer.worst_token},
-          {"tokens", layer.tokens}};
-}
-
 // A row of the table: what is known of a layer.
 struct LayerLine {
   int64_t layer = 0;
@@ -51,7 +30,7 @@ struct LayerLine {
 
 std::vector<LayerLine> lines_of(const ConversionReport& report) {
   std::map<int64_t, LayerLine> lines;
-  for (const ModuleReport& module : report.modules) {
+  for (const ConvertedMatrix& module : report.matrices) {
     LayerLine& line = lines[module.layer];
     line.layer = module.layer;
     ++line.modules;
@@ -80,7 +59,7 @@ std::vector<Column> columns() {
 
 Cell bytes_cell(uint64_t bytes) { return {bytes, bytes_text(bytes)}; }
 
-std::vector<Cell> cells_of(const LayerLine& line, const LayerError* output) {
+std::vector<Cell> cells_of(const LayerLine& line, const ConvertedLayer* output) {
   std::vector<Cell> cells = {integer_cell(line.layer),
                              integer_cell(line.modules),
                              bytes_cell(line.before),
@@ -96,21 +75,6 @@ std::vector<Cell> cells_of(const LayerLine& line, const LayerError* output) {
     cells.push_back(integer_cell(output->worst_token));
   }
   return cells;
-}
-
-nlohmann::ordered_json facts_of(const ConversionReport& report) {
-  return {{"source", report.source},
-          {"destination", report.destination},
-          {"model_type", report.model_type},
-          {"format", report.form},
-          {"scales", report.scales},
-          {"tokens", report.tokens},
-          {"seed", report.seed},
-          {"input", report.input},
-          {"bytes_before", report.bytes_before},
-          {"bytes_after", report.bytes_after},
-          {"shards", report.shards},
-          {"shards_kept", report.shards_kept}};
 }
 
 constexpr size_t kNamed = 8;
@@ -145,8 +109,8 @@ void print_completeness(const ConversionReport& report, TableWriter& table) {
 }  // namespace
 
 std::vector<KindSummary> summarise(const ConversionReport& report) {
-  std::map<std::pair<std::string, int64_t>, std::vector<const ModuleReport*>> groups;
-  for (const ModuleReport& module : report.modules) {
+  std::map<std::pair<std::string, int64_t>, std::vector<const ConvertedMatrix*>> groups;
+  for (const ConvertedMatrix& module : report.matrices) {
     groups[{module.kind, module.layer}].push_back(&module);
   }
   std::vector<KindSummary> summaries;
@@ -154,7 +118,7 @@ std::vector<KindSummary> summarise(const ConversionReport& report) {
     KindSummary summary{
         .kind = key.first, .layer = key.second, .count = static_cast<int64_t>(modules.size())};
     std::vector<double> errors;
-    for (const ModuleReport* module : modules) {
+    for (const ConvertedMatrix* module : modules) {
       errors.push_back(module->error.relative());
       summary.worst_steps = std::max(summary.worst_steps, module->error.worst_steps);
     }
@@ -167,39 +131,24 @@ std::vector<KindSummary> summarise(const ConversionReport& report) {
 
 std::string forms_text(const ConversionReport& report) {
   std::set<std::string> others;
-  for (const ModuleReport& module : report.modules) others.insert(module.form);
-  others.erase(report.form);
-  if (others.empty()) return report.form;
-  return fmt::format("{}, some {}", report.form, fmt::join(others, ", "));
+  for (const ConvertedMatrix& module : report.matrices) others.insert(module.format);
+  others.erase(report.format);
+  if (others.empty()) return report.format;
+  return fmt::format("{}, some {}", report.format, fmt::join(others, ", "));
 }
 
-nlohmann::ordered_json to_json(const ConversionReport& report) {
-  nlohmann::ordered_json json = facts_of(report);
-  json["left_out"] = report.left_out;
-  json["layers_alone"] = !report.incomplete.empty();
-  json["incomplete"] = report.incomplete;
-  json["no_tokenizer"] = report.no_tokenizer;
-  json["tensors_left_out"] = report.tensors_left_out;
-  json["layers"] = nlohmann::ordered_json::array();
-  for (const LayerError& layer : report.layers) json["layers"].push_back(layer_json(layer));
-  json["matrices"] = nlohmann::ordered_json::array();
-  for (const ModuleReport& module : report.modules) json["matrices"].push_back(module_json(module));
-  return json;
-}
-
-void write_report(const ConversionReport& report, const std::filesystem::path& directory) {
-  write_durably(directory / "conversion.json", json_text(to_json(report), 1) + "\n");
+void write_page(const ConversionReport& report, const std::filesystem::path& directory) {
   write_durably(directory / "conversion.html", conversion_page(report));
 }
 
 void print_report(const ConversionReport& report, std::FILE* out) {
   TableWriter table(out, OutputFormat::kTable, columns());
-  table.header(facts_of(report),
+  table.header(nlohmann::ordered_json::object(),
                {fmt::format("{} to {}, scales by {}: {} to {}", report.source, forms_text(report),
                             report.scales, bytes_text(report.bytes_before),
                             bytes_text(report.bytes_after))});
   for (const LayerLine& line : lines_of(report)) {
-    const auto output = std::ranges::find(report.layers, line.layer, &LayerError::layer);
+    const auto output = std::ranges::find(report.layers, line.layer, &ConvertedLayer::layer);
     table.row(cells_of(line, output == report.layers.end() ? nullptr : &*output));
   }
   std::string files;

@@ -1,9 +1,7 @@
-// The report of a conversion: conversion.json and conversion.html beside the model, and a table.
+// The report of a conversion: conversion.html beside the model, and a table.
 #pragma once
 
-#include "convert/conversion.h"
-
-#include <nlohmann/json.hpp>
+#include "conclave/convert.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -27,9 +25,8 @@ std::vector<KindSummary> summarise(const ConversionReport& report);
 // The forms that matrices have, that of the conversion first: "q4_0, some q8_0".
 std::string forms_text(const ConversionReport& report);
 
-nlohmann::ordered_json to_json(const ConversionReport& report);
-// Writes both files. Throws Error(kFileWrite).
-void write_report(const ConversionReport& report, const std::filesystem::path& directory);
+// Throws Error(kFileWrite).
+void write_page(const ConversionReport& report, const std::filesystem::path& directory);
 void print_report(const ConversionReport& report, std::FILE* out);
 
 }  // namespace conclave::tool

@@ -2,12 +2,12 @@
 
 #include "input/machine_options.h"
 
+#include "conclave/convert.h"
 #include "conclave/error.h"
-#include "conclave/synthetic.h"
 
 #include <fmt/format.h>
 
-#include <random>
+#include <cstdint>
 #include <utility>
 
 namespace conclave::tool {
@@ -17,25 +17,12 @@ ConstTensorView view_or_empty(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->view() : ConstTensorView{};
 }
 
-Tensor random_hidden(int64_t num_tokens, const MoeSpec& spec, uint64_t seed) {
+void require_room(int64_t num_tokens, const MoeSpec& spec) {
   const uint64_t row_bytes =
       static_cast<uint64_t>(spec.hidden_size * byte_size(natural_row_dtype(spec)));
   // There is one input row and one output row per token.
   require_memory(2 * row_bytes * static_cast<uint64_t>(num_tokens), "the hidden states",
                  "ask for fewer tokens");
-  Tensor hidden(natural_row_dtype(spec), {num_tokens, spec.hidden_size});
-  if (num_tokens > 0) fill_random(hidden.view(), seed);
-  return hidden;
-}
-
-// Needed by routers that choose by the token's id.
-Tensor random_token_ids(int64_t num_tokens, int64_t vocab_size, uint64_t seed) {
-  std::mt19937_64 generator(seed);
-  Tensor ids(DType::kI32, {num_tokens});
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    ids.as<int32_t>()[t] = static_cast<int32_t>(generator() % static_cast<uint64_t>(vocab_size));
-  }
-  return ids;
 }
 
 // If the router also weighs the shared experts, ids and weights do not say everything.
@@ -75,11 +62,11 @@ BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
 Batch BatchSource::load(int64_t layer, const MoeSpec& spec) const {
   Batch batch;
   if (!file_) {
-    const uint64_t seed = options_.seed + static_cast<uint64_t>(layer);
-    batch.hidden = random_hidden(options_.random_tokens, spec, seed);
-    if (spec.router.vocab_size > 0) {
-      batch.token_ids = random_token_ids(options_.random_tokens, spec.router.vocab_size, seed);
-    }
+    require_room(options_.random_tokens, spec);
+    ComparedRows rows =
+        random_rows(spec, options_.random_tokens, options_.seed + static_cast<uint64_t>(layer));
+    batch.hidden = std::move(rows.hidden);
+    batch.token_ids = std::move(rows.token_ids);
     return batch;
   }
   batch.hidden = file_->hidden_states(layer, spec);

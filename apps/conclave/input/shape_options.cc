@@ -1,8 +1,8 @@
 #include "input/shape_options.h"
 
-#include "convert/forms/catalog.h"
 #include "spec_text.h"
 
+#include "conclave/convert.h"
 #include "conclave/error.h"
 #include "conclave/format.h"
 #include "conclave/gguf.h"
@@ -98,7 +98,7 @@ std::vector<std::string> names_of(const std::vector<WeightForm>& forms) {
 // Forms that are drawn, and those that are made of values, with their options.
 std::vector<std::string> written_names() {
   std::vector<std::string> names = names_of(forms_of(TypesOf::kWritten));
-  for (std::string& name : random_form_names()) {
+  for (std::string& name : random_model_formats()) {
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
   return names;

@@ -1,11 +1,7 @@
 #include "synth/coded.h"
 
-#include "convert/module_codes.h"
-#include "convert/plan.h"
-#include "convert/result_directory.h"
-#include "convert/result_files.h"
-#include "convert/safetensors_model.h"
-#include "convert/write_shard.h"
+#include "convert/conversion_options.h"
+#include "output/durable_file.h"
 #include "output/table.h"
 
 #include "conclave/error.h"
@@ -13,15 +9,19 @@
 #include "conclave/synthetic.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
+
+namespace fs = std::filesystem;
 
 // Larger than any model: all tensors come into one shard.
 constexpr uint64_t kOneShard = std::numeric_limits<uint64_t>::max();
@@ -30,22 +30,52 @@ std::vector<SynthTensor> tensors_of(const SynthModel& model) {
   return std::move(plan_shards(model, kOneShard).front().tensors);
 }
 
-// Writes a model of values without the values, which take no room on the disk.
-void write_outline(const SynthModel& model, const std::filesystem::path& directory) {
-  std::filesystem::create_directory(directory);
-  SafetensorsWriter writer(directory / safetensors_shard_name(0, 1), {{"format", "pt"}});
-  for (const SynthTensor& tensor : tensors_of(model)) {
-    writer.declare(tensor.name, tensor.dtype, tensor.shape);
+// A model of values without the values, which takes no room on the disk, beside the destination
+// while that is written.
+class Outline {
+ public:
+  Outline(const SynthModel& model, const fs::path& destination) : path_(beside(destination)) {
+    std::error_code problem;
+    fs::remove_all(path_, problem);
+    fs::create_directories(path_, problem);
+    if (problem) {
+      throw Error(ErrorCode::kFileWrite, {.what = "cannot make the directory",
+                                          .file = path_.string(),
+                                          .found = problem.message()});
+    }
+    write(model);
   }
-  writer.finish_with_zeros();
-  write_durably(directory / "config.json", json_text(make_config(model), 2) + "\n");
-}
+  ~Outline() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Outline(const Outline&) = delete;
+  Outline& operator=(const Outline&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  static fs::path beside(const fs::path& destination) {
+    const fs::path path = fs::absolute(destination).lexically_normal();
+    return (path.has_filename() ? path : path.parent_path()).string() + ".outline";
+  }
+
+  void write(const SynthModel& model) const {
+    SafetensorsWriter writer(path_ / "model.safetensors", {{"format", "pt"}});
+    for (const SynthTensor& tensor : tensors_of(model)) {
+      writer.declare(tensor.name, tensor.dtype, tensor.shape);
+    }
+    writer.finish_with_zeros();
+    write_durably(path_ / "config.json", json_text(make_config(model), 2) + "\n");
+  }
+
+  fs::path path_;
+};
 
 // The outline's tensors, with values that are drawn when they are asked for.
-class RandomModel final : public SafetensorsModel {
+class RandomValues final : public ModelValues {
  public:
-  RandomModel(const SynthModel& model, uint64_t seed, const std::filesystem::path& outline)
-      : SafetensorsModel(outline), spec_(model.spec), seed_(seed) {
+  RandomValues(const SynthModel& model, uint64_t seed) : spec_(model.spec), seed_(seed) {
     for (SynthTensor& tensor : tensors_of(model)) {
       std::string name = tensor.name;
       drawn_.emplace(std::move(name), std::move(tensor));
@@ -56,9 +86,9 @@ class RandomModel final : public SafetensorsModel {
     return make_synthetic_source(spec_, seed_ + static_cast<uint64_t>(layer));
   }
 
-  void read(const SourceTensor& tensor, uint64_t offset,
+  void read(std::string_view tensor, uint64_t offset,
             std::span<std::byte> destination) const override {
-    const SynthTensor& drawn = drawn_.at(tensor.name);
+    const SynthTensor& drawn = drawn_.at(std::string(tensor));
     std::vector<std::byte> all(drawn.bytes);
     layer_source(drawn.layer)
         ->read(drawn.id, drawn.expert,
@@ -72,61 +102,34 @@ class RandomModel final : public SafetensorsModel {
   std::unordered_map<std::string, SynthTensor> drawn_;
 };
 
-void write_shards(const Context& context, const SourceModel& source, const ConversionPlan& plan,
-                  const ResultFiles& files, const std::filesystem::path& directory,
-                  Console& console) {
-  ModuleCodes codes(context, source, plan);
-  uint64_t done = 0;
-  const std::function<void(uint64_t)> written = [&](uint64_t bytes) {
-    done += bytes;
-    console.progress("writing", static_cast<int64_t>(done), static_cast<int64_t>(plan.bytes));
-  };
-  const ShardJob job{.context = context,
-                     .plan = plan,
-                     .source = source,
-                     .files = files,
-                     .codes = codes,
-                     .directory = directory,
-                     .written = written};
-  for (const PlannedShard& shard : plan.shards) write_shard(job, shard);
-}
-
-WrittenModel write_into(const ResultDirectory& directory, const Context& context,
-                        const CodedSynth& synth, Console& console) {
-  const std::filesystem::path outline = directory.unfinished() / "outline";
-  write_outline(synth.model, outline);
-  const RandomModel source(synth.model, synth.seed, outline);
-  ConvertRequest request;
-  request.source = synth.destination;  // for messages
-  request.destination = synth.destination;
-  request.form = synth.form;
-  request.container = synth.container;
-  request.shard_bytes = synth.shard_bytes;
-  for (int64_t layer = 0; layer < synth.model.num_layers; ++layer) request.layers.push_back(layer);
-  const ConversionPlan plan = plan_conversion(source, request);
-  const std::unique_ptr<ResultFiles> files = source.result_files(plan, request);
-  require_readable(source.checkpoint(), *files, request, directory.unfinished() / "readable");
-  directory.require_room(plan.bytes);
-  write_shards(context, source, plan, *files, directory.unfinished(), console);
-  files->finish(directory);
-  std::filesystem::remove_all(outline);
-  return {.path = files->model_in(directory.final_path()),
-          .bytes = plan.bytes,
-          .shards = plan.shards.size()};
+// The outline is gone when the user reads of it.
+Error about(const fs::path& destination, const fs::path& outline, Error error) {
+  ErrorDetail detail = error.detail();
+  if (!detail.file.starts_with(outline.string())) return error;
+  detail.file = destination.string();
+  return {error.code(), std::move(detail)};
 }
 
 }  // namespace
 
-WrittenModel write_coded_checkpoint(const Context& context, const CodedSynth& synth,
-                                    Console& console) {
-  const ResultDirectory directory(synth.destination, {}, Existing::kReplace);
+WrittenModel write_coded_checkpoint(const Context& context, const CodedSynth& synth) {
+  const Outline outline(synth.model, synth.destination);
+  const RandomValues values(synth.model, synth.seed);
+  const ConversionRequest request{.source = outline.path(),
+                                  .destination = synth.destination,
+                                  .format = synth.format,
+                                  .container = synth.container,
+                                  .shard_bytes = synth.shard_bytes,
+                                  .existing = ExistingModel::kReplace,
+                                  .unfinished = UnfinishedModel::kRemove,
+                                  .tokens = 0,
+                                  .values = &values,
+                                  .writes_report = false};
   try {
-    const WrittenModel written = write_into(directory, context, synth, console);
-    directory.publish();
-    return written;
-  } catch (const Error&) {
-    directory.discard();
-    throw;
+    const ConversionReport report = convert_model(context, request);
+    return {.path = report.model, .bytes = report.bytes_after, .shards = report.shards};
+  } catch (const Error& error) {
+    throw about(synth.destination, outline.path(), in_words_of_options(error, "--dtype"));
   }
 }
 
