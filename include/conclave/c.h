@@ -7,6 +7,7 @@
 #include "conclave/c/checkpoint.h"
 #include "conclave/c/communicator.h"
 #include "conclave/c/context.h"
+#include "conclave/c/convert.h"
 #include "conclave/c/device_record.h"
 #include "conclave/c/layer.h"
 #include "conclave/c/own_communicator.h"

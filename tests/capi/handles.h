@@ -19,6 +19,7 @@ struct EndHandle {
   void operator()(conclave_source* handle) const { conclave_source_destroy(handle); }
   void operator()(conclave_feed* handle) const { conclave_feed_destroy(handle); }
   void operator()(conclave_checkpoint* handle) const { conclave_checkpoint_destroy(handle); }
+  void operator()(conclave_conversion* handle) const { conclave_conversion_destroy(handle); }
   void operator()(conclave_layer* handle) const { conclave_layer_destroy(handle); }
   void operator()(conclave_workspace* handle) const { conclave_workspace_destroy(handle); }
   void operator()(conclave_router* handle) const { conclave_router_destroy(handle); }
