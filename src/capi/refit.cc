@@ -7,9 +7,13 @@
 #include "capi/values.h"
 #include "core/shared_facts.h"
 
+#include "conclave/broadcast_weights.h"
+
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +71,33 @@ RefitOptions request_of(const conclave_refit_options& given) {
           .refusal = RefitRefusal::kSilent};  // conclave_refit_create tells, of its own checks too
 }
 
+BroadcastOptions broadcast_of(const conclave_broadcast_options* options) {
+  const conclave_broadcast_options given = take_optional(options, "options");
+  check_flags("options.flags", given.flags, CONCLAVE_BROADCAST_HAS_MEMORY);
+  check_flags("options.reserved", given.reserved, 0);
+  BroadcastOptions result{.root = given.root, .part = scope_of(given.part, "options.part")};
+  const MemoryKind memory = choice_of("options.memory", given.memory, MemoryKind::kDevice);
+  if ((given.flags & CONCLAVE_BROADCAST_HAS_MEMORY) != 0) result.memory = memory;
+  if (given.exchange_bytes != 0) result.exchange_bytes = given.exchange_bytes;
+  return result;
+}
+
+// The text by which other ranks hear of the exception that is being handled.
+std::string reason_of_current() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of the application";
+  }
+}
+
+std::shared_ptr<Communicator> held_ranks_of(const conclave_communicator* handle) {
+  if (handle == nullptr) return nullptr;
+  return required(handle, "communicator").communicator;
+}
+
 constexpr uint32_t bit_of(WeightMlp mlp) { return uint32_t{1} << static_cast<uint32_t>(mlp); }
 
 // The MLPs of which the scope names weights. Where they are read in place, all that they have is
@@ -95,6 +126,7 @@ uint32_t mlps_of(const MoeSpec& spec) {
 struct conclave_refit {
   std::shared_ptr<conclave::capi::ContextState> context;
   std::shared_ptr<conclave::capi::KeptSources> kept;
+  std::shared_ptr<conclave::Communicator> givers;  // broadcasts come over them
   bool reads_sources;  // experts of the layer are read where a source has them
   uint32_t mlps_of_layer;
   conclave::RefitScope scope;
@@ -103,14 +135,16 @@ struct conclave_refit {
   conclave::Refit refit;
 
   conclave_refit(conclave_layer& layer, conclave::capi::PackingThreads packing,
+                 std::shared_ptr<conclave::Communicator> over,
                  const conclave::RefitOptions& options)
       : context(layer.context),
         kept(layer.kept),
+        givers(std::move(over)),
         reads_sources(layer.layer.plan().in_place_bytes > 0),
         mlps_of_layer(conclave::capi::mlps_of(layer.layer.spec())),
         scope(options.scope),
         threads(std::move(packing)),
-        refit(layer.layer, with_executor(options, threads.executor())) {}
+        refit(layer.layer, resolved(options)) {}
 
   void stage(const conclave::capi::SharedSource& source, const conclave_refit_scope* part) {
     const conclave::RefitScope given = conclave::capi::scope_of(part, "part");
@@ -118,6 +152,14 @@ struct conclave_refit {
     const uint32_t mlps = conclave::capi::mlps_of(is_all ? scope : given);
     if (reads_sources && mlps != 0) staged.push_back({source, mlps});
     refit.stage(*source, given);
+  }
+
+  // The refit keeps the first communicator that it is given, and refuses others.
+  void stage_broadcast(const std::shared_ptr<conclave::Communicator>& over,
+                       const conclave::WeightSource* source,
+                       const conclave::BroadcastOptions& options) {
+    if (givers == nullptr) givers = over;
+    refit.stage_broadcast(*over, source, options);
   }
 
   // Sources of which the layer reads nothing any more are let go.
@@ -136,15 +178,15 @@ struct conclave_refit {
     refit.rollback();
     staged.clear();
   }
-  void withdraw() {
-    refit.withdraw();
+  void withdraw(std::string_view reason) {
+    refit.withdraw(reason);
     staged.clear();
   }
 
  private:
-  static conclave::RefitOptions with_executor(conclave::RefitOptions options,
-                                              conclave::Executor* executor) {
-    options.executor = executor;
+  conclave::RefitOptions resolved(conclave::RefitOptions options) {
+    options.executor = threads.executor();
+    options.communicator = givers.get();
     return options;
   }
 };
@@ -156,13 +198,17 @@ conclave_status conclave_refit_create(conclave_layer* layer, const conclave_refi
   return capi::guarded([&] {
     conclave_layer& of = capi::required(layer, "layer");
     bool tells_ranks = true;
+    std::shared_ptr<conclave::Communicator> givers;
     try {
       capi::required(out, "out");
       const conclave_refit_options given = capi::take_optional(options, "options");
       tells_ranks = (given.flags & CONCLAVE_REFIT_SILENT_REFUSAL) == 0;
-      *out = new conclave_refit(of, capi::threads_of(given), capi::request_of(given));
+      givers = capi::held_ranks_of(given.communicator);
+      *out = new conclave_refit(of, capi::threads_of(given), givers, capi::request_of(given));
     } catch (...) {
-      if (tells_ranks) conclave::Refit::withdraw(of.layer);
+      if (tells_ranks) {
+        conclave::Refit::withdraw(of.layer, givers.get(), capi::reason_of_current());
+      }
       throw;
     }
   });
@@ -189,6 +235,36 @@ conclave_status conclave_refit_stage_from_checkpoint(conclave_refit* refit,
   });
 }
 
+conclave_status conclave_refit_stage_broadcast(conclave_refit* refit,
+                                               conclave_communicator* communicator,
+                                               const conclave_source* source,
+                                               const conclave_broadcast_options* options) noexcept {
+  return capi::guarded([&] {
+    conclave_refit& to = capi::required(refit, "refit");
+    const auto& over = capi::required(communicator, "communicator").communicator;
+    const conclave::WeightSource* from = nullptr;
+    conclave::BroadcastOptions given;
+    try {
+      if (source != nullptr) from = capi::required(source, "source").source.get();
+      given = capi::broadcast_of(options);
+    } catch (...) {
+      to.refit.refuse_broadcast(*over, capi::reason_of_current());
+      throw;
+    }
+    to.stage_broadcast(over, from, given);
+  });
+}
+
+conclave_status conclave_refit_refuse_broadcast(conclave_refit* refit,
+                                                conclave_communicator* communicator,
+                                                const char* reason) noexcept {
+  return capi::guarded([&] {
+    conclave::Refit& of = capi::required(refit, "refit").refit;
+    conclave::Communicator& over = *capi::required(communicator, "communicator").communicator;
+    of.refuse_broadcast(over, capi::text_of(reason));
+  });
+}
+
 conclave_status conclave_refit_is_staged(const conclave_refit* refit, int32_t* staged) noexcept {
   return capi::guarded([&] {
     const conclave::Refit& of = capi::required(refit, "refit").refit;
@@ -205,11 +281,27 @@ conclave_status conclave_refit_rollback(conclave_refit* refit) noexcept {
 }
 
 conclave_status conclave_refit_withdraw(conclave_refit* refit) noexcept {
-  return capi::guarded([&] { capi::required(refit, "refit").withdraw(); });
+  return conclave_refit_withdraw_because(refit, nullptr);
+}
+
+conclave_status conclave_refit_withdraw_because(conclave_refit* refit,
+                                                const char* reason) noexcept {
+  return capi::guarded(
+      [&] { capi::required(refit, "refit").withdraw(reason == nullptr ? "" : reason); });
 }
 
 conclave_status conclave_layer_withdraw_refit(const conclave_layer* layer) noexcept {
-  return capi::guarded([&] { conclave::Refit::withdraw(capi::required(layer, "layer").layer); });
+  return conclave_layer_withdraw_refit_because(layer, nullptr, nullptr);
+}
+
+conclave_status conclave_layer_withdraw_refit_because(const conclave_layer* layer,
+                                                      conclave_communicator* communicator,
+                                                      const char* reason) noexcept {
+  return capi::guarded([&] {
+    const conclave::MoeLayer& of = capi::required(layer, "layer").layer;
+    const auto over = capi::held_ranks_of(communicator);
+    conclave::Refit::withdraw(of, over.get(), reason == nullptr ? "" : reason);
+  });
 }
 
 conclave_status conclave_layer_content_hash(const conclave_layer* layer,

@@ -49,6 +49,10 @@ typedef struct conclave_refit_options {
   int32_t num_threads;
   int32_t reserved;  // 0
   const conclave_executor* executor;
+  // The ranks of conclave_refit_stage_broadcast, if they are others than those that share the
+  // layer: they hear of a rank that gives up before it has come to its first one. The refit holds
+  // it. NULL: none, or those of the first broadcast.
+  conclave_communicator* communicator;
 } conclave_refit_options;
 
 // One transaction of a layer and of those that share its weights. Holds what it needs of the layer,
@@ -62,8 +66,8 @@ typedef struct conclave_refit conclave_refit;
 // that is not larger; _UNSUPPORTED with the reason: experts that are read in place, of which
 // a part or on CUDA any are named; _STATE if a migration or refit is under way, or if the layer has
 // no complete weights and the scope is not all of them; _OUT_OF_MEMORY. Where ranks share the
-// layer, whoever is refused calls conclave_layer_withdraw_refit first, and so waits for the others'
-// commit, unless CONCLAVE_REFIT_SILENT_REFUSAL.
+// layer, whoever is refused calls conclave_layer_withdraw_refit_because with its error first, and
+// so waits for the others' commit, unless CONCLAVE_REFIT_SILENT_REFUSAL.
 CONCLAVE_C_API conclave_status conclave_refit_create(conclave_layer* layer,
                                                      const conclave_refit_options* options,
                                                      conclave_refit** out) CONCLAVE_C_NOTHROW;
@@ -82,6 +86,41 @@ conclave_refit_stage(conclave_refit* refit, const conclave_source* source,
 CONCLAVE_C_API conclave_status conclave_refit_stage_from_checkpoint(
     conclave_refit* refit, const conclave_checkpoint* checkpoint, int64_t index,
     const conclave_refit_scope* part) CONCLAVE_C_NOTHROW;
+
+// How the weights of one rank travel to the others.
+typedef struct conclave_broadcast_options {
+  size_t struct_size;
+  int32_t root;  // the rank of the communicator that has them, the same on every rank
+  // The memory in which a rank keeps what it receives, where CONCLAVE_BROADCAST_HAS_MEMORY; else
+  // that of the context's device if the communicator carries it, or the host's.
+  conclave_memory memory;
+  const conclave_refit_scope* part;  // NULL: the refit's scope
+  int64_t exchange_bytes;            // that go at a time, the same on every rank; 0: 64 MiB
+  uint32_t flags;                    // CONCLAVE_BROADCAST_HAS_MEMORY
+  uint32_t reserved;                 // 0
+} conclave_broadcast_options;
+enum { CONCLAVE_BROADCAST_HAS_MEMORY = 1 };
+
+// Stages what the root has. Collective over `communicator`, on which nothing else is under way and
+// which the refit holds: `source` is the root's, others give NULL; `options` may be NULL. From the
+// first call on these ranks take part in commit and withdraw as those that share the layer do, so
+// that all of them have the new weights or none. Errors of conclave_refit_stage;
+// CONCLAVE_ERROR_COMM_MISMATCH with the rank and its reason where another one has no weights to
+// send or no use for them, after which the transaction goes on, and where one has withdrawn, after
+// which this one is over too; _COMM_* as of any collective; _UNSUPPORTED where the layer reads
+// experts in their source's memory. Whoever is refused here tells the others as
+// conclave_refit_refuse_broadcast does, but for a refit or a communicator of NULL.
+CONCLAVE_C_API conclave_status conclave_refit_stage_broadcast(
+    conclave_refit* refit, conclave_communicator* communicator, const conclave_source* source,
+    const conclave_broadcast_options* options) CONCLAVE_C_NOTHROW;
+// In its place, for a rank that has no weights to send or no use for them: the others' is
+// CONCLAVE_ERROR_COMM_MISMATCH with this rank as its peer, and the reason, of which some 240 bytes
+// arrive. All transactions go on. Waits for the others, no longer than the communicator's deadline.
+// `reason` may be NULL. A rank without a refit calls conclave_layer_withdraw_refit_because.
+CONCLAVE_C_API conclave_status
+conclave_refit_refuse_broadcast(conclave_refit* refit, conclave_communicator* communicator,
+                                const char* reason) CONCLAVE_C_NOTHROW;
+
 // Sets *staged to 1 once all of the scope is staged.
 CONCLAVE_C_API conclave_status conclave_refit_is_staged(const conclave_refit* refit,
                                                         int32_t* staged) CONCLAVE_C_NOTHROW;
@@ -101,6 +140,13 @@ CONCLAVE_C_API conclave_status conclave_refit_withdraw(conclave_refit* refit) CO
 // find its weights. One of its own is left as it is.
 CONCLAVE_C_API conclave_status conclave_layer_withdraw_refit(const conclave_layer* layer)
     CONCLAVE_C_NOTHROW;
+// Both with the reason, which the others' errors have too; some 240 bytes of it arrive. NULL: none.
+CONCLAVE_C_API conclave_status
+conclave_refit_withdraw_because(conclave_refit* refit, const char* reason) CONCLAVE_C_NOTHROW;
+// `communicator` is that of the others' conclave_refit_options, or NULL.
+CONCLAVE_C_API conclave_status conclave_layer_withdraw_refit_because(
+    const conclave_layer* layer, conclave_communicator* communicator,
+    const char* reason) CONCLAVE_C_NOTHROW;
 
 // A hash of the weights that this rank holds: equal for layers of one plan with equal weights,
 // whatever way these came and wherever experts have moved. Reads all of it, beside forwards.

@@ -193,6 +193,17 @@ void LayerRefit::join(Communicator& communicator) {
                .hint = "give the one that the refit was begun with, or first staged over"});
 }
 
+// Weights that have arrived are gone once they are packed: nothing may read them later.
+void LayerRefit::check_keeps_own() const {
+  if (layer_.engine.plan().summary.in_place_bytes == 0) return;
+  throw Error(
+      ErrorCode::kUnsupported,
+      {.what = "this layer reads experts in the memory of their source, and what another "
+               "rank sends has none that stays",
+       .tensor = "LayerOptions.weights",
+       .hint = "stage a source of this rank's own, or create the layer with packed weights"});
+}
+
 void LayerRefit::refuse_broadcast(Communicator& communicator, std::string_view reason) noexcept {
   try {
     exchange_words(RankIntent::kFails, reason, communicator, kRefusePhase);
@@ -207,6 +218,7 @@ void LayerRefit::stage_broadcast(Communicator& communicator, const WeightSource*
   check_open();
   try {
     join(communicator);
+    check_keeps_own();
   } catch (const Error& error) {
     refuse_broadcast(communicator, error.what());
     throw;

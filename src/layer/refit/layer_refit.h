@@ -68,6 +68,7 @@ class LayerRefit {
  private:
   void check_open() const;
   void join(Communicator& communicator);
+  void check_keeps_own() const;
   void begin(bool keeps_memory);
   void begin_overwriting();
   std::exception_ptr failure() const;
