@@ -3,6 +3,8 @@
 //   rustc --edition 2021 -O main.rs -C linker=c++ \
 //     $(for word in $(pkg-config --libs conclave) -lc; do echo "-C link-arg=$word"; done)
 mod conclave;
+// The declarations of the crate: those of C are written down once.
+#[path = "../rust_crate/src/ffi.rs"]
 mod ffi;
 
 use conclave::{Checkpoint, Context, DownFactors, Layer, Result, Router};

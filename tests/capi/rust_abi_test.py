@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Compares the declarations of the crate of Rust with src/capi/abi.txt: members by name, type and
-order, constants, and functions with their arguments.
+order, functions in them with their arguments, constants, and functions. examples/rust has the same
+declarations, and none of its own.
 
 Usage: rust_abi_test.py
 """
@@ -11,19 +12,24 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUST = ROOT / "examples/rust_crate/src/ffi.rs"
+PROGRAM = ROOT / "examples/rust"
 ABI = ROOT / "src/capi/abi.txt"
 STRUCT = re.compile(
     r"#\[repr\(C\)\]\n(?:#\[derive[^\n]*\n)?pub struct (\w+) \{\n(.*?)\n\}", re.DOTALL
 )
-MEMBER = re.compile(r"pub (\w+): ([^,\n]+),")
+MEMBER = re.compile(r"pub (\w+):\s*(Option<.*?>(?=,\n|,$)|[^,\n]+),", re.DOTALL)
+RUST_POINTER = re.compile(r'Option<extern "C" fn\((.*?),?\)(?: -> (\w+))?,?>')
+C_POINTER = re.compile(r"(.+?)\(\*\)\((.*)\)")
 CONSTANT = re.compile(r"pub const (\w+): \w+ = (\d+);")
 FUNCTION = re.compile(r"pub fn (\w+)\((.*?)\)(?: -> ([^;]+))?;", re.DOTALL)
 SCALARS = {
     "size_t": "usize",
     "int32_t": "i32",
     "uint32_t": "u32",
+    "uint8_t": "u8",
     "int64_t": "i64",
     "uint64_t": "u64",
+    "float": "f32",
     "double": "f64",
     "char": "c_char",
     "void": "c_void",
@@ -71,8 +77,27 @@ def read_abi() -> tuple[dict, dict, dict]:
     return structs, constants, functions
 
 
+def same_function(rust: str, c_type: str, handles: set[str]) -> bool:
+    """A pointer to a function: arguments by name and type, and what it returns."""
+    in_c = C_POINTER.fullmatch(c_type)
+    one_line = re.sub(r"(?<=\()\s+|\s+(?=\))|(?<=<)\s+|\s+(?=>)", "", " ".join(rust.split()))
+    found = RUST_POINTER.fullmatch(one_line)
+    if not in_c or not found:
+        return False
+    expected = [re.fullmatch(r"(.*[\s*])(\w+)", each) for each in in_c[2].split(", ")]
+    arguments = [each.split(": ", 1) for each in found[1].split(", ")]
+    if len(expected) != len(arguments) or (found[2] or "c_void") != in_rust(in_c[1], handles):
+        return False
+    return all(
+        c and name == c[2] and same(rust_type, c[1].strip(), handles)
+        for c, (name, rust_type) in zip(expected, arguments, strict=True)
+    )
+
+
 def same(rust: str, c_type: str, handles: set[str]) -> bool:
     """A pointer to c_void may stand for a struct that the crate never passes."""
+    if "(*)" in c_type:
+        return same_function(rust, c_type, handles)
     expected = in_rust(c_type, handles)
     of_anything = re.sub(r"\w+$", "c_void", expected)
     return rust in (expected, of_anything if "*" in expected else expected)
@@ -143,12 +168,29 @@ BREAKS = [
     ),
     ("(refit: *mut Refit) -> Status", "(refit: *mut Layer) -> Status", "conclave_refit_commit"),
     ("conclave_recorder_write(", "conclave_recorder_writes(", "conclave_recorder_writes"),
+    (
+        "            number: u64,\n            deadline_ns",
+        "            deadline_ns",
+        "OwnCommunicator.wait",
+    ),
+    ("            deadline_ns: i64", "            deadline_ns: u64", "OwnCommunicator.wait"),
+    ("            number: u64,", "            count: u64,", "OwnCommunicator.wait"),
+    ("call: *mut RouteCall) -> Status", "call: *mut RouteCall)", "OwnRouter.route"),
 ]
+
+
+def program_declarations() -> list[str]:
+    """What the program in one file declares for itself, which nothing here would compare."""
+    return [
+        f"{path.relative_to(ROOT)}: declares functions of C; those of {RUST.name} serve"
+        for path in sorted(PROGRAM.glob("*.rs"))
+        if re.search(r'extern "C" \{|#\[repr\(C\)\]', path.read_text(encoding="utf-8"))
+    ]
 
 
 def main() -> int:
     text = RUST.read_text(encoding="utf-8")
-    wrong = compare(text)
+    wrong = compare(text) + program_declarations()
     for old, new, expected in BREAKS:
         broken = text.replace(old, new)
         if broken == text or not any(line.startswith(expected) for line in compare(broken)):

@@ -99,3 +99,92 @@ fn out(data: &mut [f32]) {
     let call = Call::new(View::new(data, &[1, 8]).unwrap(), out);
     drop(call);
 }
+
+// A context on ranks, and what is made of it, stays where it was made: all of it uses one
+// communicator.
+fn ranks() {
+    is_moved::<Communicator>();
+    is_shared::<Context>();
+}
+#[cfg(case = "context_of_ranks")]
+fn context_of_ranks() {
+    is_moved::<Context<OnRanks>>();
+}
+#[cfg(case = "layer_of_ranks")]
+fn layer_of_ranks() {
+    is_moved::<Layer<Packed, OnRanks>>();
+}
+#[cfg(case = "refit_of_ranks")]
+fn refit_of_ranks() {
+    is_moved::<Refit<Packed, OnRanks>>();
+}
+#[cfg(case = "communicator_of_threads")]
+fn communicator_of_threads() {
+    is_shared::<Communicator>();
+}
+
+// The context has the communicator, which nobody else uses then.
+#[cfg(case = "communicator_twice")]
+fn communicator_twice(mut communicator: Communicator) {
+    let context = Context::on_ranks(1, communicator).unwrap();
+    communicator.barrier("mine").unwrap();
+    drop(context);
+}
+
+fn refit_over(layer: &Layer, mut communicator: Communicator) {
+    let mut refit = layer
+        .refit_over(&RefitOptions::default(), &mut communicator)
+        .unwrap();
+    refit.stage(0, None).unwrap();
+    refit.commit().unwrap();
+    drop(refit);
+    communicator.barrier("free again").unwrap();
+}
+
+// Until the refit ends the communicator is its own, and outlives it.
+#[cfg(case = "communicator_of_refit")]
+fn communicator_of_refit(layer: &Layer, mut communicator: Communicator) {
+    let options = RefitOptions::default();
+    let mut refit = layer.refit_over(&options, &mut communicator).unwrap();
+    communicator.barrier("between").unwrap();
+    refit.commit().unwrap();
+}
+#[cfg(case = "communicator_ends")]
+fn communicator_ends(layer: &Layer, communicator: Communicator) {
+    let refit;
+    {
+        let mut mine = communicator;
+        refit = layer.refit_over(&RefitOptions::default(), &mut mine);
+    }
+    drop(refit);
+}
+
+// Weights that are read in place cannot come from a source that is gone.
+#[cfg(case = "broadcast_in_place")]
+fn broadcast_in_place<'w>(layer: &Layer<InPlace<'w>>, communicator: &mut Communicator) {
+    let refit = layer.refit_over(&RefitOptions::default(), communicator);
+    drop(refit);
+}
+
+// Ranks call a transport from several threads, and keep it.
+#[cfg(case = "transport_of_one_thread")]
+fn transport_of_one_thread() {
+    struct Mine(std::rc::Rc<()>);
+    impl own::Transport for Mine {
+        fn start(&self, _: own::Operation) -> own::Outcome<()> {
+            Ok(())
+        }
+        fn wait(&self, _: u64, _: std::time::Duration, _: &str) -> own::Outcome<Vec<Vec<u8>>> {
+            Ok(Vec::new())
+        }
+        fn test(&self, _: u64) -> own::Outcome<bool> {
+            Ok(true)
+        }
+        fn abort(&self, _: &str) {}
+    }
+}
+#[cfg(case = "transport_ends")]
+fn transport_ends(transport: impl own::Transport, name: &str) {
+    let over = Communicator::over(transport, name, 0, 1, None);
+    drop(over);
+}

@@ -69,6 +69,7 @@ fn adapters(context: &Context, model: &Checkpoint, saved: &LoraCheckpoint) -> Re
         let options = LayerOptions {
             max_tokens: TOKENS as i64,
             max_adapter_rank: saved.max_rank()?,
+            ..LayerOptions::default()
         };
         let layer = Layer::from_checkpoint(context, model, index, options)?;
         let (hidden_size, width) = (layer.info.hidden_size, layer.info.intermediate_size);

@@ -59,7 +59,7 @@ impl LoraCheckpoint {
     }
 }
 
-impl<W> Layer<W> {
+impl<W, R> Layer<W, R> {
     /// Copies the factors and returns the adapter's number; forwards may run meanwhile.
     pub fn add_adapter(&self, name: &str, factors: &[Factors]) -> Result<i32> {
         let name = c_text("name", name)?;

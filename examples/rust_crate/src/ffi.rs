@@ -1,20 +1,41 @@
-// The part of conclave/c.h that this crate uses, written by hand. Names, layouts and constants are
-// those of src/capi/abi.txt, which never change; tests/capi/rust_abi_test.py compares the two.
+// The part of conclave/c.h that this crate and examples/rust use, written by hand. Names, layouts and
+// constants are those of src/capi/abi.txt, which never change; tests/capi/rust_abi_test.py compares
+// the two.
+#![allow(dead_code)]
+
 use std::os::raw::{c_char, c_void};
 
 pub type Status = i32;
 
 pub const OK: Status = 0;
 pub const ERROR_INVALID_ARGUMENT: Status = 100;
+pub const ERROR_NULL_POINTER: Status = 101;
 pub const ERROR_SHAPE: Status = 104;
+pub const ERROR_STATE: Status = 112;
+pub const ERROR_INTERNAL: Status = 199;
+pub const ERROR_COMM_PEER_LOST: Status = 700;
+pub const ERROR_COMM_TIMEOUT: Status = 701;
+pub const ERROR_COMM_MISMATCH: Status = 702;
+pub const ERROR_COMM_ABORTED: Status = 703;
 
 pub const DTYPE_I32: i32 = 7;
 pub const DTYPE_I64: i32 = 9;
 pub const DTYPE_F16: i32 = 10;
 pub const DTYPE_BF16: i32 = 11;
 pub const DTYPE_F32: i32 = 12;
+pub const DTYPE_F64: i32 = 13;
 pub const MAX_RANK: usize = 8;
 pub const WEIGHT_USE_IN_PLACE: i32 = 1;
+pub const WEIGHT_MATRIX_DOWN: i32 = 2;
+pub const CONNECT_HAS_GROUP: u32 = 1;
+pub const COMM_KIND_ALL_TO_ALL_V: i32 = 0;
+pub const COMM_KIND_ALL_GATHER: i32 = 1;
+pub const COMM_KIND_ALL_REDUCE: i32 = 2;
+pub const COMM_KIND_REDUCE_SCATTER: i32 = 3;
+pub const COMM_KIND_BARRIER: i32 = 4;
+pub const COMM_KIND_SEND: i32 = 5;
+pub const COMM_KIND_RECV: i32 = 6;
+pub const REDUCE_OP_MAX: i32 = 1;
 
 // Handles are pointers to types that nobody here can make.
 macro_rules! handles {
@@ -35,7 +56,10 @@ handles!(
     LoraCheckpoint,
     Refit,
     Recorder,
-    Replay
+    Replay,
+    Router,
+    Communicator,
+    Conversion
 );
 
 #[repr(C)]
@@ -61,6 +85,115 @@ pub struct ContextOptions {
     pub isa: *const c_char,
     pub num_threads: i32,
     pub flags: u32,
+    pub executor: *const c_void,
+    pub host_allocator: *const c_void,
+    pub device_allocator: *const c_void,
+    pub log: *const c_void,
+    pub communicator: *mut Communicator,
+    pub tensor_communicator: *mut Communicator,
+}
+
+#[repr(C)]
+pub struct ConnectOptions {
+    pub struct_size: usize,
+    pub rank: i32,
+    pub size: i32,
+    pub meeting_point: *const c_char,
+    pub bootstrap: *mut Communicator,
+    pub exchange: Option<
+        extern "C" fn(
+            user: *mut c_void,
+            mine: *const c_char,
+            num_ranks: i32,
+            all: *mut *const c_char,
+        ) -> Status,
+    >,
+    pub exchange_user: *mut c_void,
+    pub group: i32,
+    pub flags: u32,
+    pub device: *const c_char,
+    pub timeout_ms: i64,
+}
+
+#[repr(C)]
+pub struct CommunicatorInfo {
+    pub struct_size: usize,
+    pub rank: i32,
+    pub size: i32,
+    pub timeout_ms: i64,
+    pub transport: *const c_char,
+}
+
+#[repr(C)]
+pub struct CommOperation {
+    pub struct_size: usize,
+    pub number: u64,
+    pub kind: i32,
+    pub peer: i32,
+    pub send: *const c_void,
+    pub send_bytes: usize,
+    pub recv: *mut c_void,
+    pub recv_bytes: usize,
+    pub send_counts: *const i64,
+    pub send_offsets: *const i64,
+    pub recv_counts: *const i64,
+    pub recv_offsets: *const i64,
+    pub dtype: i32,
+    pub reduce: i32,
+}
+
+#[repr(C)]
+pub struct CommFailure {
+    pub struct_size: usize,
+    pub peer: i32,
+    pub reserved: i32,
+    pub reason: *const c_char,
+}
+
+#[repr(C)]
+pub struct OwnCommunicator {
+    pub struct_size: usize,
+    pub name: *const c_char,
+    pub user: *mut c_void,
+    pub rank: i32,
+    pub size: i32,
+    pub timeout_ms: i64,
+    pub flags: u32,
+    pub reserved: u32,
+    pub start: Option<
+        extern "C" fn(
+            user: *mut c_void,
+            operation: *const CommOperation,
+            failure: *mut CommFailure,
+        ) -> Status,
+    >,
+    pub wait: Option<
+        extern "C" fn(
+            user: *mut c_void,
+            number: u64,
+            deadline_ns: i64,
+            phase: *const c_char,
+            failure: *mut CommFailure,
+        ) -> Status,
+    >,
+    pub test: Option<
+        extern "C" fn(
+            user: *mut c_void,
+            number: u64,
+            complete: *mut i32,
+            phase: *const c_char,
+            failure: *mut CommFailure,
+        ) -> Status,
+    >,
+    pub abort: Option<extern "C" fn(user: *mut c_void, reason: *const c_char)>,
+    pub release: Option<extern "C" fn(user: *mut c_void)>,
+}
+
+#[repr(C)]
+pub struct Parallel {
+    pub struct_size: usize,
+    pub ep_size: i32,
+    pub ep_rank: i32,
 }
 
 #[repr(C)]
@@ -96,6 +229,10 @@ pub struct SourceOptions {
 pub struct CheckpointInfo {
     pub struct_size: usize,
     pub num_layers: usize,
+    pub num_hidden_layers: i64,
+    pub bytes: u64,
+    pub parameters: u64,
+    pub model_type: *const c_char,
 }
 
 #[repr(C)]
@@ -225,6 +362,111 @@ pub struct RefitOptions {
     pub epoch: u64,
     pub mode: i32,
     pub flags: u32,
+    pub num_threads: i32,
+    pub reserved: i32,
+    pub executor: *const c_void,
+    pub communicator: *mut Communicator,
+}
+
+#[repr(C)]
+pub struct BroadcastOptions {
+    pub struct_size: usize,
+    pub root: i32,
+    pub memory: i32,
+    pub part: *const RefitScope,
+    pub exchange_bytes: i64,
+}
+
+#[repr(C)]
+pub struct RouteArgs {
+    pub struct_size: usize,
+    pub logits: *const Tensor,
+    pub topk_ids: *const Tensor,
+    pub topk_weights: *const Tensor,
+}
+
+#[repr(C)]
+pub struct RouteCall {
+    pub struct_size: usize,
+    pub num_tokens: i64,
+    pub top_k: i64,
+    pub num_experts: i64,
+    pub num_zero_experts: i64,
+    pub num_logits: i64,
+    pub num_shared: i64,
+    pub first_token: i64,
+    pub logits: *const f32,
+    pub token_ids: *const i32,
+    pub given_ids: *const i32,
+    pub selection_bias: *const f32,
+    pub expert_scale: *const f32,
+    pub global_scale: *const f32,
+    pub banned: *const u8,
+    pub banned_stride: i64,
+    pub scratch: *mut c_void,
+    pub topk_ids: *mut i32,
+    pub topk_weights: *mut f32,
+}
+
+#[repr(C)]
+pub struct OwnRouter {
+    pub struct_size: usize,
+    pub name: *const c_char,
+    pub user: *mut c_void,
+    pub route: Option<extern "C" fn(user: *mut c_void, call: *mut RouteCall) -> Status>,
+    pub release: Option<extern "C" fn(user: *mut c_void)>,
+}
+
+#[repr(C)]
+pub struct KeepRule {
+    pub struct_size: usize,
+    pub pattern: *const c_char,
+    pub format: *const c_char,
+}
+
+#[repr(C)]
+pub struct ConvertProgress {
+    pub struct_size: usize,
+    pub phase: *const c_char,
+    pub done: i64,
+    pub total: i64,
+    pub reason: *const c_char,
+}
+
+#[repr(C)]
+pub struct ConvertOptions {
+    pub struct_size: usize,
+    pub container: i32,
+    pub existing: i32,
+    pub scales: i32,
+    pub flags: u32,
+    pub layers: *const i64,
+    pub layers_count: usize,
+    pub keep: *const KeepRule,
+    pub keep_count: usize,
+    pub shard_bytes: u64,
+    pub tokens: i64,
+    pub seed: u64,
+    pub progress:
+        Option<extern "C" fn(user: *mut c_void, progress: *mut ConvertProgress) -> Status>,
+    pub progress_user: *mut c_void,
+}
+
+#[repr(C)]
+pub struct ConversionInfo {
+    pub struct_size: usize,
+    pub model: *const c_char,
+    pub model_type: *const c_char,
+    pub incomplete: *const c_char,
+    pub no_tokenizer: *const c_char,
+    pub bytes_before: u64,
+    pub bytes_after: u64,
+    pub shards: usize,
+    pub shards_kept: usize,
+    pub num_matrices: usize,
+    pub num_layers: usize,
+    pub relative_error: f64,
+    pub worst_error: f64,
 }
 
 #[repr(C)]
@@ -272,6 +514,76 @@ extern "C" {
         context: *mut *mut Context,
     ) -> Status;
     pub fn conclave_context_destroy(context: *mut Context);
+    pub fn conclave_context_add_router(context: *mut Context, router: *const OwnRouter) -> Status;
+
+    pub fn conclave_local_group(
+        num_ranks: i32,
+        timeout_ms: i64,
+        out: *mut *mut Communicator,
+    ) -> Status;
+    pub fn conclave_connect(
+        transport: *const c_char,
+        options: *const ConnectOptions,
+        out: *mut *mut Communicator,
+    ) -> Status;
+    pub fn conclave_communicator_from_own(
+        own: *const OwnCommunicator,
+        out: *mut *mut Communicator,
+    ) -> Status;
+    pub fn conclave_communicator_destroy(communicator: *mut Communicator);
+    pub fn conclave_communicator_get_info(
+        communicator: *const Communicator,
+        info: *mut CommunicatorInfo,
+    ) -> Status;
+    pub fn conclave_communicator_barrier(
+        communicator: *mut Communicator,
+        phase: *const c_char,
+    ) -> Status;
+    pub fn conclave_communicator_all_gather(
+        communicator: *mut Communicator,
+        send: *const c_void,
+        recv: *mut c_void,
+        bytes: usize,
+        phase: *const c_char,
+    ) -> Status;
+    pub fn conclave_communicator_all_reduce(
+        communicator: *mut Communicator,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: usize,
+        dtype: i32,
+        phase: *const c_char,
+    ) -> Status;
+    pub fn conclave_communicator_abort(
+        communicator: *mut Communicator,
+        reason: *const c_char,
+    ) -> Status;
+    pub fn conclave_survivors(
+        failed: *mut Communicator,
+        timeout_ms: i64,
+        out: *mut *mut Communicator,
+        old_ranks: *mut i32,
+    ) -> Status;
+    pub fn conclave_transports_json(json: *mut *mut c_char) -> Status;
+
+    pub fn conclave_convert_model(
+        context: *const Context,
+        source: *const c_char,
+        destination: *const c_char,
+        format: *const c_char,
+        options: *const ConvertOptions,
+        out: *mut *mut Conversion,
+    ) -> Status;
+    pub fn conclave_conversion_destroy(conversion: *mut Conversion);
+    pub fn conclave_conversion_get_info(
+        conversion: *const Conversion,
+        info: *mut ConversionInfo,
+    ) -> Status;
+    pub fn conclave_conversion_json(
+        conversion: *const Conversion,
+        json: *mut *mut c_char,
+    ) -> Status;
+    pub fn conclave_convert_formats_json(json: *mut *mut c_char) -> Status;
 
     pub fn conclave_checkpoint_open(
         path: *const c_char,
@@ -307,7 +619,7 @@ extern "C" {
         spec: *const Spec,
         source: *const Source,
         options: *const LayerOptions,
-        parallel: *const c_void,
+        parallel: *const Parallel,
         out: *mut *mut Layer,
     ) -> Status;
     pub fn conclave_layer_create_from_checkpoint(
@@ -315,7 +627,7 @@ extern "C" {
         checkpoint: *const Checkpoint,
         index: i64,
         options: *const LayerOptions,
-        parallel: *const c_void,
+        parallel: *const Parallel,
         out: *mut *mut Layer,
     ) -> Status;
     pub fn conclave_layer_destroy(layer: *mut Layer);
@@ -382,6 +694,30 @@ extern "C" {
     pub fn conclave_refit_is_staged(refit: *const Refit, staged: *mut i32) -> Status;
     pub fn conclave_refit_commit(refit: *mut Refit) -> Status;
     pub fn conclave_refit_rollback(refit: *mut Refit) -> Status;
+    pub fn conclave_refit_stage_broadcast(
+        refit: *mut Refit,
+        communicator: *mut Communicator,
+        source: *const Source,
+        options: *const BroadcastOptions,
+    ) -> Status;
+    pub fn conclave_refit_refuse_broadcast(
+        refit: *mut Refit,
+        communicator: *mut Communicator,
+        reason: *const c_char,
+    ) -> Status;
+    pub fn conclave_refit_withdraw_because(refit: *mut Refit, reason: *const c_char) -> Status;
+    pub fn conclave_layer_withdraw_refit_because(
+        layer: *const Layer,
+        communicator: *mut Communicator,
+        reason: *const c_char,
+    ) -> Status;
+    pub fn conclave_router_create(
+        context: *const Context,
+        spec: *const Spec,
+        out: *mut *mut Router,
+    ) -> Status;
+    pub fn conclave_router_destroy(router: *mut Router);
+    pub fn conclave_router_route(router: *const Router, args: *const RouteArgs) -> Status;
 
     pub fn conclave_recorder_create(
         layers: *const i64,

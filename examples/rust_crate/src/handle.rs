@@ -33,6 +33,8 @@ handle!(shared Source, conclave_source_destroy);
 handle!(shared Layer, conclave_layer_destroy);
 handle!(moved Workspace, conclave_workspace_destroy);
 handle!(shared LoraCheckpoint, conclave_lora_checkpoint_destroy);
+handle!(moved Communicator, conclave_communicator_destroy);
+handle!(moved Conversion, conclave_conversion_destroy);
 handle!(moved Refit, conclave_refit_destroy);
 handle!(shared Recorder, conclave_recorder_destroy);
 handle!(shared Replay, conclave_replay_destroy);

@@ -1,6 +1,6 @@
 // Layers and their forwards.
 use crate::error::{checked, made_text, sized, Result};
-use crate::{ffi, handle, Checkpoint, Context, Source, Spec, SpecInfo, View, ViewMut};
+use crate::{ffi, handle, Alone, Checkpoint, Context, Source, Spec, SpecInfo, View, ViewMut};
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -9,6 +9,9 @@ use std::ptr;
 pub struct LayerOptions {
     pub max_tokens: i64,
     pub max_adapter_rank: i64,
+    /// The ranks that share the experts, and which this one is: of a context on ranks.
+    pub ep_size: i32,
+    pub ep_rank: i32,
 }
 
 /// The layer has its own copy of the weights.
@@ -17,15 +20,15 @@ pub struct Packed(());
 /// The lifetime neither grows nor shrinks, since a refit may add arrays to those that are read.
 pub struct InPlace<'w>(PhantomData<fn(&'w ()) -> &'w ()>);
 
-/// A layer on one rank. Several threads may use it; forwards at the same time need a workspace each.
-pub struct Layer<W = Packed> {
+/// A layer. Without ranks several threads may use it; forwards at the same time need a workspace each.
+pub struct Layer<W = Packed, R = Alone> {
     pub(crate) handle: handle::Layer,
     pub info: SpecInfo,
-    weights: PhantomData<W>,
+    kind: PhantomData<(W, R)>,
 }
 
 // Says that arrays which it reads outlive it, which a handle of C cannot.
-impl<W> Drop for Layer<W> {
+impl<W, R> Drop for Layer<W, R> {
     fn drop(&mut self) {}
 }
 
@@ -37,47 +40,55 @@ pub struct Stats {
     pub refit_epoch: u64,
 }
 
-impl Layer<Packed> {
+impl<R> Layer<Packed, R> {
     pub fn new(
-        context: &Context,
+        context: &Context<R>,
         spec: &Spec,
         source: &Source,
         options: LayerOptions,
-    ) -> Result<Layer> {
-        create(context, spec, source, &c_options(options))
+    ) -> Result<Layer<Packed, R>> {
+        create(
+            context,
+            spec,
+            source,
+            &c_options(options),
+            &split_of(options),
+        )
     }
 
     pub fn from_checkpoint(
-        context: &Context,
+        context: &Context<R>,
         checkpoint: &Checkpoint,
         index: i64,
         options: LayerOptions,
-    ) -> Result<Layer> {
+    ) -> Result<Layer<Packed, R>> {
+        let split = split_of(options);
         let options = c_options(options);
         Layer::of(handle::Layer::make(|out| unsafe {
             ffi::conclave_layer_create_from_checkpoint(
-                context.0 .0,
+                context.handle.0,
                 checkpoint.0 .0,
                 index,
                 &options,
-                ptr::null(),
+                &split,
                 out,
             )
         })?)
     }
 }
 
-impl<'w> Layer<InPlace<'w>> {
+impl<'w, R> Layer<InPlace<'w>, R> {
     /// Of f32, f16 and bf16 weights, which are not copied.
     pub fn in_place(
-        context: &Context,
+        context: &Context<R>,
         spec: &Spec,
         source: &Source<'w>,
         options: LayerOptions,
-    ) -> Result<Layer<InPlace<'w>>> {
+    ) -> Result<Layer<InPlace<'w>, R>> {
+        let split = split_of(options);
         let mut options = c_options(options);
         options.weights = ffi::WEIGHT_USE_IN_PLACE;
-        create(context, spec, source, &options)
+        create(context, spec, source, &options, &split)
     }
 }
 
@@ -88,31 +99,39 @@ fn c_options(given: LayerOptions) -> ffi::LayerOptions {
     options
 }
 
-fn create<W>(
-    context: &Context,
+fn split_of(given: LayerOptions) -> ffi::Parallel {
+    let mut split: ffi::Parallel = unsafe { sized() };
+    split.ep_size = given.ep_size;
+    split.ep_rank = given.ep_rank;
+    split
+}
+
+fn create<W, R>(
+    context: &Context<R>,
     spec: &Spec,
     source: &Source,
     options: &ffi::LayerOptions,
-) -> Result<Layer<W>> {
+    split: &ffi::Parallel,
+) -> Result<Layer<W, R>> {
     Layer::of(handle::Layer::make(|out| unsafe {
         ffi::conclave_layer_create(
-            context.0 .0,
+            context.handle.0,
             spec.0 .0,
             source.handle.0,
             options,
-            ptr::null(),
+            split,
             out,
         )
     })?)
 }
 
-impl<W> Layer<W> {
-    fn of(handle: handle::Layer) -> Result<Layer<W>> {
+impl<W, R> Layer<W, R> {
+    fn of(handle: handle::Layer) -> Result<Layer<W, R>> {
         let spec = handle::Spec::make(|out| unsafe { ffi::conclave_layer_spec(handle.0, out) })?;
         Ok(Layer {
             info: Spec(spec).info()?,
             handle,
-            weights: PhantomData,
+            kind: PhantomData,
         })
     }
 
@@ -141,15 +160,6 @@ impl<W> Layer<W> {
         checked(unsafe { ffi::conclave_layer_forward(self.handle.0, &args) })
     }
 
-    /// Memory for forwards of up to `tokens` tokens beside other threads.
-    pub fn workspace(&self, context: &Context, tokens: i64) -> Result<Workspace> {
-        let mut bytes = 0;
-        checked(unsafe { ffi::conclave_layer_workspace_bytes(self.handle.0, tokens, &mut bytes) })?;
-        Ok(Workspace(handle::Workspace::make(|out| unsafe {
-            ffi::conclave_workspace_create(context.0 .0, bytes, ptr::null_mut(), out)
-        })?))
-    }
-
     pub fn stats(&self) -> Result<Stats> {
         let mut stats: ffi::LayerStats = unsafe { sized() };
         checked(unsafe { ffi::conclave_layer_get_stats(self.handle.0, &mut stats) })?;
@@ -170,6 +180,17 @@ impl<W> Layer<W> {
 
     pub fn explain(&self) -> Result<String> {
         made_text(|text| unsafe { ffi::conclave_layer_explain(self.handle.0, text) })
+    }
+}
+
+impl<W> Layer<W> {
+    /// Memory for forwards of up to `tokens` tokens beside other threads.
+    pub fn workspace(&self, context: &Context, tokens: i64) -> Result<Workspace> {
+        let mut bytes = 0;
+        checked(unsafe { ffi::conclave_layer_workspace_bytes(self.handle.0, tokens, &mut bytes) })?;
+        Ok(Workspace(handle::Workspace::make(|out| unsafe {
+            ffi::conclave_workspace_create(context.handle.0, bytes, ptr::null_mut(), out)
+        })?))
     }
 }
 

@@ -1,13 +1,16 @@
 // A layer is made of its surroundings, a description, and weights of files or of arrays.
 use crate::error::{c_text, checked, made_text, sized, Result};
-use crate::{ffi, handle, View};
+use crate::{ffi, handle, Alone, View};
 use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
 /// The surroundings of layers on the CPU. Layers hold it: it may be dropped before them.
-pub struct Context(pub(crate) handle::Context);
+pub struct Context<R = Alone> {
+    pub(crate) handle: handle::Context,
+    pub(crate) ranks: R,
+}
 
 impl Context {
     /// `num_threads` 0: the CPUs that this process may use.
@@ -15,7 +18,10 @@ impl Context {
         let mut options: ffi::ContextOptions = unsafe { sized() };
         options.num_threads = num_threads;
         let make = |out| unsafe { ffi::conclave_context_create(&options, out) };
-        Ok(Context(handle::Context::make(make)?))
+        Ok(Context {
+            handle: handle::Context::make(make)?,
+            ranks: Alone(()),
+        })
     }
 }
 
