@@ -29,8 +29,8 @@ struct QuantiseError {
   // most 0.5 unless the value lies beyond the largest code.
   double worst_steps = 0;
 
-  void add(const QuantiseError& other);
-  double relative() const;  // sqrt(squared_error / squared_values); 0 where both are
+  CONCLAVE_API void add(const QuantiseError& other);
+  CONCLAVE_API double relative() const;  // sqrt(squared_error / squared_values); 0 where both are
 };
 
 // Codes and scales of neighbouring rows, as files hold them.
