@@ -40,6 +40,12 @@ std::string read_whole_file(const std::filesystem::path& path) {
 
 std::unique_ptr<SourceModel> SourceModel::open(const std::filesystem::path& path,
                                                const ModelValues* values) {
+  if (path.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, {.what = "the model has no name",
+                                              .tensor = "source",
+                                              .expected = "a model directory or a GGUF file",
+                                              .found = "an empty path"});
+  }
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(path, ignored);
   if (values == nullptr && is_file) return std::make_unique<GgufModel>(path);

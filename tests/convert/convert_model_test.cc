@@ -131,6 +131,7 @@ TEST_F(ConvertModel, BadRequests_NameTheFieldAndLeaveNothing) {
       {[](auto& r) { r.shard_bytes = 0; }, ErrorCode::kInvalidArgument, "shard_bytes", "0"},
       {[](auto& r) { r.tokens = -1; }, ErrorCode::kInvalidArgument, "tokens", "-1"},
       {[](auto& r) { r.destination = ""; }, ErrorCode::kInvalidArgument, "destination", ""},
+      {[](auto& r) { r.source = ""; }, ErrorCode::kInvalidArgument, "source", ""},
       {[](auto& r) { r.source = "testdata/no-such-model"; }, ErrorCode::kFileNotFound, "", ""},
   };
   for (const Case& wrong : cases) {

@@ -65,8 +65,9 @@ typedef struct conclave_convert_options {
   uint64_t shard_bytes;  // largest shard, unless one linear layer is larger; 0: 5 GB
   int64_t tokens;        // random rows on which outputs of layers are compared; 0: 32
   uint64_t seed;         // these rows are drawn from it
-  // Told on the calling thread how far the conversion is; or NULL. A status other than CONCLAVE_OK
-  // ends it, and is that of the call; a number that is no status becomes CONCLAVE_ERROR_STATE.
+  // Told on the calling thread how far the conversion is, piece by piece, or NULL. A status other
+  // than CONCLAVE_OK, such as CONCLAVE_ERROR_STATE, ends it and is that of the call; a number that
+  // is no status becomes CONCLAVE_ERROR_STATE.
   conclave_status (*progress)(void* user, conclave_convert_progress* progress);
   void* progress_user;
 } conclave_convert_options;
