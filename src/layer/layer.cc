@@ -208,16 +208,15 @@ void Layer::forward(const ForwardArgs& args) {
   const int64_t tokens = engine_->check(args);
   check_rank_tokens(args, basis().parallel);
   const AdapterSetPointer adapters = shared_->adapters.current();
-  // Rows of other ranks may have adapters where this rank's have none.
   const bool names_some = engine_->sees_adapter_ids()
                               ? check_adapter_ids(args, tokens, *adapters)
                               : check_unseen_adapter_ids(args, *adapters, basis().options);
-  const bool uses_adapters = names_some || (exchanges_tokens(basis()) && !adapters->empty());
   const OnDevice scope(*engine_);
   OwnWorkspace::Claim own;
   const std::span<std::byte> workspace = workspace_of(args, own);
   runner_->check_workspace(workspace);
-  if (uses_adapters && engine_->is_captured(args.stream)) {
+  const bool may_use_adapters = names_some || (exchanges_tokens(basis()) && !adapters->empty());
+  if (may_use_adapters && engine_->is_captured(args.stream)) {
     shared_->adapters.keep_for_graphs(adapters);
   }
   EpochOffer offer = shared_->epochs.offer();
@@ -225,11 +224,16 @@ void Layer::forward(const ForwardArgs& args) {
   const CallAgreement agreed =
       agree_on_call({.tokens = tokens,
                      .adapters = adapters->key,
+                     .adapters_are_compared = has_compared(*adapters),
+                     .names_adapters = names_some,
                      .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire),
                      .expert_budget = args.expert_budget,
                      .rank_tokens = args.rank_tokens},
                     offer, basis(), context_.communicator());
+  shared_->compared_adapters.store(adapters->key, std::memory_order_relaxed);
   const EpochPointer epoch = take_up(offer, agreed.epoch, args.stream);
+  // Rows of other ranks may have adapters where this rank's have none.
+  const bool uses_adapters = agreed.names_adapters && !adapters->empty();
   run({.args = args,
        .tokens = tokens,
        .chunks = agreed.chunks,
@@ -243,6 +247,10 @@ void Layer::forward(const ForwardArgs& args) {
     args.timings->total_ns +=
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
   }
+}
+
+bool Layer::has_compared(const AdapterSet& adapters) const {
+  return shared_->compared_adapters.load(std::memory_order_relaxed) == adapters.key;
 }
 
 // Binds every layer on these weights to the new ones before any of them changes.

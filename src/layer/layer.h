@@ -84,7 +84,8 @@ class Layer {
     std::unique_ptr<LayerWeights> weights;
     EpochSwitch epochs;
     AdapterStore adapters;
-    ForwardGate gate;  // forwards read the weights within it
+    std::atomic<int64_t> compared_adapters{0};  // the AdapterSet::key that ranks last compared
+    ForwardGate gate;                           // forwards read the weights within it
     std::atomic<uint64_t> refit_epoch{0};
     // False from the first byte an in-place reload overwrites until it completes.
     std::atomic<bool> weights_complete{true};
@@ -105,6 +106,8 @@ class Layer {
   void note_places() const;
   std::span<std::byte> workspace_of(const ForwardArgs& args, OwnWorkspace::Claim& own);
   void run(const LayerCall& call) const;
+  // Whether the last call had these, so that ranks have compared them.
+  bool has_compared(const AdapterSet& adapters) const;
   // The epoch that ranks agreed on for a call, after the device has it.
   EpochPointer take_up(const EpochOffer& offer, uint64_t agreed, Stream stream) const;
   void reload_staged(const WeightSource& source);

@@ -9,22 +9,13 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace conclave::inline v0 {
 namespace {
 
 constexpr const char* kTokensPhase = "forward: agree on the tokens";
 constexpr const char* kChunksPhase = "forward: agree on the chunks";
-
-template <size_t kCount>
-std::array<int64_t, kCount> largest_of(const std::array<int64_t, kCount>& mine,
-                                       Communicator& communicator, const char* phase) {
-  std::array<int64_t, kCount> largest{};
-  communicator.all_reduce(std::as_bytes(std::span(mine)),
-                          std::as_writable_bytes(std::span(largest)), DType::kI64, ReduceOp::kMax,
-                          phase);
-  return largest;
-}
 
 // The epochs of a group of ranks: the one that each has, and the last that is ready on all.
 struct EpochBounds {
@@ -40,26 +31,72 @@ EpochBounds bounds_of(const EpochOffer& offer) {
           .ready = static_cast<int64_t>(offer.ready())};
 }
 
-void check_budgets(int64_t least, int64_t most, const char* phase) {
-  if (least == most) return;
-  throw CommError(ErrorCode::kCommMismatch, -1, phase,
-                  "ranks were given budgets of " + std::to_string(least) + " to " +
-                      std::to_string(most) + " experts; they must have the same one");
+// The ranks that compare something, and when.
+struct Group {
+  Communicator& communicator;
+  const char* phase;
+};
+
+template <size_t kCount>
+std::array<int64_t, kCount> largest_of(const std::array<int64_t, kCount>& mine,
+                                       const Group& group) {
+  std::array<int64_t, kCount> largest{};
+  group.communicator.all_reduce(std::as_bytes(std::span(mine)),
+                                std::as_writable_bytes(std::span(largest)), DType::kI64,
+                                ReduceOp::kMax, group.phase);
+  return largest;
 }
 
-void check_adapters(int64_t largest, int64_t least, const char* phase) {
-  if (largest == least) return;
-  throw CommError(ErrorCode::kCommMismatch, -1, phase,
-                  "ranks have added or removed other adapters; all must do the same in the same "
-                  "order, between the same forwards");
+// The first rank whose number is another than this one's, or -1 where only ranks of another group
+// differ. Collective: every rank has seen that the numbers are not all alike.
+int32_t rank_that_differs(int64_t mine, const Group& group) {
+  std::vector<int64_t> numbers(static_cast<size_t>(group.communicator.size()));
+  group.communicator.all_gather(std::as_bytes(std::span(&mine, 1)),
+                                std::as_writable_bytes(std::span(numbers)), group.phase);
+  const auto other = std::ranges::find_if(numbers, [mine](int64_t it) { return it != mine; });
+  return other == numbers.end() ? -1 : static_cast<int32_t>(other - numbers.begin());
 }
 
-void check_refits(int64_t least, int64_t most, const char* phase) {
-  if (least == most) return;
-  throw CommError(ErrorCode::kCommMismatch, -1, phase,
-                  "ranks have weights of refit epochs " + std::to_string(least) + " to " +
-                      std::to_string(most) +
-                      "; refit all of them to one epoch, larger than each of these");
+[[noreturn]] void refuse(int64_t mine, const Group& group, const std::string& what) {
+  throw CommError(ErrorCode::kCommMismatch, rank_that_differs(mine, group), group.phase, what);
+}
+
+// A number of this rank, and those of all.
+struct Compared {
+  int64_t mine = 0;
+  int64_t least = 0;
+  int64_t most = 0;
+
+  bool all_alike() const { return least == most; }
+  std::string range() const { return std::to_string(least) + " to " + std::to_string(most); }
+};
+
+void check_tokens(const Compared& tokens, const Group& group) {
+  if (tokens.all_alike()) return;
+  refuse(tokens.mine, group,
+         "tensor-parallel ranks were given " + tokens.range() +
+             " tokens; they must have the same ones");
+}
+
+void check_budgets(const Compared& budgets, const Group& group) {
+  if (budgets.all_alike()) return;
+  refuse(
+      budgets.mine, group,
+      "ranks were given budgets of " + budgets.range() + " experts; they must have the same one");
+}
+
+void check_adapters(const Compared& keys, const Group& group) {
+  if (keys.all_alike()) return;
+  refuse(keys.mine, group,
+         "it has added or removed other adapters than this one; all ranks must do the same in the "
+         "same order, between the same forwards");
+}
+
+void check_refits(const Compared& refits, const Group& group) {
+  if (refits.all_alike()) return;
+  refuse(refits.mine, group,
+         "ranks have weights of refit epochs " + refits.range() +
+             "; refit all of them to one epoch, larger than each of these");
 }
 
 // Equal for equal lists: -1 for none, else not negative.
@@ -73,12 +110,11 @@ int64_t key_of(std::span<const int64_t> rank_tokens) {
   return static_cast<int64_t>(key >> 1U);
 }
 
-void check_lists(int64_t least, int64_t most, const char* phase) {
-  if (least == most) return;
-  const char* const what = least < 0 ? "some ranks were given rank_tokens and others none; "
-                                     : "ranks were given different rank_tokens; ";
-  throw CommError(ErrorCode::kCommMismatch, -1, phase,
-                  std::string(what) + "all must have the same list, or none");
+void check_lists(const Compared& lists, const Group& group) {
+  if (lists.all_alike()) return;
+  const char* const what = lists.least < 0 ? "some ranks were given rank_tokens and others none; "
+                                           : "ranks were given different rank_tokens; ";
+  refuse(lists.mine, group, std::string(what) + "all must have the same list, or none");
 }
 
 // One exchange of the largest numbers and of the smallest, negated, shows whether all are equal.
@@ -90,20 +126,17 @@ EpochBounds agree_over_slices(const CallOffer& call, const EpochOffer& offer,
   const int64_t key = offer.next != nullptr ? offer.next->key : -1;
   const auto refit = static_cast<int64_t>(call.refit_epoch);
   const int64_t list = key_of(call.rank_tokens);
+  const Group group{*part.tensor_communicator, kTokensPhase};
   const auto largest =
       largest_of(std::array{tokens, -tokens, mine.most_current, -mine.least_current, -mine.ready,
                             key, -key, call.expert_budget, -call.expert_budget, call.adapters,
                             -call.adapters, refit, -refit, list, -list},
-                 *part.tensor_communicator, kTokensPhase);
-  if (largest[0] != -largest[1]) {
-    throw CommError(ErrorCode::kCommMismatch, -1, kTokensPhase,
-                    "tensor-parallel ranks were given " + std::to_string(-largest[1]) + " to " +
-                        std::to_string(largest[0]) + " tokens; they must have the same ones");
-  }
-  check_budgets(-largest[8], largest[7], kTokensPhase);
-  check_adapters(largest[9], -largest[10], kTokensPhase);
-  check_refits(-largest[12], largest[11], kTokensPhase);
-  check_lists(-largest[14], largest[13], kTokensPhase);
+                 group);
+  check_tokens({.mine = tokens, .least = -largest[1], .most = largest[0]}, group);
+  check_budgets({.mine = call.expert_budget, .least = -largest[8], .most = largest[7]}, group);
+  check_adapters({.mine = call.adapters, .least = -largest[10], .most = largest[9]}, group);
+  check_refits({.mine = refit, .least = -largest[12], .most = largest[11]}, group);
+  check_lists({.mine = list, .least = -largest[14], .most = largest[13]}, group);
   const bool same_target = largest[5] == -largest[6];
   return {.least_current = -largest[3],
           .most_current = largest[2],
@@ -123,33 +156,54 @@ struct RankWord {
   int64_t refit_epoch = 0;
   int64_t epoch = 0;  // where its experts lie now
   int64_t ready = 0;  // the one that it could take up
+  int64_t adapters = 0;
+  int64_t names_adapters = 0;
 };
 
-// The caller says it, or all ranks tell each other: `bounds`, of this rank's placement, become
-// those of all. Where nobody is asked, nobody takes up another.
-RankCounts tokens_of_ranks(const CallOffer& call, EpochBounds& bounds, Communicator& communicator) {
-  RankCounts counts(communicator.size());
-  if (!call.rank_tokens.empty()) {
-    std::ranges::copy(call.rank_tokens, counts.all().begin());
+Compared compared(std::span<const RankWord> words, int64_t RankWord::*number, int32_t own) {
+  const auto [least, most] = std::ranges::minmax(words, {}, number);
+  return {.mine = words[static_cast<size_t>(own)].*number,
+          .least = least.*number,
+          .most = most.*number};
+}
+
+// Adapters that have come or gone since ranks compared them are compared in any case: rows name
+// them by their place in the list, which is another one where the lists differ.
+bool asks(const CallOffer& call) { return call.rank_tokens.empty() || !call.adapters_are_compared; }
+
+// The caller says the numbers of tokens, or all ranks tell each other: `bounds`, of this rank's
+// placement, become those of all. Where nobody is asked, nobody takes up another, and any row of
+// others may have an adapter.
+CallAgreement agree_on_rows(const CallOffer& call, EpochBounds& bounds,
+                            Communicator& communicator) {
+  CallAgreement agreed{.tokens = RankCounts(communicator.size())};
+  if (!asks(call)) {
+    std::ranges::copy(call.rank_tokens, agreed.tokens.all().begin());
     bounds.ready = bounds.most_current;
-    return counts;
+    agreed.names_adapters = true;
+    return agreed;
   }
   const RankWord mine{.tokens = call.tokens,
                       .refit_epoch = static_cast<int64_t>(call.refit_epoch),
                       .epoch = bounds.most_current,
-                      .ready = bounds.ready};
+                      .ready = bounds.ready,
+                      .adapters = call.adapters,
+                      .names_adapters = call.names_adapters ? 1 : 0};
   std::array<RankWord, kMostGatheringRanks> memory;
-  const std::span<RankWord> words = std::span(memory).first(counts.all().size());
+  const std::span<RankWord> words = std::span(memory).first(agreed.tokens.all().size());
+  const Group group{communicator, kTokensPhase};
   communicator.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words),
-                          kTokensPhase);
-  const auto [least, most] = std::ranges::minmax(words, {}, &RankWord::refit_epoch);
-  check_refits(least.refit_epoch, most.refit_epoch, kTokensPhase);
-  const auto [oldest, newest] = std::ranges::minmax(words, {}, &RankWord::epoch);
-  bounds = {.least_current = oldest.epoch,
-            .most_current = newest.epoch,
-            .ready = std::ranges::min(words, {}, &RankWord::ready).ready};
-  std::ranges::transform(words, counts.all().begin(), &RankWord::tokens);
-  return counts;
+                          group.phase);
+  const int32_t own = communicator.rank();
+  check_adapters(compared(words, &RankWord::adapters, own), group);
+  check_refits(compared(words, &RankWord::refit_epoch, own), group);
+  const Compared epochs = compared(words, &RankWord::epoch, own);
+  bounds = {.least_current = epochs.least,
+            .most_current = epochs.most,
+            .ready = compared(words, &RankWord::ready, own).least};
+  std::ranges::transform(words, agreed.tokens.all().begin(), &RankWord::tokens);
+  agreed.names_adapters = compared(words, &RankWord::names_adapters, own).most != 0;
+  return agreed;
 }
 
 void end_exchanges(Communicator& communicator, const char* why) {
@@ -213,7 +267,7 @@ void check_nothing_is_missing(int64_t expert, const PlanBase& plan, Communicator
 CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, const PlanBase& plan,
                             Communicator* communicator) {
   EpochBounds bounds = bounds_of(offer);
-  if (plan.part.reduces() && plan.part.asks_ranks) {
+  if (plan.part.reduces() && (plan.part.asks_ranks || !call.adapters_are_compared)) {
     try {
       bounds = agree_over_slices(call, offer, plan.part);
     } catch (const CommError& error) {
@@ -226,30 +280,36 @@ CallAgreement agree_on_call(const CallOffer& call, const EpochOffer& offer, cons
   const ChunkRule uncut{.most_tokens = plan.options.max_tokens};
   const ChunkRule rule = plan.chunk_rule.value_or(uncut);
   if (plan.part.gathers()) {
-    const RankCounts tokens = tokens_of_ranks(call, bounds, *plan.part.expert_communicator);
+    CallAgreement agreed = agree_on_rows(call, bounds, *plan.part.expert_communicator);
     check_epochs(bounds);
-    return {.chunks = num_chunks(std::ranges::max(tokens.all()), rule),
-            .epoch = static_cast<uint64_t>(bounds.ready),
-            .tokens = tokens};
+    agreed.chunks = num_chunks(std::ranges::max(agreed.tokens.all()), rule);
+    agreed.epoch = static_cast<uint64_t>(bounds.ready);
+    return agreed;
   }
   int64_t chunks = num_chunks(call.tokens, rule);
+  bool names_adapters = call.names_adapters;
   if (exchanges_tokens(plan)) {
     const auto refit = static_cast<int64_t>(call.refit_epoch);
     const int64_t list = key_of(call.rank_tokens);
-    const auto largest =
-        largest_of(std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
-                              call.expert_budget, -call.expert_budget, call.adapters,
-                              -call.adapters, refit, -refit, list, -list},
-                   *communicator, kChunksPhase);
-    check_budgets(-largest[5], largest[4], kChunksPhase);
+    const Group group{*communicator, kChunksPhase};
+    const auto largest = largest_of(
+        std::array{chunks, bounds.most_current, -bounds.least_current, -bounds.ready,
+                   call.expert_budget, -call.expert_budget, call.adapters, -call.adapters, refit,
+                   -refit, list, -list, int64_t{call.names_adapters ? 1 : 0}},
+        group);
+    check_budgets({.mine = call.expert_budget, .least = -largest[5], .most = largest[4]}, group);
     chunks = largest[0];
-    check_adapters(largest[6], -largest[7], kChunksPhase);
-    check_refits(-largest[9], largest[8], kChunksPhase);
-    check_lists(-largest[11], largest[10], kChunksPhase);
+    check_adapters({.mine = call.adapters, .least = -largest[7], .most = largest[6]}, group);
+    check_refits({.mine = refit, .least = -largest[9], .most = largest[8]}, group);
+    check_lists({.mine = list, .least = -largest[11], .most = largest[10]}, group);
     bounds = {.least_current = -largest[2], .most_current = largest[1], .ready = -largest[3]};
+    names_adapters = largest[12] != 0;
   }
   check_epochs(bounds);
-  return {.chunks = chunks, .epoch = static_cast<uint64_t>(bounds.ready), .tokens = {}};
+  return {.chunks = chunks,
+          .epoch = static_cast<uint64_t>(bounds.ready),
+          .tokens = {},
+          .names_adapters = names_adapters};
 }
 
 }  // namespace conclave::inline v0

@@ -27,6 +27,8 @@ bool exchanges_tokens(const PlanBase& plan);
 struct CallOffer {
   int64_t tokens = 0;
   int64_t adapters = 0;                       // AdapterSet::key
+  bool adapters_are_compared = true;          // that key was the same on all ranks before
+  bool names_adapters = false;                // tokens of this rank may have one
   uint64_t refit_epoch = 0;                   // the weights that this rank has are of it
   int64_t expert_budget = 0;                  // every rank or none takes part in its exchange
   std::span<const int64_t> rank_tokens = {};  // ForwardArgs::rank_tokens
@@ -35,6 +37,8 @@ struct CallAgreement {
   int64_t chunks = 0;  // the largest number of all expert-parallel ranks: each takes part in all
   uint64_t epoch = 0;  // the placement epoch of the call
   RankCounts tokens;   // one for each rank, where rows gather on a device
+  // Tokens of some expert-parallel rank may have an adapter.
+  bool names_adapters = false;
 };
 // Tensor-parallel ranks must bring the same number of tokens. All ranks go to the next epoch once
 // it is ready on each of them, between the same two calls. CommError(kCommMismatch) on each rank

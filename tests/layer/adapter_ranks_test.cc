@@ -97,6 +97,40 @@ INSTANTIATE_TEST_SUITE_P(
                       Split{.name = "Slices", .tp = 3}, Split{.name = "Both", .ep = 2, .tp = 2}),
     [](const auto& split) { return std::string(split.param.name); });
 
+// Rows travel to ranks whose own call names no adapter, or whose ids are all -1: they are computed
+// with theirs all the same, and calls in which nobody names one have the bits of the layer without.
+TEST(AdapterRanksNames, RowsOfOneRank_KeepTheirAdapter) {
+  const MoeSpec spec = make_spec(6, 3, 40, 24, DType::kF32);
+  const LoraAdapter adapter = random_adapter(spec, {.rank = 8});
+  const Tensor hidden = random_tensor(DType::kF32, 5, 40, 3);
+  OwnedLayer whole = make_layer(spec, {.max_adapter_rank = 8});
+  const LayerOutput plain = run_layer(whole.layer, hidden.view(), DType::kF32);
+  const int32_t id = whole.layer.add_adapter(adapter);
+  const LayerOutput adapted = run_layer(whole.layer, hidden.view(), DType::kF32, {.adapter = id});
+  on_grid(2, 1, [&](const GridRank& rank) {
+    const Context context(rank.context_options());
+    const auto source = make_synthetic_source(spec, 11);
+    MoeLayer layer =
+        MoeLayer::create(context, spec, *source, {.max_adapter_rank = 8}, rank.in({.ep_size = 2}));
+    layer.add_adapter(adapter);
+    const Tensor none = id_tensor(5, {-1});
+    const auto expect = [&](bool first_names, bool others_give_ids) {
+      const bool is_first = rank.ep_rank == 0;
+      ForwardArgs args;
+      if (is_first && first_names) args.adapter = id;
+      if (!is_first && others_give_ids) args.adapter_ids = none.view();
+      const LayerOutput output = run_layer(layer, hidden.view(), DType::kF32, args);
+      const bool has_one = is_first && first_names;
+      EXPECT_TRUE(same_bits(output.out, has_one ? adapted.out : plain.out))
+          << rank.ep_rank << first_names << others_give_ids;
+    };
+    for (const bool first_names : {true, false}) {
+      expect(first_names, false);
+      expect(first_names, true);
+    }
+  });
+}
+
 // Memory of a rank is that of its experts.
 TEST(AdapterRanksMemory, EachRank_HoldsItsExperts) {
   const MoeSpec spec = make_spec(6, 3, 72, 45, DType::kF32);
@@ -128,11 +162,14 @@ TEST(AdapterRanksMismatch, DifferentAdapters_AreACommError) {
       const Tensor hidden = random_tensor(DType::kF32, 4, 40, 3);
       run_layer(layer, hidden.view(), DType::kF32);
     });
-    for (const std::exception_ptr& error : errors) {
-      EXPECT_EQ(code_of([&] {
-                  if (error) std::rethrow_exception(error);
-                }),
-                ErrorCode::kCommMismatch);
+    for (size_t rank = 0; rank < errors.size(); ++rank) {
+      ASSERT_TRUE(errors[rank]);
+      try {
+        std::rethrow_exception(errors[rank]);
+      } catch (const CommError& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kCommMismatch) << error.what();
+        EXPECT_EQ(error.peer(), 1 - static_cast<int32_t>(rank)) << error.what();
+      }
     }
   }
 }

@@ -244,8 +244,112 @@ TEST(RankAgreement, RanksWhoseRowsGather_TellTokensAndCompareRefits) {
   for (const RankOutcome& outcome : run({7, 9}, {})) {
     EXPECT_EQ(outcome.code, ErrorCode::kCommMismatch) << outcome.message;
     EXPECT_NE(outcome.message.find("refit epochs 7 to 9"), std::string::npos) << outcome.message;
+    EXPECT_GE(outcome.peer, 0) << outcome.message;
   }
   EXPECT_EQ(testing::first_failure(run({7, 9}, kTokens)), "");
+}
+
+// What each rank of three offers to a call of ranks whose rows gather, and what became of it.
+struct GatheringCall {
+  std::array<int64_t, 3> adapters = {7, 7, 7};
+  std::array<bool, 3> names = {};
+  bool are_compared = true;
+  bool has_numbers = false;
+};
+struct GatheringOutcome {
+  std::vector<RankOutcome> ranks;
+  std::array<bool, 3> names_adapters = {};
+};
+GatheringOutcome run_gathering(const GatheringCall& call) {
+  static constexpr std::array<int64_t, 3> kTokens = {5, 0, 2};
+  GatheringOutcome outcome;
+  outcome.ranks = testing::run_ranks(make_local_group({.num_ranks = 3}), [&](int32_t rank,
+                                                                             Communicator& comm) {
+    LayerPlan plan = plan_of(comm);
+    plan.parallel = {.ep_size = 3, .ep_rank = rank};
+    plan.part.tensor_communicator = nullptr;
+    plan.part.expert_communicator = &comm;
+    const auto own = static_cast<size_t>(rank);
+    const EpochOffer offer{.current = std::make_shared<const PlacementEpoch>(), .next = nullptr};
+    CallOffer given{.tokens = kTokens[own],
+                    .adapters = call.adapters[own],
+                    .adapters_are_compared = call.are_compared,
+                    .names_adapters = call.names[own]};
+    if (call.has_numbers) given.rank_tokens = kTokens;
+    const CallAgreement agreed = agree_on_call(given, offer, plan, &comm);
+    EXPECT_TRUE(std::ranges::equal(agreed.tokens.all(), kTokens));
+    outcome.names_adapters[own] = agreed.names_adapters;
+  });
+  return outcome;
+}
+
+constexpr std::array<bool, 3> kNone = {};
+constexpr std::array<bool, 3> kAll = {true, true, true};
+
+// The numbers of tokens save a question only as long as nothing has changed.
+TEST(RankAgreement, RanksWhoseRowsGather_CompareAdaptersThatHaveChanged) {
+  for (const bool has_numbers : {false, true}) {
+    const GatheringCall alike{.are_compared = false, .has_numbers = has_numbers};
+    EXPECT_EQ(testing::first_failure(run_gathering(alike).ranks), "");
+    const GatheringCall other{
+        .adapters = {7, 7, 9}, .are_compared = false, .has_numbers = has_numbers};
+    const std::vector<RankOutcome> outcomes = run_gathering(other).ranks;
+    for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+      EXPECT_EQ(outcomes[rank].code, ErrorCode::kCommMismatch) << outcomes[rank].message;
+      EXPECT_EQ(outcomes[rank].peer, rank == 2 ? 0 : 2) << outcomes[rank].message;
+      EXPECT_NE(outcomes[rank].message.find("other adapters"), std::string::npos)
+          << outcomes[rank].message;
+    }
+  }
+  // Nobody asks: the caller of another list would have been told by the call before.
+  const GatheringCall unasked{.adapters = {7, 7, 9}, .has_numbers = true};
+  EXPECT_EQ(testing::first_failure(run_gathering(unasked).ranks), "");
+}
+
+TEST(RankAgreement, RanksWhoseRowsGather_RunAdaptersWhereOneNamesSome) {
+  EXPECT_EQ(run_gathering({}).names_adapters, kNone);
+  EXPECT_EQ(run_gathering({.names = {false, true, false}}).names_adapters, kAll);
+  // Any row of ranks that tell nothing may have one.
+  EXPECT_EQ(run_gathering({.has_numbers = true}).names_adapters, kAll);
+  const GatheringCall asked{.are_compared = false, .has_numbers = true};
+  EXPECT_EQ(run_gathering(asked).names_adapters, kNone);
+}
+
+TEST(RankAgreement, RanksThatSendRows_RunAdaptersWhereOneNamesSome) {
+  const auto run = [](std::array<bool, 2> names, bool expected) {
+    return testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
+      LayerPlan plan = plan_of(comm);
+      plan.parallel = {.ep_size = 2, .ep_rank = rank};
+      plan.part.tensor_communicator = nullptr;
+      const EpochOffer offer{.current = std::make_shared<const PlacementEpoch>(), .next = nullptr};
+      const CallOffer call{.tokens = 1, .names_adapters = names[static_cast<size_t>(rank)]};
+      EXPECT_EQ(agree_on_call(call, offer, plan, &comm).names_adapters, expected);
+    });
+  };
+  EXPECT_EQ(testing::first_failure(run({false, false}, false)), "");
+  EXPECT_EQ(testing::first_failure(run({true, false}, true)), "");
+}
+
+// Slices whose sums meet on devices ask each other nothing, but when adapters have changed.
+TEST(RankAgreement, SlicesThatAskNobody_CompareAdaptersThatHaveChanged) {
+  const auto run = [](std::array<int64_t, 2> adapters, bool are_compared) {
+    return testing::run_ranks(two_ranks(), [&](int32_t rank, Communicator& comm) {
+      LayerPlan plan = plan_of(comm);
+      plan.part.asks_ranks = false;
+      const EpochOffer offer{.current = std::make_shared<const PlacementEpoch>(), .next = nullptr};
+      const CallOffer call{.tokens = 1,
+                           .adapters = adapters[static_cast<size_t>(rank)],
+                           .adapters_are_compared = are_compared};
+      EXPECT_EQ(agree_on_call(call, offer, plan, nullptr).chunks, 1);
+    });
+  };
+  EXPECT_EQ(testing::first_failure(run({7, 7}, false)), "");
+  EXPECT_EQ(testing::first_failure(run({7, 9}, true)), "");
+  const std::vector<RankOutcome> outcomes = run({7, 9}, false);
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    EXPECT_EQ(outcomes[rank].code, ErrorCode::kCommMismatch) << outcomes[rank].message;
+    EXPECT_EQ(outcomes[rank].peer, 1 - static_cast<int32_t>(rank)) << outcomes[rank].message;
+  }
 }
 
 // The least that is ready on all of them is what they take up, and what they have where nobody

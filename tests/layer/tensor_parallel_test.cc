@@ -243,7 +243,13 @@ TEST(TensorParallelErrors, RanksWithOtherTokensOfRanks_AllGetAMismatch) {
       if (differ) {
         expect_mismatch(errors);
       } else {
-        for (const std::exception_ptr& error : errors) EXPECT_EQ(error, nullptr);
+        for (const std::exception_ptr& error : errors) {
+          try {
+            if (error) std::rethrow_exception(error);
+          } catch (const std::exception& unexpected) {
+            ADD_FAILURE() << unexpected.what();
+          }
+        }
       }
     }
   }

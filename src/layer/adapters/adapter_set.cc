@@ -152,12 +152,14 @@ bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet
     if (set.find(args.adapter) < 0) refuse_id("adapter", args.adapter, set);
     return true;
   }
+  bool names_some = false;
   for (int64_t token = 0; token < tokens; ++token) {
     const int64_t id = load_token_id(args.adapter_ids, token);
-    if (id == kNoAdapter || set.find(id) >= 0) continue;
-    refuse_id("adapter_ids[" + std::to_string(token) + "]", id, set);
+    if (id == kNoAdapter) continue;
+    if (set.find(id) < 0) refuse_id("adapter_ids[" + std::to_string(token) + "]", id, set);
+    names_some = true;
   }
-  return !set.empty();
+  return names_some;
 }
 
 bool check_unseen_adapter_ids(const ForwardArgs& args, const AdapterSet& set,

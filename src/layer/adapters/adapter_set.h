@@ -79,11 +79,11 @@ class AdapterStore {
 };
 
 // Throws Error(kInvalidArgument) for ids that are none of the set's, naming token and value.
-// Returns whether the call names adapters at all.
+// Returns whether a token has one of them.
 bool check_adapter_ids(const ForwardArgs& args, int64_t tokens, const AdapterSet& set);
 
-// The same for ids in a device's memory, which are not looked at: the layer needs room for
-// adapters.
+// The same for ids in a device's memory, which are not looked at, so that each may name one: the
+// layer needs room for adapters.
 bool check_unseen_adapter_ids(const ForwardArgs& args, const AdapterSet& set,
                               const LayerOptions& options);
 
