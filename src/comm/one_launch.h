@@ -2,10 +2,12 @@
 #pragma once
 
 #include "conclave/comm.h"
+#include "conclave/error.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace conclave::inline v0::comm {
 
@@ -21,8 +23,8 @@ struct PartsOfRanks {
 class OneLaunch {
  public:
   virtual ~OneLaunch() = default;
-  // The same on every rank. False: its operations take several launches.
-  virtual bool has_one_launch() const noexcept = 0;
+  // Yes, or why its operations take several launches. The same on every rank.
+  virtual const Support& has_one_launch() const noexcept = 0;
   // Collective, as Communicator::begin with a stream, where has_one_launch(): out = all ranks'
   // parts of this rank's block, added in rank order.
   virtual CommHandle begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) = 0;
@@ -32,6 +34,13 @@ class OneLaunch {
 inline OneLaunch* find_one_launch(Communicator* communicator) {
   auto* const able = dynamic_cast<OneLaunch*>(communicator);
   return able == nullptr || !able->has_one_launch() ? nullptr : able;
+}
+
+// Whether each operation of a device takes one launch, or why it does not.
+inline Support one_launch_support(const Communicator& communicator) {
+  const auto* const able = dynamic_cast<const OneLaunch*>(&communicator);
+  if (able != nullptr) return able->has_one_launch();
+  return Support::no(std::string(communicator.name()) + " begins each operation on its own");
 }
 
 }  // namespace conclave::inline v0::comm

@@ -76,8 +76,11 @@ std::unique_ptr<Communicator> connect_nccl(const ConnectOptions& options) {
 }
 
 std::string nccl_library_text() {
-  const NcclSearch nccl = find_nccl();
-  return "NCCL " + nccl_version_text(nccl.library.version);
+  const NcclLibrary nccl = find_nccl().library;
+  const Support windows = has_windows(nccl);
+  const std::string steps =
+      windows ? "one launch an operation where ranks reach each other's memory" : windows.reason();
+  return fmt::format("NCCL {} ({})", nccl_version_text(nccl.version), steps);
 }
 
 std::vector<std::string> nccl_launch(int32_t) {

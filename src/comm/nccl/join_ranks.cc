@@ -124,12 +124,15 @@ std::unique_ptr<NcclGroup> meet_by_nccl(Communicator& host, const NcclLibrary& n
 
 struct Connected {
   std::unique_ptr<NcclGroup> group;
-  std::unique_ptr<PeerWindows> windows;  // null where the ranks have none
+  PeerWindows::Search windows;
 };
 
 Connected connect_group(Communicator& host, int32_t ordinal, Clock::time_point until,
                         const MakeGroup& make) {
-  if (host.size() == 1) return {.group = std::make_unique<NcclGroup>(ordinal), .windows = nullptr};
+  if (host.size() == 1) {
+    return {.group = std::make_unique<NcclGroup>(ordinal),
+            .windows = {.windows = nullptr, .reason = "one rank has no peers"}};
+  }
   const NcclLibrary nccl = usable_nccl();
   Card mine{.version = nccl.version, .ordinal = ordinal};
   if (!make && host.rank() == 0) {
@@ -157,8 +160,7 @@ Connected connect_group(Communicator& host, int32_t ordinal, Clock::time_point u
                                     .host = host,
                                     .ordinal = ordinal,
                                     .make = make_other,
-                                    .timeout = time_until(until)})
-                     .windows;
+                                    .timeout = time_until(until)});
   return made;
 }
 
@@ -170,6 +172,7 @@ std::unique_ptr<NcclCommunicator> join_ranks(std::unique_ptr<Communicator>& host
                                 .host = nullptr,
                                 .peers = nullptr,
                                 .windows = nullptr,
+                                .no_windows = {},
                                 .timeout = place.timeout};
   const auto until = time_after(place.deadline);
   try {
@@ -180,7 +183,8 @@ std::unique_ptr<NcclCommunicator> join_ranks(std::unique_ptr<Communicator>& host
                                .timeout = place.deadline});
     Connected made = connect_group(*host, place.ordinal, until, make);
     parts.group = std::move(made.group);
-    parts.windows = std::move(made.windows);
+    parts.windows = std::move(made.windows.windows);
+    parts.no_windows = std::move(made.windows.reason);
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {

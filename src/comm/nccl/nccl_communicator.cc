@@ -102,6 +102,7 @@ NcclCommunicator::NcclCommunicator(Parts parts)
       marks_(make_marks()),
       device_marks_(as_device_addresses(marks_)),
       windows_(std::move(parts.windows)),
+      one_launch_(windows_ != nullptr ? Support::yes() : Support::no(std::move(parts.no_windows))),
       exchange_(*group_, host_->rank(), host_->size(), windows_.get(), &device_marks_->stop),
       stream_(cuda::make_stream()),
       slots_(static_cast<size_t>(kGraphCell)),

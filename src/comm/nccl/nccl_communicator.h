@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +28,7 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
     std::unique_ptr<Communicator> host;    // for host memory
     std::unique_ptr<Communicator> peers;   // for the watch
     std::unique_ptr<PeerWindows> windows;  // null where NCCL carries everything
+    std::string no_windows;                // then why
     std::chrono::nanoseconds timeout{};
   };
   // With the group's device current.
@@ -43,7 +45,7 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   int32_t size() const noexcept override { return host_->size(); }
   std::chrono::nanoseconds timeout() const noexcept override { return timeout_; }
   Support supports(CommFeature feature) const override;
-  bool has_one_launch() const noexcept override { return windows_ != nullptr; }
+  const Support& has_one_launch() const noexcept override { return one_launch_; }
   CommHandle begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) override;
 
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override;
@@ -99,6 +101,7 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   Marks* marks_ = nullptr;         // in host memory
   Marks* device_marks_ = nullptr;  // the same, as the device addresses it
   std::unique_ptr<PeerWindows> windows_;
+  Support one_launch_;
   DeviceExchange exchange_;
   cuda::OwnedStream stream_;
 

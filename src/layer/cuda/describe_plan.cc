@@ -1,25 +1,32 @@
 #include "layer/cuda/describe_plan.h"
 
+#include "comm/one_launch.h"
 #include "core/part_spec.h"
 #include "core/weight_types.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/gathered_row.h"
 #include "layer/cuda/row_format.h"
-#include "quant/weight_format.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace conclave::inline v0 {
 namespace {
 
+// Those of the rungs, in their order.
 std::string arithmetic_text(const CudaPlan& plan) {
-  const std::vector<experts::LadderRung>& ladder = plan.routed.ladder;
-  const bool widens = !ladder.empty() && ladder.back().row->is_reference;
-  if (widens || plan.spec.weight_dtype == DType::kF32) return "f32_fma";
-  return "wgmma_" + std::string(quant::format_of(plan.spec.weight_dtype).name);
+  std::vector<std::string_view> names;
+  for (const experts::LadderRung& rung : plan.routed.ladder) {
+    if (std::ranges::find(names, rung.row->arithmetic) == names.end()) {
+      names.push_back(rung.row->arithmetic);
+    }
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 size_t weight_bytes(const experts::ExpertsProblem& problem) {
@@ -77,6 +84,15 @@ std::string travelling_text(const CudaPlan& plan) {
 
 }  // namespace
 
+void list_launches(CudaPlan& plan, const char* table, const Communicator& ranks) {
+  const Support support = comm::one_launch_support(ranks);
+  plan.summary.rows.push_back(
+      {.table = table,
+       .name = "one launch",
+       .chosen = static_cast<bool>(support),
+       .reason = support ? "ranks store into each other's memory" : support.reason()});
+}
+
 void list_exchange(CudaPlan& plan) {
   const int64_t least = gathered_row(plan, DType::kBF16).bytes;
   const int64_t most = most_gathered_row_bytes(plan);
@@ -96,6 +112,7 @@ void list_exchange(CudaPlan& plan) {
        .chosen = true,
        .reason = fmt::format("{} bytes of a token from each other rank: {}, added in rank order",
                              columns * byte_size(sums), to_string(sums))});
+  list_launches(plan, "exchange", *plan.part.expert_communicator);
 }
 
 void summarise(CudaPlan& plan) {

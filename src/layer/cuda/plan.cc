@@ -120,6 +120,7 @@ void plan_sum_over_ranks(CudaPlan& plan, Communicator* communicator, PartChecks&
        .name = "tensor.all_reduce",
        .chosen = true,
        .reason = "float32 sums over the tensor communicator, on the device"});
+  list_launches(plan, "reduction", *communicator);
 }
 
 void check_parts(CudaPlan& plan, PartChecks& checks, std::vector<PlanRow>& rows) {

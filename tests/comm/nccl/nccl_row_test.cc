@@ -36,6 +36,9 @@ TEST(NcclRow, TheCatalogHasIt_WithWhatItIsOrWhyItIsNot) {
   ASSERT_NE(row, all.end());
   if (row->usable) {
     EXPECT_NE(row->reason.find("by NCCL 2."), std::string::npos) << row->reason;
+    const bool has_windows = static_cast<bool>(comm::has_windows(comm::find_nccl().library));
+    const char* const windows = has_windows ? "one launch an operation" : "windows";
+    EXPECT_NE(row->reason.find(windows), std::string::npos) << row->reason;
   } else {
     EXPECT_FALSE(row->reason.empty());
   }

@@ -82,8 +82,8 @@ TEST(CudaGatherPlan, ExchangesOfOneLaunch_SaySo) {
   EXPECT_TRUE(has_stage(made, "gather rows of 2 ranks, in one launch"));
   EXPECT_TRUE(has_stage(made, "bring home sums of 2 ranks, in one launch"));
   EXPECT_TRUE(has_stage(made, "sum over 2 ranks, in one launch"));
-  slices.has_windows = false;
-  experts.has_windows = false;
+  slices.one_launch = Support::no("no windows");
+  experts.one_launch = Support::no("no windows");
   const CudaPlan without =
       plan_with(spec_of(), {.ep_size = 2, .tp_size = 2}, {.experts = &experts, .slices = &slices});
   EXPECT_TRUE(has_stage(without, "gather rows of 2 ranks"));
@@ -265,6 +265,36 @@ TEST(CudaGatherPlan, ThePlan_ReportsTheBytesOfTheExchange) {
   EXPECT_TRUE(has(reasons, "544 bytes of a token to each other rank: BF16, ids and weights"))
       << reasons;
   EXPECT_TRUE(has(reasons, "1040 bytes of a token from each other rank: F32")) << reasons;
+}
+
+TEST(CudaGatherPlan, ThePlan_SaysWhetherRanksExchangeInOneLaunch) {
+  const auto row_of = [](Communicator& experts) {
+    const CudaPlan made = plan_with(spec_of(), {.ep_size = 2}, {.experts = &experts});
+    const auto row = std::ranges::find_if(made.summary.rows, [](const PlanRow& it) {
+      return it.table == "exchange" && it.name == "one launch";
+    });
+    return row == made.summary.rows.end() ? PlanRow() : *row;
+  };
+  OnDevices other(0, 2);
+  EXPECT_FALSE(row_of(other).chosen);
+  EXPECT_TRUE(has(row_of(other).reason, "begins each operation on its own"));
+  OneLaunchOnDevices able;
+  EXPECT_TRUE(row_of(able).chosen);
+  EXPECT_FALSE(row_of(able).reason.empty());
+  able.one_launch = Support::no("rank 1: NCCL 2.18.5 has no windows");
+  EXPECT_FALSE(row_of(able).chosen);
+  EXPECT_EQ(row_of(able).reason, "rank 1: NCCL 2.18.5 has no windows");
+}
+
+TEST(CudaGatherPlan, ThePlan_SaysSoOfSumsOverSlices) {
+  OneLaunchOnDevices slices;
+  slices.one_launch = Support::no("2 of 4 ranks reach each other's memory");
+  const CudaPlan made = plan_with(spec_of(), {.tp_size = 2}, {.slices = &slices});
+  std::string reasons;
+  for (const PlanRow& row : made.summary.rows) {
+    if (row.table == "reduction" && row.name == "one launch") reasons += row.reason;
+  }
+  EXPECT_EQ(reasons, "2 of 4 ranks reach each other's memory");
 }
 
 TEST(CudaGatherPlan, Sums_TravelInSixteenBitsWhereAskedFor) {

@@ -40,10 +40,10 @@ class OnDevices : public Communicator {
 // One that may carry operations in one launch.
 class OneLaunchOnDevices final : public OnDevices, public comm::OneLaunch {
  public:
-  bool has_one_launch() const noexcept override { return has_windows; }
+  const Support& has_one_launch() const noexcept override { return one_launch; }
   CommHandle begin_sum_of_parts(const comm::PartsOfRanks&, Stream) override { return {}; }
 
-  bool has_windows = true;
+  Support one_launch = Support::yes();
 };
 
 }  // namespace conclave::testing
