@@ -73,9 +73,13 @@ NcclWatch::NcclWatch(Parts parts)
     fail_by(error);  // a peer is lost already: every call says so
   }
   thread_ = std::thread([this] { watch(); });
+  if (peers_.size() > 1) before_exit_.emplace([this] { stop(); });
 }
 
-NcclWatch::~NcclWatch() { stop(); }
+NcclWatch::~NcclWatch() {
+  before_exit_.reset();
+  stop();
+}
 
 void NcclWatch::stop() {
   {

@@ -2,6 +2,7 @@
 // disagreement into the one CommError of the communicator, the same on every rank.
 #pragma once
 
+#include "comm/nccl/before_exit.h"
 #include "comm/nccl/device_steps.h"
 #include "comm/nccl/nccl_group.h"
 
@@ -56,7 +57,8 @@ class NcclWatch {
   explicit NcclWatch(Parts parts);
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
-  // Leaves once no peer's work touches this rank's memory, or after some seconds.
+  // Leaves once no peer's work touches this rank's memory, or after some seconds. Where the process
+  // exits before, its end does.
   ~NcclWatch();
   // The same, after a failure too, which the others then know of. Afterwards nothing is watched,
   // and what has failed stays so.
@@ -158,7 +160,9 @@ class NcclWatch {
   std::string what_;
   std::array<uint32_t, kMarkCells> ended_before_{};
 
-  std::thread thread_;  // last: it uses all others
+  std::thread thread_;  // it uses all before
+  // Set where there are peers: without any the thread asks NCCL nothing.
+  std::optional<BeforeExit> before_exit_;
 };
 
 }  // namespace conclave::inline v0::comm

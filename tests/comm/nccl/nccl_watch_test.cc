@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -198,6 +200,23 @@ TEST(NcclWatch, WhatEndedBeforeAFailure_IsKnownAfterwards) {
   ranks[0]->marks.ended[3] = 8;  // the abort ended this one
   EXPECT_TRUE(ranks[0]->watch->had_ended(3, 7));
   EXPECT_FALSE(ranks[0]->watch->had_ended(3, 8));
+}
+
+std::vector<std::unique_ptr<Rank>>* g_left_to_the_process = nullptr;
+
+// Handlers run in reverse: this one where all others have.
+[[noreturn]] void leave_ranks_and_exit() {
+  std::atexit([] {
+    const bool has_left = g_left_to_the_process->back()->watch->rank_that_left() == 0;
+    std::fputs(has_left ? "its thread has ended" : "its thread is at work", stderr);
+  });
+  g_left_to_the_process = new std::vector<std::unique_ptr<Rank>>(make_ranks(2));
+  std::exit(7);
+}
+
+TEST(NcclWatch, OneThatNobodyDestroys_EndsBeforeTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(leave_ranks_and_exit(), ::testing::ExitedWithCode(7), "its thread has ended");
 }
 
 }  // namespace
