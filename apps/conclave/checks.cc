@@ -167,23 +167,22 @@ CheckResult check_against_float64(const Context& context, const MoeSpec& spec,
   const bool judges_routing = run.has_logits() && input.expert_budget == 0;
   const Tensor first_adapter(DType::kI32, {static_cast<int64_t>(tokens.size())});
   const bool adapted = input.adapter != nullptr;
-  const StageCheck check = check_against_reference(
-      context, spec, source,
-      {.hidden = hidden.view(),
-       .logits = judges_routing ? logits.view() : ConstTensorView{},
-       .topk_ids = ids.view(),
-       .topk_weights = weights.view(),
-       .output = output.view(),
-       .router_input = router_input.view(),
-       .residual_input = residual_input.view(),
-       .token_ids = token_ids.view(),
-       .top_k = input.top_k,
-       .banned_experts = input.banned_experts,
-       .adapters = {input.adapter, adapted ? size_t{1} : size_t{0}},
-       .adapter_ids = adapted ? first_adapter.view() : ConstTensorView{},
-       .code_ambiguity =
-           context.device().starts_with("cuda") ? kTensorCoreCodeAmbiguity : kFloat32CodeAmbiguity,
-       .tp_size = run.tp_size});
+  const StageCheck check =
+      check_against_reference(context, spec, source,
+                              {.hidden = hidden.view(),
+                               .logits = judges_routing ? logits.view() : ConstTensorView{},
+                               .topk_ids = ids.view(),
+                               .topk_weights = weights.view(),
+                               .output = output.view(),
+                               .router_input = router_input.view(),
+                               .residual_input = residual_input.view(),
+                               .token_ids = token_ids.view(),
+                               .top_k = input.top_k,
+                               .banned_experts = input.banned_experts,
+                               .adapters = {input.adapter, adapted ? size_t{1} : size_t{0}},
+                               .adapter_ids = adapted ? first_adapter.view() : ConstTensorView{},
+                               .code_ambiguity = code_ambiguity(context),
+                               .tp_size = run.tp_size});
   judge_output(check.token_errors, tokens, result);
   if (judges_routing) {
     result.routing_mismatches = check.mismatched_tokens;

@@ -62,6 +62,10 @@ bool swapped_are_close(const std::vector<double>& logits, const std::vector<int6
 
 }  // namespace
 
+bool router_weighs_shared(const MoeSpec& spec) {
+  return num_logits(spec) > spec.num_experts + spec.num_zero_experts;
+}
+
 ChoiceDifferences compare_choices(const Tensor& actual, const Tensor& expected) {
   ChoiceDifferences differences;
   for (int64_t token = 0; token < actual.shape()[0]; ++token) {

@@ -11,6 +11,9 @@
 
 namespace conclave::tool {
 
+// Whether the router weighs shared experts as well, which its choices of the others do not say.
+bool router_weighs_shared(const MoeSpec& spec);
+
 struct ChoiceDifferences {
   std::vector<int64_t> other_experts;  // tokens whose set of experts differs, ascending
   int64_t reordered = 0;               // tokens with the same experts in another order

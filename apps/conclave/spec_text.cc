@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <vector>
 
 namespace conclave::tool {
@@ -99,24 +101,23 @@ std::string_view weight_zero_words(WeightZero zeros) {
   return "";
 }
 
-// How the mode is written after the size.
-std::string_view shared_mode_word(SharedMode mode) {
-  switch (mode) {
-    case SharedMode::kNone:
-    case SharedMode::kAdd:
-      return "";
-    case SharedMode::kSigmoidGate:
-      return " gated";
-    case SharedMode::kAverage:
-      return " average";
-    case SharedMode::kSoftmaxMix:
-      return " mix";
-    case SharedMode::kRouterWeight:
-      return " routed";
-    case SharedMode::kFusedSlots:
-      return " slots";
-  }
-  return "";
+struct SharedModeRow {
+  SharedMode mode;
+  std::string_view name;
+  std::string_view word;  // behind the size
+};
+constexpr std::array kSharedModes = {
+    SharedModeRow{SharedMode::kNone, "none", ""},
+    SharedModeRow{SharedMode::kAdd, "add", ""},
+    SharedModeRow{SharedMode::kSigmoidGate, "sigmoid_gate", " gated"},
+    SharedModeRow{SharedMode::kAverage, "average", " average"},
+    SharedModeRow{SharedMode::kSoftmaxMix, "softmax_mix", " mix"},
+    SharedModeRow{SharedMode::kRouterWeight, "router_weight", " routed"},
+    SharedModeRow{SharedMode::kFusedSlots, "fused_slots", " slots"},
+};
+const SharedModeRow& row_of(SharedMode mode) {
+  const auto row = std::ranges::find(kSharedModes, mode, &SharedModeRow::mode);
+  return row == kSharedModes.end() ? kSharedModes.front() : *row;
 }
 
 }  // namespace
@@ -126,28 +127,10 @@ std::string shared_text(const SharedExpertSpec& shared) {
   const std::string size = shared.count == 1
                                ? fmt::format("{}", shared.intermediate_size)
                                : fmt::format("{} x {}", shared.count, shared.intermediate_size);
-  return size + std::string(shared_mode_word(shared.mode));
+  return size + std::string(row_of(shared.mode).word);
 }
 
-std::string_view shared_mode_name(SharedMode mode) {
-  switch (mode) {
-    case SharedMode::kNone:
-      return "none";
-    case SharedMode::kAdd:
-      return "add";
-    case SharedMode::kSigmoidGate:
-      return "sigmoid_gate";
-    case SharedMode::kAverage:
-      return "average";
-    case SharedMode::kSoftmaxMix:
-      return "softmax_mix";
-    case SharedMode::kRouterWeight:
-      return "router_weight";
-    case SharedMode::kFusedSlots:
-      return "fused_slots";
-  }
-  return "none";
-}
+std::string_view shared_mode_name(SharedMode mode) { return row_of(mode).name; }
 
 std::string_view renormalize_name(Renormalize renormalize) {
   switch (renormalize) {

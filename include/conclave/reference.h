@@ -18,6 +18,9 @@ namespace conclave::inline v0 {
 // sums, and with those of tensor cores. docs/quantisation.md derives both.
 inline constexpr double kFloat32CodeAmbiguity = 3e-5;
 inline constexpr double kTensorCoreCodeAmbiguity = 2e-3;
+// That of layers on the device of this context. Throws Error(kUnsupported) for one that this build
+// lacks.
+CONCLAVE_API double code_ambiguity(const Context& context);
 
 // Row-major; T rows each.
 struct ReferenceResult {
@@ -111,7 +114,7 @@ struct LayerResult {
   ConstTensorView banned_experts = {};
   std::span<const LoraAdapter> adapters = {};  // these two as in ReferenceArgs
   ConstTensorView adapter_ids = {};
-  // Ambiguity of the device that computed the result: kTensorCoreCodeAmbiguity for a GPU.
+  // Ambiguity of the device that computed the result: code_ambiguity of the layer's context.
   double code_ambiguity = kFloat32CodeAmbiguity;
   int32_t tp_size = 1;  // as in ReferenceArgs: the ParallelSpec's of the layer
 };

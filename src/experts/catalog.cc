@@ -174,6 +174,7 @@ constexpr std::array kDeviceRows = {
                      .cost = decoded_bytes_cost(),
                      .adds_rows = true,
                      .reads_factors = true,
+                     .decoded = DType::kF8E4M3,
                      .decodes_lanes = true}},
     DeviceKernelRow{{.name = kTileInt8Sm90, .supports = tile_int8_supports},
                     {.arithmetic = "wgmma_int8",

@@ -5,6 +5,7 @@
 #include "cuda/device_rates.h"
 #include "experts/problem.h"
 
+#include "conclave/dtype.h"
 #include "conclave/error.h"
 
 #include <cstddef>
@@ -80,8 +81,10 @@ struct DeviceKernel {
   size_t (*workspace_bytes)(const ExpertsProblem& problem, int64_t tokens) = nullptr;
   TileCost cost = {};
   bool adds_rows = false;  // takes DeviceExpertsCall::sums, with all of its tiles
-  // Reads DeviceExpertMatrix::factors in the place of scales and offsets.
+  // Reads DeviceExpertMatrix::factors in the place of scales and offsets. Rows are then of the type
+  // that codes become on their way.
   bool reads_factors = false;
+  DType decoded = DType::kBF16;
   // Reads quantised rows as values of bf16, where these hold them (quant/gpu_rows.h).
   bool reads_values = false;
   // Decodes CodeOrder::kLanesOfFloats to bytes: codes of rows lie in their order

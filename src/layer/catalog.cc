@@ -11,6 +11,7 @@
 
 #include "conclave/device.h"
 #include "conclave/error.h"
+#include "conclave/reference.h"
 
 #include <array>
 #include <string>
@@ -24,13 +25,32 @@ const DeviceRuntime* no_runtime(int32_t) { return nullptr; }
 
 constexpr std::array kEngines = {
 #if CONCLAVE_BUILD_CUDA
-    EngineRow{"cuda", DeviceKind::kCuda, describe_cuda, cuda_usable, make_cuda_engine,
-              plan_cuda_engine, cuda_candidates, cuda_runtime, cuda_routes, make_cuda_route,
-              experts::left_out_kernels},
+    EngineRow{.name = "cuda",
+              .device = DeviceKind::kCuda,
+              .code_ambiguity = kTensorCoreCodeAmbiguity,
+              .describe = describe_cuda,
+              .usable = cuda_usable,
+              .make = make_cuda_engine,
+              .plan = plan_cuda_engine,
+              .candidates = cuda_candidates,
+              .runtime = cuda_runtime,
+              .routes = cuda_routes,
+              .make_route = make_cuda_route,
+              .left_out = experts::left_out_kernels},
 #endif
-    EngineRow{"cpu", DeviceKind::kCpu, describe_host, host_usable, make_host_engine,
-              plan_host_engine, nullptr, no_runtime, nullptr, nullptr, nullptr,
-              make_unfilled_host_engine}};
+    EngineRow{.name = "cpu",
+              .device = DeviceKind::kCpu,
+              .code_ambiguity = kFloat32CodeAmbiguity,
+              .describe = describe_host,
+              .usable = host_usable,
+              .make = make_host_engine,
+              .plan = plan_host_engine,
+              .candidates = nullptr,
+              .runtime = no_runtime,
+              .routes = nullptr,
+              .make_route = nullptr,
+              .left_out = nullptr,
+              .make_unfilled = make_unfilled_host_engine}};
 
 }  // namespace
 
@@ -50,6 +70,8 @@ const EngineRow& engine_row(const Device& device) {
                .found = to_string(device),
                .hint = "configure with CONCLAVE_CUDA=ON where nvcc 12.4 or newer is"});
 }
+
+double code_ambiguity(const Context& context) { return engine_row(context).code_ambiguity; }
 
 const DeviceRuntime* device_runtime(const Context& context) {
   const Device device = parse_device(context.device());

@@ -173,6 +173,7 @@ struct KernelRow;
 struct EngineRow {
   std::string_view name;
   DeviceKind device = DeviceKind::kCpu;
+  double code_ambiguity = 0;  // as LayerResult::code_ambiguity of its results
   // Describes its devices if the first is usable: "cuda:0 NVIDIA H200, 139.8 GiB".
   std::string (*describe)();
   // Yes if this machine has the device, otherwise the reason.

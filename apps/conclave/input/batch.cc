@@ -1,5 +1,6 @@
 #include "input/batch.h"
 
+#include "choices.h"
 #include "input/machine_options.h"
 
 #include "conclave/convert.h"
@@ -24,9 +25,6 @@ void require_room(int64_t num_tokens, const MoeSpec& spec) {
   require_memory(2 * row_bytes * static_cast<uint64_t>(num_tokens), "the hidden states",
                  "ask for fewer tokens");
 }
-
-// If the router also weighs the shared experts, ids and weights do not say everything.
-bool takes_ids(const MoeSpec& spec) { return spec.shared.mode != SharedMode::kRouterWeight; }
 
 }  // namespace
 
@@ -55,7 +53,7 @@ BatchShape BatchSource::check(int64_t layer, const MoeSpec& spec) const {
   const TensorInfo& hidden = file_->find_hidden_states(layer, spec);
   return {.num_tokens = hidden.shape[0],
           .dtype = hidden.dtype,
-          .gives_ids = options_.routing == RoutingFrom::kFile && takes_ids(spec) &&
+          .gives_ids = options_.routing == RoutingFrom::kFile && !router_weighs_shared(spec) &&
                        file_->has(layer, "topk_ids")};
 }
 
@@ -92,7 +90,7 @@ void BatchSource::load_inputs(int64_t layer, const MoeSpec& spec, Batch& batch) 
 
 void BatchSource::load_routing(int64_t layer, const MoeSpec& spec, Batch& batch) const {
   const int64_t num_tokens = batch.hidden.shape()[0];
-  if (takes_ids(spec)) batch.topk_ids = file_->topk_ids(layer, spec, num_tokens);
+  if (!router_weighs_shared(spec)) batch.topk_ids = file_->topk_ids(layer, spec, num_tokens);
   if (batch.topk_ids) {
     batch.topk_weights = file_->topk_weights(layer, spec, num_tokens);
     if (!batch.topk_weights) file_->missing(layer, "topk_weights", "topk_ids are there without");

@@ -1,5 +1,7 @@
 #include "trace/recorded_routing.h"
 
+#include "choices.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -66,9 +68,7 @@ void check_record(const RoutingRecord& record, const std::string& file, int64_t 
                                   .found = text(found) + of_model});
 }
 
-bool ReplayedLayer::keeps_weights(const MoeSpec& spec) {
-  return spec.shared.mode != SharedMode::kRouterWeight;
-}
+bool ReplayedLayer::keeps_weights(const MoeSpec& spec) { return !router_weighs_shared(spec); }
 
 ReplayedLayer::ReplayedLayer(const RoutingReplay& replay, int64_t layer, const MoeSpec& spec,
                              int64_t num_tokens)

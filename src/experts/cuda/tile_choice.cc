@@ -84,11 +84,10 @@ TileWork expected_work(const Load& load, const DeviceTile& tile, double step) {
   return work;
 }
 
-// Each token is read once, each row written and read again: in the type of the weights, or beside
-// codes that are decoded as bf16, or as the bytes that these become.
+// Each token is read once, each row written and read again: in the type of the weights, or in that
+// which their codes become.
 double copy_seconds(const ExpertsProblem& problem, const DeviceKernelRow& row, int64_t tokens) {
-  const DType decoded = row.decodes_lanes ? DType::kF8E4M3 : DType::kBF16;
-  const int64_t bits = bit_size(row.reads_factors ? decoded : problem.weight_dtype);
+  const int64_t bits = bit_size(row.reads_factors ? row.decoded : problem.weight_dtype);
   const double rows = static_cast<double>(tokens) * static_cast<double>(1 + 2 * problem.top_k);
   const double row_bytes = static_cast<double>(problem.hidden_size * bits) / 8.0;
   const cuda::DeviceRates& device = problem.gpu().rates;
