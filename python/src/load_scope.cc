@@ -1,6 +1,7 @@
 #include "load_scope.h"
 
 #include <chrono>
+#include <string>
 
 namespace conclave::python {
 namespace {
@@ -19,6 +20,15 @@ LoadScope::LoadScope() {
 }
 
 LoadScope::~LoadScope() { is_loading = false; }
+
+void SignalSink::log(LogLevel level, std::string_view message) {
+  if (level < LogLevel::kWarning) return;
+  const std::string text(message);
+  const nb::gil_scoped_acquire held;
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) return;
+  if (is_loading) throw Interrupted{};
+  PyErr_WriteUnraisable(nullptr);
+}
 
 void SignalSink::progress(std::string_view, int64_t, int64_t) {
   if (!is_loading) return;

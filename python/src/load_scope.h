@@ -13,10 +13,10 @@ namespace conclave::python {
 struct Interrupted {};
 
 // The log sink of every context made here. Any thread may report progress; the one inside
-// run_interruptible checks for signals.
+// run_interruptible checks for signals. Warnings are those of Python, which may make them errors.
 class SignalSink final : public LogSink {
  public:
-  void log(LogLevel, std::string_view) override {}
+  void log(LogLevel level, std::string_view message) override;
   void progress(std::string_view phase, int64_t done, int64_t total) override;
 };
 

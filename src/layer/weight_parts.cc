@@ -5,6 +5,7 @@
 #include "core/row_stride.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
+#include "layer/gate_values.h"
 #include "quant/weight_block.h"
 
 // Inlined, so that an installed package does not depend on the library.
@@ -138,6 +139,7 @@ void load_dense(const Context& context, const LayerPlan& plan, const WeightSourc
       to.*one.vector = is_there ? load_vector(source, one.id) : std::vector<float>();
     } else if (is_there) {
       const ConstTensorView matrix = loader.load(one.id, 0);
+      if (one.id == weights::kRouter) warn_of_nan_rows(context, matrix);
       to.*one.product = gemm::make_dense_product(matrix, plan.isa, context.host_allocator());
       to.stored_hashes[one.id] = hash_of(matrix);
     }

@@ -7,12 +7,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -48,6 +50,69 @@ class RecordingSource final : public WeightSource {
   mutable std::mutex mutex_;
   mutable std::vector<Read> reads_;
 };
+
+// Has NaN in these rows of the gate.
+class NanGate final : public WeightSource {
+ public:
+  NanGate(const WeightSource& source, std::vector<int64_t> rows)
+      : source_(source), rows_(std::move(rows)) {}
+  WeightInfo describe(WeightId role) const override { return source_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    source_.read(role, expert, block, destination);
+    if (role != weights::kRouter) return;
+    // All bits set are a NaN of every type that a gate has.
+    const size_t row_bytes =
+        destination.size() / static_cast<size_t>(block.row_end - block.row_begin);
+    for (const int64_t row : rows_) {
+      if (row < block.row_begin || row >= block.row_end) continue;
+      const auto at = static_cast<size_t>(row - block.row_begin) * row_bytes;
+      std::ranges::fill(destination.subspan(at, 4), std::byte{0xff});
+    }
+  }
+
+ private:
+  const WeightSource& source_;
+  std::vector<int64_t> rows_;
+};
+
+class Warnings final : public LogSink {
+ public:
+  void log(LogLevel level, std::string_view message) override {
+    if (level == LogLevel::kWarning) texts.emplace_back(message);
+  }
+
+  std::vector<std::string> texts;
+};
+
+// Results do not show it: the expert is never chosen.
+TEST(Loading, AGateWithNan_IsToldToTheLog) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const MoeSpec spec = make_spec(12, 2, 40, 24, dtype);
+    const auto whole = make_synthetic_source(spec, 11);
+    Warnings warnings;
+    const Context context({.num_threads = 1, .log = &warnings});
+    MoeLayer layer = MoeLayer::create(context, spec, *whole);
+    EXPECT_TRUE(warnings.texts.empty());
+    layer.reload(NanGate(*whole, {3, 7}));
+    ASSERT_EQ(warnings.texts.size(), 1U);
+    EXPECT_NE(warnings.texts.front().find("2 of 12 rows of the gate have NaN, 3, 7:"),
+              std::string::npos)
+        << warnings.texts.front();
+    const Tensor hidden = random_tensor(DType::kF32, 50, 40, 3);
+    const auto output = run_layer(layer, hidden.view(), DType::kF32);
+    for (int64_t slot = 0; slot < int64_t{50} * spec.top_k; ++slot) {
+      const int32_t id = output.ids.as<int32_t>()[slot];
+      EXPECT_TRUE(id != 3 && id != 7) << "slot " << slot;
+    }
+    // More than a line has room for.
+    const NanGate all(*whole, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
+    static_cast<void>(MoeLayer::create(context, spec, all));
+    ASSERT_EQ(warnings.texts.size(), 2U);
+    EXPECT_NE(warnings.texts.back().find("12 of 12 rows"), std::string::npos);
+    EXPECT_NE(warnings.texts.back().find("6, 7, ...:"), std::string::npos) << warnings.texts.back();
+  }
+}
 
 bool is_routed(WeightId role) {
   return role == weights::kGate || role == weights::kUp || role == weights::kDown;

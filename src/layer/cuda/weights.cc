@@ -8,6 +8,7 @@
 #include "layer/cuda/mlp_weights.h"
 #include "layer/cuda/row_format.h"
 #include "layer/cuda/upload_lanes.h"
+#include "layer/gate_values.h"
 #include "layer/router_vectors.h"
 #include "spec/layer_weights.h"
 
@@ -284,6 +285,9 @@ void fill_cuda_weights(const Context& context, const CudaPlan& plan, const Weigh
                        std::span<const int32_t> places, Stream stream, CudaWeights& weights) {
   PinnedRings rings;
   UploadLanes lanes(source, to_cuda(stream), plan.device.ordinal, context.executor(), rings);
+  if (plan.spec.has_gate) {
+    warn_of_nan_rows(context, lanes.own().read_matrix(weights::kRouter).view());
+  }
   fill_rest(plan, source, lanes.own(), weights);
   fill_mlp(routed_source(plan, places), source, lanes, weights.routed, context);
   if (plan.shared) fill_mlp(shared_source(plan), source, lanes, weights.shared, context);
