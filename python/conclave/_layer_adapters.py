@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from conclave import _limits
-from conclave._layer_base import MOST_LAYERS, Array, LayerBase
+from conclave._layer_base import Array, LayerBase
 from conclave.checkpoint import Checkpoint
 from conclave.errors import ConclaveTypeError
 
@@ -60,15 +60,13 @@ class LayerAdapters(LayerBase):
             raise ConclaveTypeError(
                 f"{next(iter(factors))}: expected no arrays beside a directory, found some"
             )
-        if layer is None:
-            raise ConclaveTypeError("layer: expected a layer's number, found None")
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise ConclaveTypeError(
                 f"checkpoint: expected a Checkpoint, found {type(checkpoint).__name__}"
             )
         return self._core.add_adapter_from_directory(
             _limits.path("directory", directory),
-            _limits.integer("layer", layer, 0, MOST_LAYERS),
+            _limits.layer("layer", layer),
             None if gate_up_order is None else _limits.text("gate_up_order", gate_up_order),
             checkpoint._core if checkpoint is not None else None,
         )

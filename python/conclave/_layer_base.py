@@ -39,13 +39,18 @@ def split_of(
 ) -> dict[str, Any]:
     """What the caller says, by default the whole of both groups."""
     if parallel is not None:
-        return to_dict(parallel)
+        return to_dict(parallel, "parallel")
     split: dict[str, Any] = {}
     if communicator is not None:
         split.update(ep_size=communicator.size, ep_rank=communicator.rank)
     if tensor_communicator is not None:
         split.update(tp_size=tensor_communicator.size, tp_rank=tensor_communicator.rank)
     return split
+
+
+def counted(count: bool | None, context: _conclave.Context) -> bool:
+    """Whether a layer counts rows by expert: as the caller says, else where it costs nothing."""
+    return traits_of(context.device).counts if count is None else _limits.flag("count", count)
 
 
 def ranks_of(
@@ -87,7 +92,7 @@ def slots_of(
     if isinstance(slots, ExpertSlots):
         return slots._parts()
     num_experts, logical_of, first_of = _conclave.slots_of(
-        layer._core.spec()["num_experts"], to_dict(slots)
+        layer._core.spec()["num_experts"], to_dict(slots, "slots")
     )
     return num_experts, logical_of, first_of
 

@@ -6,13 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _conclave, _runtime
-from conclave._devices import traits_of
-from conclave._layer_base import Array, LayerBase, LayerT, Ranks, ranks_of, split_of
+from conclave import _conclave, _limits, _runtime
+from conclave._layer_base import (
+    Array,
+    LayerBase,
+    LayerT,
+    Ranks,
+    counted,
+    ranks_of,
+    split_of,
+)
 from conclave._shapes import as_loaded, complete_spec, device_of_experts
-from conclave._weights import given_weights
+from conclave._weights import checked_form, given_weights
 from conclave.checkpoint import Checkpoint, Feed
-from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, to_dict
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, given_fields, to_dict
 
 
 class LayerMaking(LayerBase):
@@ -56,16 +63,16 @@ class LayerMaking(LayerBase):
         experts, slices = ranks_of(communicator, tensor_communicator, device)
         context = _runtime.context(device, isa, experts, slices)
         arguments = (
-            layer,
-            to_dict(options or {}),
+            _limits.layer("layer", layer),
+            given_fields("options", options),
             split_of(parallel, experts, slices),
-            traits_of(context.device).counts if count is None else count,
-            plain_rows,
+            counted(count, context),
+            _limits.flag("plain_rows", plain_rows),
         )
         if isinstance(checkpoint, Feed):
             return cls(_conclave.Layer.from_feed(context, checkpoint._core, *arguments))
         if not isinstance(checkpoint, Checkpoint):
-            checkpoint = Checkpoint(checkpoint)
+            checkpoint = Checkpoint(_limits.path("checkpoint", checkpoint))
         return cls(_conclave.Layer.from_checkpoint(context, checkpoint._core, *arguments))
 
     @classmethod
@@ -117,10 +124,11 @@ class LayerMaking(LayerBase):
             Error: naming the argument, with what was expected and found.
         """
         given = given_weights(weights)
-        fields = complete_spec(to_dict(spec), given, transposed, expert_map)
-        orders = (gate_up_order, shared_gate_up_order)
-        given, orders = as_loaded(given, orders, transposed, fields)
-        device = device or device_of_experts(given)
+        form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
+        local_of = None if expert_map is None else form.local_of
+        fields = complete_spec(to_dict(spec, "spec"), given, form.transposed, local_of)
+        given, orders = as_loaded(given, form.orders, form.transposed, fields)
+        device = device_of_experts(given) if device is None else _limits.text("device", device)
         experts, slices = ranks_of(communicator, tensor_communicator, device)
         context = _runtime.context(device, isa, experts, slices)
         return cls(
@@ -128,11 +136,11 @@ class LayerMaking(LayerBase):
                 context,
                 fields,
                 given,
-                to_dict(options or {}),
+                given_fields("options", options),
                 split_of(parallel, experts, slices),
                 *orders,
-                transposed,
-                list(expert_map) if expert_map is not None else [],
-                traits_of(context.device).counts if count is None else count,
+                form.transposed,
+                form.local_of,
+                counted(count, context),
             )
         )

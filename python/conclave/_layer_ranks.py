@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conclave import _conclave, _limits, _runtime
-from conclave._devices import traits_of
 from conclave._layer_base import (
     MOST_BYTES,
     MOST_LAYERS,
@@ -16,6 +15,7 @@ from conclave._layer_base import (
     LayerT,
     Ranks,
     copying,
+    counted,
     ranks_of,
     required_ranks,
     slots_of,
@@ -24,12 +24,12 @@ from conclave._layer_base import (
 )
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
-from conclave._weights import given_weights
+from conclave._weights import checked_form, given_weights
 from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError
 from conclave.ranks import Communicator
-from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, to_dict
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, given_fields, to_dict
 
 
 class LayerRanks(LayerBase):
@@ -130,22 +130,22 @@ class LayerRanks(LayerBase):
         if checkpoint is None and not given:
             return type(self)(self._core.on_ranks(context, split))
         if checkpoint is not None:
-            if layer is None:
-                raise ConclaveTypeError("layer: expected a layer's number, found None")
+            layer = _limits.layer("layer", layer)
             if isinstance(checkpoint, Feed):
                 return type(self)(
                     self._core.on_ranks_from_feed(context, split, checkpoint._core, layer)
                 )
             if not isinstance(checkpoint, Checkpoint):
-                checkpoint = Checkpoint(checkpoint)
+                checkpoint = Checkpoint(_limits.path("checkpoint", checkpoint))
             return type(self)(
                 self._core.on_ranks_from_checkpoint(context, split, checkpoint._core, layer)
             )
-        orders = (gate_up_order, shared_gate_up_order)
-        given, orders = as_loaded(given, orders, transposed, self._core.spec())
-        local_of = list(expert_map) if expert_map is not None else []
+        form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
+        given, orders = as_loaded(given, form.orders, form.transposed, self._core.spec())
         return type(self)(
-            self._core.on_ranks_from_arrays(context, split, given, *orders, transposed, local_of)
+            self._core.on_ranks_from_arrays(
+                context, split, given, *orders, form.transposed, form.local_of
+            )
         )
 
     def regroup(
@@ -189,7 +189,7 @@ class LayerRanks(LayerBase):
             self._core.regroup(
                 context,
                 required_ranks(everyone, "everyone"),
-                None if parallel is None else to_dict(parallel),
+                None if parallel is None else to_dict(parallel, "parallel"),
                 *source_of(source),
                 *copying(processor_share, piece_bytes),
             )
@@ -237,11 +237,11 @@ class LayerRanks(LayerBase):
         return cls(
             _conclave.Layer.join(
                 context,
-                to_dict(spec),
-                to_dict(options or {}),
-                traits_of(context.device).counts if count is None else count,
+                to_dict(spec, "spec"),
+                given_fields("options", options),
+                counted(count, context),
                 required_ranks(everyone, "everyone"),
-                None if parallel is None else to_dict(parallel),
+                None if parallel is None else to_dict(parallel, "parallel"),
                 *source_of(source),
                 *copying(processor_share, piece_bytes),
             )

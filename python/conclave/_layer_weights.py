@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conclave import _conclave, _frameworks
+from conclave import _conclave, _frameworks, _limits
 from conclave._layer_base import Array, LayerBase
 from conclave._shapes import as_loaded
-from conclave._weights import given_weights
+from conclave._weights import checked_form, given_weights
 from conclave.checkpoint import Checkpoint, Feed
-from conclave.errors import ConclaveTypeError
 from conclave.refit import Refit, begin_refit, withdraw_refit
 
 
@@ -37,25 +36,21 @@ class LayerWeights(LayerBase):
         second copy and swaps; "in_place" overwrites, and a read that fails midway leaves a layer
         that refuses to run until a reload completes. Other arguments as in `from_tensors`.
         """
+        mode = _limits.text("mode", mode)
         if checkpoint is not None:
-            if layer is None:
-                raise ConclaveTypeError("layer: expected a layer's number, found None")
+            layer = _limits.layer("layer", layer)
             if isinstance(checkpoint, Feed):
                 self._core.reload_from_feed(checkpoint._core, layer, mode)
                 return
             if not isinstance(checkpoint, Checkpoint):
-                checkpoint = Checkpoint(checkpoint)
+                checkpoint = Checkpoint(_limits.path("checkpoint", checkpoint))
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
-        orders = (gate_up_order, shared_gate_up_order)
-        given, orders = as_loaded(given_weights(weights), orders, transposed, self._core.spec())
-        self._core.reload_from_arrays(
-            given,
-            mode,
-            *orders,
-            transposed,
-            list(expert_map) if expert_map is not None else [],
+        form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
+        given, orders = as_loaded(
+            given_weights(weights), form.orders, form.transposed, self._core.spec()
         )
+        self._core.reload_from_arrays(given, mode, *orders, form.transposed, form.local_of)
 
     def refit(
         self,

@@ -12,6 +12,8 @@ from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, Conclav
 
 Array = Any
 
+_MOST_LAYERS = 2**31 - 1
+
 
 def flags_of(banned: Array | Sequence[int] | None, num_columns: Callable[[], int]) -> Array | None:
     """Bans as flags: ids in a list, tuple, set or range become one bool for each expert; arrays
@@ -124,6 +126,17 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConclaveTypeError(f"{name}: expected a text, found {type(value).__name__}")
     return value
+
+
+def layer(name: str, value: Any) -> int:
+    """The number of a layer, which must be given; the library says whether there is such a layer.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument.
+    """
+    if value is None:
+        raise ConclaveTypeError(f"{name}: expected a layer's number, found None")
+    return integer(name, value, -_MOST_LAYERS, _MOST_LAYERS)
 
 
 def integers(name: str, values: Any, low: int, high: int) -> list[int]:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from conclave import _conclave
+from conclave import _conclave, _limits
 from conclave._devices import traits_of
 from conclave._meeting_places import LOST, TIMEOUT, comm_error
 from conclave.errors import (
@@ -135,6 +135,7 @@ def from_process_group(
             ConclaveUnsupportedError where the group carries no memory of the CPU and is asked to,
             or where this build or machine has no NCCL, or no such GPU, with the reason.
     """
+    timeout = _limits.real("timeout", timeout)
     dist = _module()
     if dist is None:
         raise ConclaveUnsupportedError(f"group: {reason_against()}")

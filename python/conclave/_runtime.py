@@ -78,6 +78,8 @@ def follow_threads() -> None:
 
 def device_name(device: str | None = None) -> str:
     """The device that a layer runs on, by default CONCLAVE_DEVICE, else "cpu"."""
+    if device is not None:
+        _limits.text("device", device)
     device = device or os.environ.get("CONCLAVE_DEVICE") or "cpu"
     return "cuda:0" if device == "cuda" else device
 
@@ -94,6 +96,8 @@ def context(
     Defaults are CONCLAVE_DEVICE, else "cpu", and CONCLAVE_ISA, else the best one.
     """
     device = device_name(device)
+    if isa is not None:
+        _limits.text("isa", isa)
     isa = isa or os.environ.get("CONCLAVE_ISA") or ""
     follow_threads()
     if communicator is not None or tensor_communicator is not None:

@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from conclave import _frameworks, _gradients
+from conclave import _frameworks, _gradients, _limits
+
+_MOST_EXPERTS = 2**31 - 1
+
+
+class ArrayForm(NamedTuple):
+    """How arrays hold the experts of a layer, as checked arguments."""
+
+    orders: tuple[str, str]  # of gate's and up's rows, of routed and of shared experts
+    transposed: bool
+    local_of: list[int]  # the index of each expert in the arrays; empty: they have all
+
+
+def checked_form(
+    gate_up_order: Any, shared_gate_up_order: Any, transposed: Any, expert_map: Any
+) -> ArrayForm:
+    """The arguments of these names.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument.
+    """
+    local_of = []
+    if expert_map is not None:
+        local_of = _limits.integers("expert_map", expert_map, -1, _MOST_EXPERTS)
+    orders = (
+        _limits.text("gate_up_order", gate_up_order),
+        _limits.text("shared_gate_up_order", shared_gate_up_order),
+    )
+    return ArrayForm(orders, _limits.flag("transposed", transposed), local_of)
 
 
 def given_weights(weights: Mapping[str, Any]) -> dict[str, Any]:

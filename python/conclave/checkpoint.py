@@ -8,8 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conclave import _conclave
+from conclave import _conclave, _limits
+from conclave.errors import ConclaveTypeError
 from conclave.spec import MoeSpec, from_dict, to_dict
+
+_MOST_LAYERS = 2**31 - 1
+_MOST_SIZE = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,30 @@ class CheckpointInfo:
         raise KeyError(f"layer {index}: this checkpoint's are {[x.index for x in self.layers]}")
 
 
+def _number(argument: str, layer: Any) -> int:
+    return _limits.integer(argument, layer, -_MOST_LAYERS, _MOST_LAYERS)
+
+
+def _listed(argument: str, values: Any) -> list[Any]:
+    if isinstance(values, (list, tuple)):
+        return list(values)
+    raise ConclaveTypeError(f"{argument}: expected a list, found {type(values).__name__}")
+
+
+def _config_text(quantization: Any) -> str:
+    """A quantization_config as JSON."""
+    if isinstance(quantization, str):
+        return quantization
+    if not isinstance(quantization, Mapping):
+        raise ConclaveTypeError(
+            f"quantization: expected a mapping or a text, found {type(quantization).__name__}"
+        )
+    try:
+        return json.dumps(quantization)
+    except (TypeError, ValueError) as error:
+        raise ConclaveTypeError(f"quantization: expected values of JSON, found {error}") from None
+
+
 def layer_info(values: dict[str, Any]) -> LayerInfo:
     """From the dictionary of the extension module."""
     return LayerInfo(**{**values, "spec": from_dict(MoeSpec, values["spec"])})
@@ -74,7 +102,12 @@ class Checkpoint:
         extra_layers: bool = False,
         verify: bool = False,
     ) -> None:
-        self._core = _conclave.Checkpoint.open(os.fspath(directory), experts, extra_layers, verify)
+        self._core = _conclave.Checkpoint.open(
+            _limits.path("directory", directory),
+            _limits.text("experts", experts),
+            _limits.flag("extra_layers", extra_layers),
+            _limits.flag("verify", verify),
+        )
 
     @property
     def info(self) -> CheckpointInfo:
@@ -122,22 +155,34 @@ class Feed:
         gguf_parts: Sequence[Any] = (),
     ) -> None:
         if sum(given is not None for given in (config_json, spec, gguf)) != 1:
-            raise TypeError("Feed: give config_json, or spec with model_type and layers, or gguf")
+            raise ConclaveTypeError(
+                "config_json: expected one of config_json, spec with model_type and layers, and "
+                "gguf, found none or several"
+            )
         if gguf is not None:
             if quantization is not None:
-                raise TypeError("Feed: quantization belongs to a spec; tensors of gguf have types")
-            self._core = _conclave.Feed.from_gguf(gguf, list(gguf_parts))
+                raise ConclaveTypeError(
+                    "quantization: expected with a spec; tensors of gguf have types"
+                )
+            self._core = _conclave.Feed.from_gguf(gguf, _listed("gguf_parts", gguf_parts))
             return
         if config_json is not None:
             if quantization is not None:
-                raise TypeError("Feed: quantization belongs to a spec; config_json has its own")
-            self._core = _conclave.Feed.from_config(config_json)
-        elif quantization is None:
-            self._core = _conclave.Feed.from_spec(to_dict(spec), model_type, list(layers))
+                raise ConclaveTypeError(
+                    "quantization: expected with a spec; config_json has its own"
+                )
+            self._core = _conclave.Feed.from_config(_limits.text("config_json", config_json))
+            return
+        of_layers = (
+            to_dict(spec, "spec"),
+            _limits.text("model_type", model_type),
+            _limits.integers("layers", layers, 0, _MOST_LAYERS),
+        )
+        if quantization is None:
+            self._core = _conclave.Feed.from_spec(*of_layers)
         else:
-            text = quantization if isinstance(quantization, str) else json.dumps(quantization)
             self._core = _conclave.Feed.from_method(
-                to_dict(spec), model_type, list(layers), text, list(modules)
+                *of_layers, _config_text(quantization), _limits.texts("modules", modules)
             )
 
     def put(
@@ -158,11 +203,13 @@ class Feed:
 
         Returns whether a MoE layer has a use for it; others are forgotten.
         """
+        name = _limits.text("name", name)
         if type is not None:
-            sizes = None if shape is None else [int(size) for size in shape]
-            return self._core.put_gguf(name, tensor, type, sizes)
+            kind = type if isinstance(type, str) else _limits.integer("type", type, 0, _MOST_LAYERS)
+            sizes = None if shape is None else _limits.integers("shape", shape, 0, _MOST_SIZE)
+            return self._core.put_gguf(name, tensor, kind, sizes)
         if shape is not None:
-            raise TypeError("put: a shape goes with a type")
+            raise ConclaveTypeError("shape: expected with a type, found one without")
         return self._core.put(name, tensor)
 
     @property
@@ -172,19 +219,19 @@ class Feed:
 
     def missing(self, limit: int = 10) -> list[str]:
         """What has not come yet, "NAME [rows, cols]"; empty when complete."""
-        return self._core.missing(limit)
+        return self._core.missing(_limits.integer("limit", limit, 0, _MOST_LAYERS))
 
     def is_complete(self, layer: int) -> bool:
         """Whether every weight of a layer has come."""
-        return self._core.is_complete(layer)
+        return self._core.is_complete(_number("layer", layer))
 
     def layer(self, index: int) -> LayerInfo:
         """A complete layer."""
-        return layer_info(self._core.layer(index))
+        return layer_info(self._core.layer(_number("index", index)))
 
     def release(self, layer: int) -> None:
         """Frees the copies of one layer; it counts as missing again."""
-        self._core.release(layer)
+        self._core.release(_number("layer", layer))
 
 
 def inspect(

@@ -192,6 +192,16 @@ class Layer(LayerMaking, LayerAdapters, LayerWeights, LayerRanks):
         return from_dict(MoeSpec, self._core.spec())
 
     @property
+    def num_logits(self) -> int:
+        """Columns of logits: experts, zero experts, and shared ones that the router weighs."""
+        return self._core.num_logits
+
+    @property
+    def num_slots(self) -> int:
+        """Ids and weights of a token: `top_k`, and shared experts that are slots."""
+        return self._core.num_slots
+
+    @property
     def parallel(self) -> ParallelSpec:
         """Which part of it this layer holds."""
         return from_dict(ParallelSpec, self._core.parallel())

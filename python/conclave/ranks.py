@@ -69,8 +69,14 @@ def connect(
         with the reason. Error: for an unknown transport, ranks that are none of the group, and
         what the bootstrap raises.
     """
-    chosen = -1 if group is None else group
-    if group is not None and group < 0:
+    transport = _limits.text("transport", transport)
+    rank = _limits.integer("rank", rank, -_MOST, _MOST)
+    size = _limits.integer("size", size, -_MOST, _MOST)
+    meeting_point = _limits.text("meeting_point", meeting_point)
+    device = _limits.text("device", device)
+    timeout = _limits.real("timeout", timeout)
+    chosen = -1 if group is None else _limits.integer("group", group, -_MOST, _MOST)
+    if group is not None and chosen < 0:
         raise ConclaveValueError(f"group: expected 0 or more, or None, found {group}")
     if transport == _process_groups.TRANSPORT:
         return _of_torch(rank, size, bootstrap, device, group, timeout)
@@ -190,7 +196,7 @@ def survivors(failed: Any, *, deadline: float | None = None) -> Survivors:
         ConclaveCommError: with the name kCommExcluded on a rank that came after the others had gone
         on without it. Error: where the transport cannot do this, with the reason.
     """
-    if deadline is not None and not deadline > 0:
+    if deadline is not None and not _limits.real("deadline", deadline) > 0:
         raise ConclaveValueError(f"deadline: expected seconds above 0, or None, found {deadline}")
     if not isinstance(failed, Communicator):
         failed = _process_groups.shared_communicator(failed)

@@ -63,10 +63,10 @@ def _keys_there(tokens: Tokens, count: int, like: Array, stream: int) -> Any:
     return tokens
 
 
-def _spec_of(layer: Any) -> dict[str, Any]:
+def _checked(layer: Any) -> Layer:
     if not isinstance(layer, Layer):
         raise ConclaveTypeError(f"layer: expected a Layer, found {type(layer).__name__}")
-    return layer._core.spec()
+    return layer
 
 
 def _layer_number(layer: Any) -> int:
@@ -173,7 +173,7 @@ class RoutingRecorder:
         fields = [
             _conclave.recorded_layer(
                 _limits.integer("layer", number, 0, _MOST_LAYERS - 1),
-                layer._core.spec() if isinstance(layer, Layer) else to_dict(layer),
+                layer._core.spec() if isinstance(layer, Layer) else to_dict(layer, "layers"),
             )
             for number, layer in layers.items()
         ]
@@ -242,9 +242,7 @@ class RoutingRecorder:
         **arguments: Any,
     ) -> Array:
         """`layer.forward(hidden, **arguments)`, recorded as layer `number`."""
-        spec = _spec_of(layer)
-        shared = spec["shared"]
-        slots = spec["top_k"] + (shared["count"] if shared["mode"] == "fused_slots" else 0)
+        slots = _checked(layer).num_slots
         rows = _frameworks.shape_of(hidden, "hidden")
         shape = (rows[0] if rows else 0, slots)  # what has no rows is refused by the layer
         captured = {}
@@ -350,7 +348,7 @@ class RoutingReplay:
         return ids, weights
 
     def _check_sizes(self, layer: Layer, number: int) -> None:
-        _, num_ids, num_slots, _ = _conclave.recorded_layer(number, _spec_of(layer))
+        _, num_ids, num_slots, _ = _conclave.recorded_layer(number, _checked(layer)._core.spec())
         if self._slots[number] == num_slots and self._num_ids[number] <= num_ids:
             return
         raise ConclaveValueError(
@@ -371,7 +369,7 @@ class RoutingReplay:
         """
         ids, weights = self.routing(number, tokens, like=hidden)
         self._check_sizes(layer, _layer_number(number))
-        if layer._core.spec()["shared"]["mode"] == "router_weight":
+        if layer._core.router_weighs_shared:
             return layer.forward(hidden, topk_ids=ids, **arguments)
         return layer.forward(hidden, topk_ids=ids, topk_weights=weights, **arguments)
 

@@ -12,7 +12,7 @@ from conclave import _conclave, _limits
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
 from conclave._transaction import Transaction, reason_of
-from conclave._weights import given_weights
+from conclave._weights import ArrayForm, checked_form, given_weights
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error
 from conclave.spec import MoeSpec, to_dict
@@ -41,13 +41,6 @@ def _named_tensors(tensors: Any) -> list[str] | None:
     if tensors is None:
         return None
     return _limits.some("tensors", _limits.texts("tensors", tensors))
-
-
-def _orders(gate_up_order: Any, shared_gate_up_order: Any) -> tuple[str, str]:
-    return (
-        _limits.text("gate_up_order", gate_up_order),
-        _limits.text("shared_gate_up_order", shared_gate_up_order),
-    )
 
 
 def _map_of(experts: Sequence[int] | None, num_experts: int) -> list[int]:
@@ -147,17 +140,18 @@ class SharedWeightsWriter:
         transposed: bool = False,
         **weights: Array | Sequence[Array] | None,
     ) -> None:
-        fields = to_dict(spec)
+        fields = to_dict(spec, "spec")
         self._experts = _named_experts(experts)
         self._num_experts = int(fields.get("num_experts", 0))
         arrays = given_weights(weights)
         _check_counts(arrays, self._experts, self._num_experts)
+        form = checked_form(gate_up_order, shared_gate_up_order, transposed, None)
         self._core = _conclave.SharedWeightsWriter(
             _limits.path("path", path),
             fields,
             arrays,
-            *_orders(gate_up_order, shared_gate_up_order),
-            _limits.flag("transposed", transposed),
+            *form.orders,
+            form.transposed,
             _map_of(self._experts, self._num_experts),
             _limits.integer("layer", layer, 0, _MOST_VERSION),
         )
@@ -235,7 +229,13 @@ class Refit(Transaction):
         if communicator is None:
             communicator = self._communicator
         ranks = communicator_of(communicator, "communicator")
-        self._core.send_over(ranks, _limits.integer("root", root, 0, _MOST))
+        try:
+            root = _limits.integer("root", root, 0, _MOST)
+        except Error as error:
+            self._core.send_over(ranks, 0)
+            self._core.give_up(reason_of(error))
+            raise
+        self._core.send_over(ranks, root)
         rank = root if ranks is None else ranks.rank
         receives = rank != root
         try:
@@ -247,9 +247,8 @@ class Refit(Transaction):
             elif checkpoint is not None:
                 self._stage_loaded(checkpoint, layer, part)
             else:
-                orders = _orders(gate_up_order, shared_gate_up_order)
-                is_transposed = _limits.flag("transposed", transposed)
-                self._stage_arrays(given, orders, is_transposed, expert_map, named, part)
+                form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
+                self._stage_arrays(given, form, expert_map is not None, named, part)
         except BaseException as error:
             self._core.give_up(reason_of(error))
             raise
@@ -272,9 +271,7 @@ class Refit(Transaction):
         if isinstance(checkpoint, SharedWeights):
             self._core.stage_shared(checkpoint._core, *part)
             return
-        if layer is None:
-            raise ConclaveTypeError("layer: expected a layer's number, found None")
-        layer = _limits.integer("layer", layer, -_MOST, _MOST)
+        layer = _limits.layer("layer", layer)
         if isinstance(checkpoint, Feed):
             self._core.stage_feed(checkpoint._core, layer, *part)
             return
@@ -285,21 +282,19 @@ class Refit(Transaction):
     def _stage_arrays(
         self,
         given: dict[str, Any],
-        orders: tuple[str, str],
-        transposed: bool,
-        expert_map: Sequence[int] | None,
+        form: ArrayForm,
+        has_map: bool,
         experts: Sequence[int] | None,
         part: tuple[list[int], list[str]],
     ) -> None:
         spec = self._layer._core.spec()
-        arrays, orders = as_loaded(given, orders, transposed, spec)
+        arrays, orders = as_loaded(given, form.orders, form.transposed, spec)
         named = experts if experts is not None else self._experts
-        if expert_map is None:
+        local_of = form.local_of
+        if not has_map:
             _check_counts(arrays, named, spec["num_experts"])
             local_of = _map_of(named, spec["num_experts"])
-        else:
-            local_of = _limits.integers("expert_map", expert_map, -1, _MOST)
-        self._core.stage_arrays(arrays, *orders, transposed, local_of, *part)
+        self._core.stage_arrays(arrays, *orders, form.transposed, local_of, *part)
 
     _experts: Sequence[int] | None = None
 

@@ -6,6 +6,7 @@ experts, S shared experts. Types are given by name (``"bfloat16"``) or as a dtyp
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -260,26 +261,36 @@ class LayerOptions:
 _Record = TypeVar("_Record")
 
 
-def to_dict(record: Any) -> dict[str, Any]:
+def to_dict(record: Any, argument: str = "") -> dict[str, Any]:
     """The dictionary that the extension module takes: a record, or a mapping as it is.
 
     Fields that are None are left out, which gives them their default.
+
+    Raises:
+        ConclaveTypeError: naming the argument, if it has a name.
     """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         items: Any = ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record))
     elif isinstance(record, Mapping):
         items = record.items()
     else:
+        named = f"{argument}: " if argument else ""
         raise ConclaveTypeError(
-            f"expected MoeSpec, LayerOptions or another record, or a mapping, "
+            f"{named}expected MoeSpec, LayerOptions or another record, or a mapping, "
             f"found {type(record).__name__}"
         )
     return {name: _plain(name, value) for name, value in items if value is not None}
 
 
+def given_fields(argument: str, record: Any) -> dict[str, Any]:
+    """The same of an argument that may be None, for all defaults."""
+    return {} if record is None else to_dict(record, argument)
+
+
 def _plain(name: str, value: Any) -> Any:
     if name == "options":
-        return dict(value)
+        with contextlib.suppress(TypeError, ValueError):  # the extension module refuses others
+            return dict(value)
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return to_dict(value)
     return list(value) if isinstance(value, tuple) else value

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conclave import _conclave, _runtime
+from conclave import _conclave, _limits, _runtime
 from conclave.errors import ConclaveValueError
-from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, to_dict
+from conclave.spec import LayerOptions, MoeSpec, ParallelSpec, given_fields, to_dict
+
+_MOST_TOKENS = 2**63 - 1
 
 
 def tuning_candidates(
@@ -40,12 +42,13 @@ def tuning_candidates(
         ConclaveValueError: tokens is below 1; on a GPU also a value that no layer could have.
         ConclaveTypeError: a field has the wrong type. Both name the argument or field.
     """
+    tokens = _limits.integer("tokens", tokens, -_MOST_TOKENS, _MOST_TOKENS)
     if tokens < 1:
         raise ConclaveValueError(f"tokens: expected 1 or more, found {tokens}")
     return _conclave.tuning_candidates(
         _runtime.context(device),
-        to_dict(spec),
-        to_dict(options or {}),
-        to_dict(parallel or {}),
+        to_dict(spec, "spec"),
+        given_fields("options", options),
+        given_fields("parallel", parallel),
         tokens,
     )

@@ -189,7 +189,7 @@ void bind_feed(nb::module_& module) {
       [](CheckpointFeed& self, const std::string& name, nb::handle tensor) {
         return put_tensor(self, name, tensor, FeedMemory::kCopy);
       },
-      nb::arg("name"), nb::arg("tensor"),
+      nb::arg("name"), nb::arg("tensor").none(),
       "Takes a copy of a tensor under its full name. True if a MoE layer has a use for it.");
   feed.def(
       "put_in_place",

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -82,6 +81,22 @@ std::vector<std::shared_ptr<Communicator>> local_ranks(int32_t num_ranks, double
     ranks.push_back(shared(std::move(rank)));
   }
   return ranks;
+}
+
+template <class T>
+T value_of(nb::handle given, const char* name, const char* expected) {
+  T value;
+  if (nb::try_cast<T>(given, value)) return value;
+  throw Error(ErrorCode::kDType, {.what = "an argument has the wrong type",
+                                  .tensor = name,
+                                  .expected = expected,
+                                  .found = nb::cast<std::string>(nb::str(given.type()))});
+}
+std::vector<int64_t> counts_of(nb::handle given, const char* name) {
+  return value_of<std::vector<int64_t>>(given, name, "a list of integers, one for each rank");
+}
+std::string text_of(nb::handle given, const char* name) {
+  return value_of<std::string>(given, name, "a text");
 }
 
 // Vectors that an operation reads and writes.
@@ -215,45 +230,54 @@ class Exchange {
 };
 
 std::unique_ptr<Exchange> begin_all_to_all(Communicator& self, nb::handle send,
-                                           const std::vector<int64_t>& send_counts, nb::handle recv,
-                                           const std::vector<int64_t>& recv_counts,
-                                           const std::string& phase) {
+                                           nb::handle send_counts, nb::handle recv,
+                                           nb::handle recv_counts, nb::handle phase) {
   Buffers buffers(send, recv);
   const int64_t step = buffers.element_bytes();
-  Blocks sent(send_counts, step, buffers.in().size(), "send_counts");
-  Blocks received(recv_counts, step, buffers.out().size(), "recv_counts");
+  Blocks sent(counts_of(send_counts, "send_counts"), step, buffers.in().size(), "send_counts");
+  Blocks received(counts_of(recv_counts, "recv_counts"), step, buffers.out().size(), "recv_counts");
   return std::make_unique<Exchange>(self, std::move(buffers), std::move(sent), std::move(received),
-                                    phase);
+                                    text_of(phase, "phase"));
 }
 
-void all_gather(Communicator& self, nb::handle send, nb::handle recv,
-                const std::optional<std::vector<int64_t>>& counts, const std::string& phase) {
+void all_gather(Communicator& self, nb::handle send, nb::handle recv, nb::handle counts,
+                nb::handle phase) {
   const Buffers buffers(send, recv);
-  if (!counts) {
+  const std::string step = text_of(phase, "phase");
+  if (counts.is_none()) {
     const nb::gil_scoped_release released;
-    return self.all_gather(buffers.in(), buffers.out(), phase);
+    return self.all_gather(buffers.in(), buffers.out(), step);
   }
-  const Blocks received(*counts, buffers.element_bytes(), buffers.out().size(), "counts");
+  const Blocks received(counts_of(counts, "counts"), buffers.element_bytes(), buffers.out().size(),
+                        "counts");
   Blocks sent({}, 1, 0, "counts");
   sent.bytes.assign(static_cast<size_t>(self.size()), static_cast<int64_t>(buffers.in().size()));
   sent.offsets.assign(static_cast<size_t>(self.size()), 0);
-  exchange_blocks(self, buffers, sent, received, phase);
+  exchange_blocks(self, buffers, sent, received, step);
 }
 
-void all_reduce(Communicator& self, nb::handle send, nb::handle recv, const std::string& phase) {
+void all_reduce(Communicator& self, nb::handle send, nb::handle recv, nb::handle phase) {
   const Buffers buffers(send, recv);
+  const std::string step = text_of(phase, "phase");
   const nb::gil_scoped_release released;
-  self.all_reduce(buffers.in(), buffers.out(), buffers.dtype(), ReduceOp::kSum, phase);
+  self.all_reduce(buffers.in(), buffers.out(), buffers.dtype(), ReduceOp::kSum, step);
 }
 
-void all_to_all(Communicator& self, nb::handle send, const std::vector<int64_t>& send_counts,
-                nb::handle recv, const std::vector<int64_t>& recv_counts,
-                const std::string& phase) {
+void all_to_all(Communicator& self, nb::handle send, nb::handle send_counts, nb::handle recv,
+                nb::handle recv_counts, nb::handle phase) {
   const Buffers buffers(send, recv);
   const int64_t step = buffers.element_bytes();
-  const Blocks sent(send_counts, step, buffers.in().size(), "send_counts");
-  const Blocks received(recv_counts, step, buffers.out().size(), "recv_counts");
-  exchange_blocks(self, buffers, sent, received, phase);
+  const Blocks sent(counts_of(send_counts, "send_counts"), step, buffers.in().size(),
+                    "send_counts");
+  const Blocks received(counts_of(recv_counts, "recv_counts"), step, buffers.out().size(),
+                        "recv_counts");
+  exchange_blocks(self, buffers, sent, received, text_of(phase, "phase"));
+}
+
+void abort_for(Communicator& self, nb::handle reason) {
+  const std::string text = text_of(reason, "reason");
+  const nb::gil_scoped_release released;
+  self.abort(text);
 }
 
 bool is_usable(Communicator& self) {
@@ -285,20 +309,21 @@ void bind_communicator(nb::module_& module) {
           "barrier", [](Communicator& self) { self.barrier("barrier"); },
           nb::call_guard<nb::gil_scoped_release>(),
           "Waits until every rank calls it, at most for the timeout.")
-      .def("all_gather", &all_gather, nb::arg("send"), nb::arg("recv"),
-           nb::arg("counts") = nb::none(), nb::arg("phase") = "all_gather",
+      .def("all_gather", &all_gather, nb::arg("send").none(), nb::arg("recv").none(),
+           nb::arg("counts").none() = nb::none(), nb::arg("phase").none() = "all_gather",
            "Every rank's vector, on the CPU, one behind the other in rank order. send [n], recv "
            "[ranks n]; with counts, the length of each rank's vector, recv [sum of counts].")
-      .def("all_reduce", &all_reduce, nb::arg("send"), nb::arg("recv"),
-           nb::arg("phase") = "all_reduce",
+      .def("all_reduce", &all_reduce, nb::arg("send").none(), nb::arg("recv").none(),
+           nb::arg("phase").none() = "all_reduce",
            "The sum of every rank's vector, in rank order. send and recv [n], apart, of float32, "
            "float64, int32 or int64, on the CPU.")
-      .def("all_to_all", &all_to_all, nb::arg("send"), nb::arg("send_counts"), nb::arg("recv"),
-           nb::arg("recv_counts"), nb::arg("phase") = "all_to_all",
+      .def("all_to_all", &all_to_all, nb::arg("send").none(), nb::arg("send_counts").none(),
+           nb::arg("recv").none(), nb::arg("recv_counts").none(),
+           nb::arg("phase").none() = "all_to_all",
            "A block to each rank and one from it, in rank order; counts are numbers of elements.")
-      .def("begin_all_to_all", &begin_all_to_all, nb::arg("send"), nb::arg("send_counts"),
-           nb::arg("recv"), nb::arg("recv_counts"), nb::arg("phase") = "all_to_all",
-           nb::keep_alive<0, 1>(),
+      .def("begin_all_to_all", &begin_all_to_all, nb::arg("send").none(),
+           nb::arg("send_counts").none(), nb::arg("recv").none(), nb::arg("recv_counts").none(),
+           nb::arg("phase").none() = "all_to_all", nb::keep_alive<0, 1>(),
            "The same without waiting: the exchange goes on while this rank does other work, where "
            "the transport can. send stays as it is, and recv is not read, until the result's wait "
            "has returned.")
@@ -309,10 +334,8 @@ void bind_communicator(nb::module_& module) {
             return is_usable(self);
           },
           "False once an operation has failed: the group is to be connected anew.")
-      .def(
-          "abort", [](Communicator& self, const std::string& reason) { self.abort(reason); },
-          nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>(),
-          "Makes every present and later wait of every rank fail. From any thread.");
+      .def("abort", &abort_for, nb::arg("reason").none(),
+           "Makes every present and later wait of every rank fail. From any thread.");
   module.def("connect", &connect_rank, nb::arg("transport"), nb::arg("rank"), nb::arg("size"),
              nb::arg("meeting_point"), nb::arg("group"), nb::arg("timeout"), nb::arg("device") = "",
              nb::arg("bootstrap").none() = nb::none(), nb::arg("exchange") = nb::none(),

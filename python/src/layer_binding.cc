@@ -231,6 +231,19 @@ void bind_layer(nb::module_& module) {
   layer.def(
       "spec", [](const PyLayer& self) { return spec_to_dict(self.layer().spec()); },
       "The spec as a dictionary.");
+  layer.def_prop_ro(
+      "num_logits", [](const PyLayer& self) { return num_logits(self.layer().spec()); },
+      "Columns of the logits: all experts, and shared ones that the router weighs.");
+  layer.def_prop_ro(
+      "num_slots", [](const PyLayer& self) { return num_slots(self.layer().spec()); },
+      "Ids and weights of a token: the router's choices, and shared experts that are slots.");
+  layer.def_prop_ro(
+      "router_weighs_shared",
+      [](const PyLayer& self) {
+        const MoeSpec& spec = self.layer().spec();
+        return num_logits(spec) > spec.num_experts + spec.num_zero_experts;
+      },
+      "Whether the router weighs shared experts too, which ids and weights do not say.");
   layer.def(
       "parallel", [](const PyLayer& self) { return parallel_to_dict(self.layer().parallel()); },
       "The split as a dictionary.");
@@ -262,45 +275,6 @@ void bind_layer(nb::module_& module) {
   bind_regroup(module, layer);
   module.def("call_arguments", &call_arguments,
              "The arguments of Layer.forward, in its order, with shapes and types.");
-  module.def(
-      "make_plan",
-      [](const PyContext& context, const nb::dict& spec, const nb::dict& options,
-         const nb::dict& parallel) {
-        const Plan plan = make_plan(context.context(), spec_from_dict(spec),
-                                    options_from_dict(options), parallel_from_dict(parallel));
-        nb::dict dict = plan_to_dict(plan);
-        dict["text"] = explain(plan);
-        return dict;
-      },
-      nb::arg("context"), nb::arg("spec"), nb::arg("options"), nb::arg("parallel"),
-      "The plan that a layer of this spec would have, without weights.");
-  module.def(
-      "default_spec", [] { return spec_to_dict(MoeSpec{}); },
-      "Every field of a spec with its default.");
-  module.def(
-      "default_options", [] { return options_to_dict(LayerOptions{}); },
-      "Every option of a layer with its default.");
-  module.def(
-      "default_parallel", [] { return parallel_to_dict(ParallelSpec{}); },
-      "Every field of a split with its default.");
-  module.def(
-      "check_spec", [](const nb::dict& spec) { validate(spec_from_dict(spec)); }, nb::arg("spec"),
-      "Raises where a spec is not valid, naming the field.");
-  module.def(
-      "count_parameters",
-      [](const nb::dict& spec) {
-        const ParameterCount count = count_parameters(spec_from_dict(spec));
-        return std::pair(count.total, count.active);
-      },
-      nb::arg("spec"), "Weight elements of a layer: all, and those that a token uses.");
-  module.def(
-      "weight_forms",
-      [] {
-        nb::list forms;
-        for (const WeightForm& form : weight_forms()) forms.append(weight_form_to_dict(form));
-        return nb::typed<nb::list, nb::dict>(std::move(forms));
-      },
-      "The forms of weights that tools offer by name.");
 }
 
 }  // namespace conclave::python

@@ -12,6 +12,7 @@
 #include "record.h"
 #include "refit.h"
 #include "routing.h"
+#include "specs.h"
 #include "tool.h"
 #include "tuning.h"
 #include "wording.h"
@@ -27,6 +28,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_gguf_blocks(module);
   conclave::python::bind_methods(module);
   conclave::python::bind_tuning(module);
+  conclave::python::bind_specs(module);
   conclave::python::bind_layer(module);
   conclave::python::bind_refit(module);
   conclave::python::bind_shared_weights(module);

@@ -375,6 +375,10 @@ def test_a_root_that_fails_is_learnt_of_by_the_others():
         kind = conclave.ConclaveTypeError if rank == 0 else conclave.ConclaveCommError
         with pytest.raises(kind, match="experts"):
             refit.stage(communicator=experts, **({"experts": "x"} if rank == 0 else {}))
+        # So does a rank that names no rank.
+        kind = conclave.ConclaveTypeError if rank == 1 else conclave.ConclaveCommError
+        with pytest.raises(kind, match="root"):
+            refit.stage(communicator=experts, **({"root": "x"} if rank == 1 else weights_of(2)))
         np.testing.assert_array_equal(run(layer), before)
         with pytest.raises(conclave.Error):
             refit.commit()

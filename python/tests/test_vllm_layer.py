@@ -665,3 +665,22 @@ def test_what_is_no_tensor_is_not_loaded(weight):
     layer = filled()
     with pytest.raises(ConclaveTypeError, match="loaded_weight: expected a tensor"):
         layer.weight_loader(layer.w13_weight, weight, "w13_weight", "w1", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, (None, 1.5, "8", [8], True)) for name in SIZES),
+        *((name, (1.5, "1", [1])) for name in ("num_expert_group", "topk_group", "tp_size")),
+        ("num_redundant_experts", (1.5, "1", [1])),
+        *((name, ("1", [1], True)) for name in ("swiglu_limit", "routed_scaling_factor")),
+        ("scoring_func", (None, 3, ["softmax"])),
+        ("prefix", (None, 3, ["layer"])),
+        ("activation", (None, 3, ["silu"])),
+        ("params_dtype", (3, "float32", torch.int8)),
+    ],
+)
+def test_wrong_types_are_errors_by_name(name, values):
+    for value in values:
+        with pytest.raises(Error, match=rf"^{name}\b"):
+            vllm.FusedMoE(**{**SIZES, name: value})

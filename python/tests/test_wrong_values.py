@@ -1,8 +1,10 @@
-"""Arguments of refits, shared weights and regrouping that are no values of theirs: every one is a
-`conclave.Error` that begins with the argument's name, and nothing has changed."""
+"""Arguments that are no values of theirs, of layers, checkpoints, ranks, refits and what else takes
+some: every one is a `conclave.Error` that begins with the argument's name, and nothing has changed.
+"""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,13 @@ E, H, INNER = 3, 16, 8
 SPEC = conclave.MoeSpec(
     num_experts=E, top_k=2, hidden_size=H, intermediate_size=INNER, weight_dtype="float32"
 )
+SPEC_FIELDS = {
+    "num_experts": E,
+    "top_k": 2,
+    "hidden_size": H,
+    "intermediate_size": INNER,
+    "weight_dtype": "float32",
+}
 ROWS = numpy.random.default_rng(1).standard_normal((2, H), dtype="float32")
 
 NO_NUMBERS = (-1, 2**64, 1.5, "x", [1], object())
@@ -115,6 +124,195 @@ def test_wrong_values_are_errors_by_name(
             call(layer, **{name: value})
     layer.refit().rollback()  # none of them holds the layer
     assert numpy.array_equal(layer(ROWS), before)
+
+
+MODEL = pathlib.Path(__file__).parents[2] / "testdata" / "qwen3-moe-tiny"
+CONFIG = MODEL.joinpath("config.json").read_text()
+NO_TEXTS = (3, b"cpu", [], object())
+NO_RECORDS = (3, "x", [1], object(), conclave.MoeSpec)
+
+
+def from_checkpoint(**given: Any) -> None:
+    conclave.Layer.from_checkpoint(**({"checkpoint": MODEL, "layer": 0} | given))
+
+
+def from_tensors(**given: Any) -> None:
+    conclave.Layer.from_tensors(**({"spec": SPEC} | weights() | given))
+
+
+def reload(**given: Any) -> None:
+    conclave.Layer.from_tensors(SPEC, **weights()).reload(**(weights() | given))
+
+
+def reload_model(**given: Any) -> None:
+    layer = conclave.Layer.from_checkpoint(MODEL, 0)
+    layer.reload(**({"checkpoint": MODEL, "layer": 0} | given))
+
+
+def on_ranks(**given: Any) -> None:
+    conclave.Layer.from_tensors(SPEC, **weights()).on_ranks(**(weights() | given))
+
+
+def load_adapter(**given: Any) -> None:
+    options = conclave.LayerOptions(max_adapter_rank=4)
+    layer = conclave.Layer.from_tensors(SPEC, options=options, **weights())
+    arrays = {"down_a": ROWS, "down_b": ROWS} if "scale" in given or "name" in given else {}
+    layer.load_adapter(**({"directory": None if arrays else MODEL, "layer": 0} | arrays | given))
+
+
+def open_model(**given: Any) -> None:
+    conclave.Checkpoint(**({"directory": MODEL} | given))
+
+
+def feed(**given: Any) -> None:
+    of_layers = {"spec": SPEC, "model_type": "qwen3_moe", "layers": [0]}
+    conclave.Feed(**(given if "config_json" in given else of_layers | given))
+
+
+def put(**given: Any) -> None:
+    array = numpy.zeros((2, 2), dtype="float32")
+    conclave.Feed(CONFIG).put(**({"name": "x", "tensor": array} | given))
+
+
+def ask_feed(call: str) -> Callable[..., None]:
+    def ask(**given: Any) -> None:
+        getattr(conclave.Feed(CONFIG), call)(**given)
+
+    return ask
+
+
+def connect(**given: Any) -> None:
+    conclave.connect(**({"transport": "local"} | given))
+
+
+def survive(**given: Any) -> None:
+    conclave.survivors(**({"failed": everyone()} | given))
+
+
+def group_of(**given: Any) -> None:
+    conclave.local_group(**({"num_ranks": 1} | given))
+
+
+def operation(call: str, *names: str) -> Callable[..., None]:
+    """An operation of a rank, whose other arguments are right."""
+
+    def operate(**given: Any) -> None:
+        send, recv = numpy.zeros(2, dtype="float32"), numpy.zeros(2, dtype="float32")
+        right = {"send": send, "recv": recv, "send_counts": [2], "recv_counts": [2], "reason": ""}
+        getattr(everyone(), call)(**({name: right[name] for name in names} | given))
+
+    return operate
+
+
+def candidates(**given: Any) -> None:
+    conclave.tuning_candidates(**({"spec": SPEC, "tokens": 1} | given))
+
+
+VECTORS = ("send", "recv")
+BLOCKS = ("send", "send_counts", "recv", "recv_counts")
+NO_COUNTS = (3, "x", [1.5], [None], object())
+MAKING: list[tuple[Callable[..., None], str, tuple[Any, ...]]] = [
+    (from_checkpoint, "checkpoint", (None, 3, [], object())),
+    (from_checkpoint, "layer", (None, 1.5, "0", [0], object(), 2**64)),
+    (from_checkpoint, "device", NO_TEXTS),
+    (from_checkpoint, "isa", NO_TEXTS),
+    (from_checkpoint, "options", NO_RECORDS),
+    (from_checkpoint, "parallel", NO_RECORDS),
+    (from_checkpoint, "count", NO_FLAGS),
+    (from_checkpoint, "plain_rows", (None, *NO_FLAGS)),
+    (from_checkpoint, "communicator", (3, "x", [])),
+    (from_checkpoint, "tensor_communicator", (3, "x", [])),
+    (from_tensors, "spec", (None, *NO_RECORDS)),
+    (from_tensors, "device", NO_TEXTS),
+    (from_tensors, "isa", NO_TEXTS),
+    (from_tensors, "options", NO_RECORDS),
+    (from_tensors, "parallel", NO_RECORDS),
+    (from_tensors, "gate_up_order", (None, *NO_TEXTS, "both")),
+    (from_tensors, "shared_gate_up_order", (None, *NO_TEXTS, "both")),
+    (from_tensors, "transposed", (None, *NO_FLAGS)),
+    (from_tensors, "expert_map", (*NO_LISTS, [0, 1, -2])),
+    (from_tensors, "count", NO_FLAGS),
+    (from_tensors, "gate_up", (3, "x", object())),
+    (from_tensors, "down", (3, "x", object())),
+    (from_tensors, "router", (3, "x", object())),
+    (reload, "mode", (None, *NO_TEXTS, "anyhow")),
+    (reload, "gate_up_order", (None, *NO_TEXTS)),
+    (reload, "transposed", (None, *NO_FLAGS)),
+    (reload, "expert_map", NO_LISTS),
+    (reload_model, "checkpoint", (3, [], object())),
+    (reload_model, "layer", (None, 1.5, "0", [0], object())),
+    (on_ranks, "transposed", (None, *NO_FLAGS)),
+    (on_ranks, "expert_map", NO_LISTS),
+    (on_ranks, "old_ranks", NO_LISTS),
+    (load_adapter, "directory", (3, [], object())),
+    (load_adapter, "layer", (None, 1.5, "0", [0], object())),
+    (load_adapter, "checkpoint", (3, "x", object())),
+    (load_adapter, "scale", (None, "1", [], object())),
+    (load_adapter, "name", (None, *NO_TEXTS)),
+    (open_model, "directory", (None, 3, [], object())),
+    (open_model, "experts", (None, *NO_TEXTS)),
+    (open_model, "extra_layers", (None, *NO_FLAGS)),
+    (open_model, "verify", (None, *NO_FLAGS)),
+    (feed, "config_json", (3, b"{}", [])),
+    (feed, "model_type", (None, *NO_TEXTS)),
+    (feed, "layers", (*NO_LISTS, [-1])),
+    (feed, "quantization", (3, [], object(), {"bits": object()})),
+    (put, "name", (None, *NO_TEXTS)),
+    (put, "tensor", (None, 3, "x", object())),
+    (put, "type", (1.5, [], object(), -1)),
+    (put, "shape", ([2, 2],)),
+    (ask_feed("missing"), "limit", NO_NUMBERS),
+    (ask_feed("is_complete"), "layer", (None, *NO_NUMBERS[1:])),
+    (ask_feed("layer"), "index", (None, *NO_NUMBERS[1:])),
+    (ask_feed("release"), "layer", (None, *NO_NUMBERS[1:])),
+    (connect, "transport", (None, *NO_TEXTS)),
+    (connect, "rank", (None, *NO_NUMBERS[1:])),
+    (connect, "size", (None, *NO_NUMBERS[1:])),
+    (connect, "meeting_point", (None, *NO_TEXTS)),
+    (connect, "device", (None, *NO_TEXTS)),
+    (connect, "group", NO_NUMBERS),
+    (connect, "timeout", (None, "1", [], object(), 0, -1)),
+    (survive, "failed", (None, 3, "x", object())),
+    (survive, "deadline", ("1", [], object(), 0, -1)),
+    (group_of, "num_ranks", (None, *NO_NUMBERS, 0)),
+    (group_of, "timeout", (None, "1", [], object(), 0)),
+    (operation("all_gather", *VECTORS), "send", (None, 3, "x", object())),
+    (operation("all_gather", *VECTORS), "recv", (None, 3, "x", object())),
+    (operation("all_gather", *VECTORS), "counts", (*NO_COUNTS, [3])),
+    (operation("all_gather", *VECTORS), "phase", (None, *NO_TEXTS)),
+    (operation("all_reduce", *VECTORS), "phase", (None, *NO_TEXTS)),
+    (operation("all_to_all", *BLOCKS), "send_counts", (None, *NO_COUNTS, [3])),
+    (operation("all_to_all", *BLOCKS), "recv_counts", (None, *NO_COUNTS, [3])),
+    (operation("begin_all_to_all", *BLOCKS), "send_counts", (None, *NO_COUNTS, [3])),
+    (operation("begin_all_to_all", *BLOCKS), "phase", (None, *NO_TEXTS)),
+    (operation("abort"), "reason", (None, *NO_TEXTS)),
+    (candidates, "spec", (None, *NO_RECORDS)),
+    (candidates, "tokens", (None, *NO_NUMBERS, 0)),
+    (candidates, "options", NO_RECORDS),
+    (candidates, "parallel", NO_RECORDS),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "values"), MAKING, ids=lambda v: getattr(v, "__name__", v)
+)
+def test_wrong_types_are_errors_by_name(
+    call: Callable[..., None], name: str, values: tuple[Any, ...]
+) -> None:
+    for value in values:
+        with pytest.raises(conclave.Error, match=rf"^{name}\b"):
+            call(**{name: value})
+
+
+def test_fields_of_records_are_named() -> None:
+    for fields, name in (
+        ({"router": 3}, "router"),
+        ({"router": {"options": 3}}, r"router\.options"),
+        ({"activation": {"limit": "x"}}, r"activation\.limit"),
+        ({3: 3}, "3"),
+    ):
+        with pytest.raises(conclave.Error, match=f"^{name}"):
+            conclave.Layer.from_tensors({**SPEC_FIELDS, **fields}, **weights())
 
 
 def test_named_experts_may_be_an_array(layer: conclave.Layer) -> None:

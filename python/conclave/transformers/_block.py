@@ -212,14 +212,11 @@ class PatchedBlock:
         seen: dict[str, torch.Tensor] = {}
         arguments: dict[str, Any] = {}
         if wants:
-            spec = layer.spec
+            top_k = layer.spec.top_k
             count, make = rows.shape[0], rows.new_empty
-            width = spec.num_experts + spec.num_zero_experts
-            if spec.shared.mode == "router_weight":
-                width += spec.shared.count
-            seen["logits"] = make(count, width, dtype=torch.float32)
-            seen["ids"] = make(count, spec.top_k, dtype=torch.int32)
-            seen["weights"] = make(count, spec.top_k, dtype=torch.float32)
+            seen["logits"] = make(count, layer.num_logits, dtype=torch.float32)
+            seen["ids"] = make(count, top_k, dtype=torch.int32)
+            seen["weights"] = make(count, top_k, dtype=torch.float32)
             arguments = {f"captured_{name}": tensor for name, tensor in seen.items()}
         if self._is_hashed and token_ids is not None:
             arguments["token_ids"] = token_ids.reshape(-1)

@@ -168,7 +168,7 @@ class _ReplayedBlock:
         arguments.pop("captured_logits", None)
         arguments.pop("token_ids", None)
         arguments["topk_ids"] = torch.where(mask, recorded_ids, ids)
-        if spec["shared"]["mode"] != "router_weight":  # there the router weighs
+        if not layer._core.router_weighs_shared:
             arguments["topk_weights"] = torch.where(mask, recorded_weights, weights)
         return layer.forward(rows, **arguments)
 

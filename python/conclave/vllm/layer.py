@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conclave import _gradients
+from conclave import _gradients, _limits
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 from conclave.vllm._modules import LayerNames, members_of
 from conclave.vllm._operator import routed_sum
@@ -22,6 +22,8 @@ from conclave.vllm.named import NamedLayer
 from conclave.vllm.parallel import FusedMoEConfig, FusedMoEParallelConfig
 from conclave.vllm.quant_method.choose import choose_method
 from conclave.vllm.router.factory import create_fused_moe_router
+
+_MOST = 2**31 - 1
 
 
 class FusedMoE(NamedLayer):
@@ -137,6 +139,26 @@ class FusedMoE(NamedLayer):
         _check_sizes(
             num_experts=num_experts, hidden_size=hidden_size, intermediate_size=intermediate_size
         )
+        _check_integers(
+            top_k=top_k,
+            num_redundant_experts=num_redundant_experts,
+            num_expert_group=num_expert_group,
+            topk_group=topk_group,
+            tp_size=tp_size,
+            dp_size=dp_size,
+            pcp_size=pcp_size,
+            shared_experts_stream_token_threshold=shared_experts_stream_token_threshold,
+        )
+        _check_numbers(
+            routed_scaling_factor=routed_scaling_factor,
+            swiglu_limit=swiglu_limit,
+            swiglu_alpha=swiglu_alpha,
+            swiglu_beta=swiglu_beta,
+            activation_situ_beta=activation_situ_beta,
+            activation_situ_linear_beta=activation_situ_linear_beta,
+        )
+        prefix = _limits.text("prefix", prefix)
+        scoring_func = _limits.text("scoring_func", scoring_func)
         _check_type(params_dtype)
         _refuse_classes(
             runner_cls=runner_cls,
@@ -375,9 +397,21 @@ def _check_threshold(tokens: int | None) -> None:
         )
 
 
+def _check_integers(**given: int | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            _limits.integer(name, value, -_MOST, _MOST)
+
+
+def _check_numbers(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            _limits.real(name, value)
+
+
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
+        if _limits.integer(name, size, -_MOST, _MOST) < 1:
             raise ConclaveValueError(f"{name}: expected 1 or more, found {size}")
 
 
