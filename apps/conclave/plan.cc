@@ -159,8 +159,8 @@ PlanRequest request_of(const PlanOptions& options, const MoeSpec& spec) {
   const bool bytes = options.dispatch.empty() ? product_kind(spec) == ProductKind::kBytes
                                               : options.dispatch == "e4m3";
   request.dispatch_bits = bytes ? 8 : 16;
-  request.combine =
-      options.combine == "unreduced" ? CombineRows::kUnreduced : CombineRows::kReducedPerRank;
+  if (options.combine == "unreduced") request.combine = EpCombine::kUnreduced;
+  if (options.combine == "rounded") request.combine = EpCombine::kRoundedPerRank;
   if (!options.reserve.empty()) {
     request.reserve_bytes = static_cast<double>(parse_byte_size(options.reserve, "--reserve"));
   }
@@ -238,8 +238,9 @@ void add_plan_command(CommandLine& line) {
                  "Rows on their way to experts (default: e4m3 beside 8-bit rows and weights, else "
                  "bf16)");
   command
-      .choice("--combine", options->combine, {"per-rank", "unreduced"},
-              "How rows come home, in bf16: added up on each rank, or one by one")
+      .choice("--combine", options->combine, {"per-rank", "rounded", "unreduced"},
+              "How rows come home: added up on each rank in float32, such sums rounded to 16 bits, "
+              "or one by one")
       .with_default();
   command.text("--reserve", "SIZE", options->reserve,
                "Memory of each GPU for caches and all that is not counted, such as 40GB");

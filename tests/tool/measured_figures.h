@@ -452,4 +452,45 @@ inline constexpr MeasuredRows kMeasuredRows[] = {
     {128, 2048, 4, 17.0, 20.3}, {4096, 7168, 2, 143, 273},  {4096, 7168, 4, 313, 594},
     {4096, 2048, 4, 112, 192}};
 
+// Layers over two H200 of one host (2026-11-30-plans-of-two-gpus.md of the same folder): a forward
+// in a graph, sums in float32. `tokens` is what the plan calls so, those that a GPU brings: two
+// tensor-parallel ranks have twice as many.
+struct MeasuredRankLayer {
+  const char* model;
+  const char* form;
+  MeasuredSizes sizes;
+  const char* strategy;
+  std::vector<MeasuredCall> calls;
+};
+inline const std::vector<MeasuredRankLayer>& measured_rank_layers() {
+  static const std::vector<MeasuredRankLayer> kLayers = {
+      {"qwen3-235b",
+       "bf16",
+       {128, 8, 4096, 1536},
+       "EP 2 linear",
+       {{16, 532.4}, {128, 614.9}, {1024, 897.7}, {4096, 2757.0}}},
+      {"mixtral-8x7b",
+       "bf16",
+       {8, 2, 4096, 14336},
+       "EP 2 linear",
+       {{16, 353.1}, {128, 462.7}, {1024, 1531.6}, {4096, 5084.2}}},
+      {"qwen3-30b",
+       "bf16",
+       {128, 8, 2048, 768},
+       "EP 2 linear",
+       {{16, 158.7}, {128, 181.8}, {1024, 327.7}, {4096, 926.3}}},
+      {"deepseek-v3",
+       "fp8-block",
+       {256, 8, 7168, 2048},
+       "EP 2 linear",
+       {{16, 819.6}, {128, 1350.4}, {512, 1480.4}, {4096, 4099.0}}},
+      {"qwen3-235b", "bf16", {128, 8, 4096, 1536}, "TP 2", {{8, 362.5}, {32, 564.2}}},
+      {"mixtral-8x7b",
+       "bf16",
+       {8, 2, 4096, 14336},
+       "TP 2",
+       {{8, 338.3}, {32, 346.6}, {512, 797.6}, {2048, 2644.1}}}};
+  return kLayers;
+}
+
 }  // namespace conclave::testing

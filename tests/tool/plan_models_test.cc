@@ -76,33 +76,44 @@ TEST(ExchangeModel, FasterLinks_AreFasterInProportion) {
   }
 }
 
-PlannedModel model_of(const testing::MeasuredLayer& layer) {
+PlannedModel model_of(const char* name, const char* form, const testing::MeasuredSizes& sizes) {
   MoeSpec spec;
-  spec.num_experts = layer.sizes.experts;
-  spec.top_k = layer.sizes.top_k;
-  spec.hidden_size = layer.sizes.hidden;
-  spec.intermediate_size = layer.sizes.intermediate;
+  spec.num_experts = sizes.experts;
+  spec.top_k = sizes.top_k;
+  spec.hidden_size = sizes.hidden;
+  spec.intermediate_size = sizes.intermediate;
   spec.has_gate = false;  // the measured calls were given ids and weights
-  set_weight_type(layer.form, spec);
+  set_weight_type(form, spec);
   const LayerBytes bytes = layer_bytes(spec, *make_synthetic_source(spec, 0));
-  return {.name = layer.model,
-          .model_type = "",
-          .layers = {{.index = 0, .spec = spec, .bytes = bytes}}};
+  return {.name = name, .model_type = "", .layers = {{.index = 0, .spec = spec, .bytes = bytes}}};
+}
+
+PlannedModel model_of(const testing::MeasuredLayer& layer) {
+  return model_of(layer.model, layer.form, layer.sizes);
 }
 
 // The whole way from drawn choices to microseconds.
-double predicted_us(const PlannedModel& model, int64_t tokens,
-                    const std::string& rule = "uniform") {
+StrategyPlan predicted(const PlannedModel& model, const char* cluster, const std::string& strategy,
+                       int64_t tokens, const std::string& rule) {
   const SyntheticTrace trace({.num_experts = model.spec().num_experts,
                               .top_k = model.spec().top_k,
                               .num_tokens = std::clamp<int64_t>(16 * tokens, 2 * tokens, 32768),
                               .layers = {0}},
                              {.choice = parse_trace_choice(rule), .text = rule});
-  const ClusterPlan plan =
-      plan_cluster(model, trace, {.cluster = parse_cluster("1:h200"), .tokens = {tokens}});
-  EXPECT_EQ(plan.rows.size(), 1U);
-  EXPECT_EQ(plan.rows.front().exchange_us, 0);
-  return plan.rows.front().layer_us.mean;
+  const int32_t bits = product_kind(model.spec()) == ProductKind::kBytes ? 8 : 16;
+  const ClusterPlan plan = plan_cluster(
+      model, trace, {.cluster = parse_cluster(cluster), .tokens = {tokens}, .dispatch_bits = bits});
+  const auto row = std::ranges::find_if(
+      plan.rows, [&](const StrategyPlan& it) { return it.strategy.name() == strategy; });
+  EXPECT_NE(row, plan.rows.end()) << strategy;
+  return row == plan.rows.end() ? StrategyPlan{} : *row;
+}
+
+double predicted_us(const PlannedModel& model, int64_t tokens,
+                    const std::string& rule = "uniform") {
+  const StrategyPlan row = predicted(model, "1:h200", "1 GPU", tokens, rule);
+  EXPECT_EQ(row.exchange_us, 0);
+  return row.layer_us.mean;
 }
 
 TEST(ComputeModel, MeasuredLayers_AreWithinTheStatedErrors) {
@@ -161,6 +172,32 @@ TEST(ComputeModel, LayersThatNothingWasFittedTo_AreClose) {
   EXPECT_LE(sum / count, kMean);
   RecordProperty("mean_error", std::to_string(sum / count));
   RecordProperty("worst_error", std::to_string(worst));
+}
+
+TEST(RankModel, LayersOverTwoGpus_AreWithinTheStatedErrors) {
+  double sum = 0;
+  double worst = 0;
+  int count = 0;
+  for (const testing::MeasuredRankLayer& layer : testing::measured_rank_layers()) {
+    const PlannedModel model = model_of(layer.model, layer.form, layer.sizes);
+    for (const testing::MeasuredCall& call : layer.calls) {
+      const double us =
+          predicted(model, "2:h200", layer.strategy, call.tokens, "uniform").layer_us.mean;
+      const double error = relative_error(us, call.us);
+      EXPECT_LE(error, kRankFacts.worst_error)
+          << layer.strategy << ": " << layer.model << ", " << call.tokens
+          << " tokens a GPU: predicted " << us << ", measured " << call.us;
+      sum += error;
+      worst = std::max(worst, error);
+      ++count;
+    }
+  }
+  EXPECT_EQ(count, kRankFacts.calls);
+  EXPECT_LE(sum / count, kRankFacts.mean_error);
+  // The statement is not kinder to the plan than the figures are, nor too modest.
+  EXPECT_GT(worst, 0.9 * kRankFacts.worst_error) << worst;
+  EXPECT_GT(sum / count, 0.6 * kRankFacts.mean_error);
+  RecordProperty("mean_error", std::to_string(sum / count));
 }
 
 TEST(ComputeModel, SlowerGpus_TakeLonger) {

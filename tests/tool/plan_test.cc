@@ -298,8 +298,8 @@ TEST(Planner, Bytes_AreThoseOfTheRows) {
   const double rows = 16 * 2048;
   // One copy over the network, and 3 + 4 x 3/4 within nodes.
   EXPECT_NEAR(row.dispatch_bytes, rows * 7, 1e-3 * rows);
-  EXPECT_NEAR(row.combine_bytes, 2 * rows * 7, 1e-3 * rows);
-  EXPECT_NEAR(row.network_bytes, 3 * rows, 1e-3 * rows);
+  EXPECT_NEAR(row.combine_bytes, 4 * rows * 7, 1e-3 * rows);
+  EXPECT_NEAR(row.network_bytes, 5 * rows, 1e-3 * rows);
   EXPECT_DOUBLE_EQ(row.balance.mean, 1);
   EXPECT_EQ(row_of(plan, "TP 4", 16).network_bytes, 0);
 }
@@ -310,11 +310,11 @@ TEST(Planner, UnreducedRows_AreMore) {
   const SyntheticTrace trace = trace_of(spec, "uniform", 4096);
   const double reduced =
       row_of(plan_cluster(model_of(spec), trace, request), "EP 4 linear", 256).combine_bytes;
-  request.combine = CombineRows::kUnreduced;
+  request.combine = EpCombine::kUnreduced;
   const double unreduced =
       row_of(plan_cluster(model_of(spec), trace, request), "EP 4 linear", 256).combine_bytes;
   // Six of eight choices are elsewhere, on 2.7 of three other ranks.
-  EXPECT_NEAR(unreduced, 256 * 2048 * 2 * 6.0, 0.03 * unreduced);
+  EXPECT_NEAR(unreduced, 256 * 2048 * 4 * 6.0, 0.03 * unreduced);
   EXPECT_GT(unreduced, 2 * reduced);
 }
 

@@ -6,8 +6,8 @@
 namespace conclave::tool {
 namespace {
 
-constexpr double kSumBytes = 4;     // a number that tensor-parallel ranks add up
-constexpr double kResultBytes = 2;  // a number in a row on its way home
+constexpr double kSumBytes = 4;      // a number that ranks add up, or that comes home to be added
+constexpr double kRoundedBytes = 2;  // a number of a sum that was rounded for its way home
 
 // Copies that cross a link of a node: those for ranks of the home's node, and those that came over
 // the network, unless the GPU at which they arrive has the expert.
@@ -39,11 +39,12 @@ TravelBytes travel_bytes(const PlacedLayer& placed, const PlanRequest& request, 
   const double own = tokens * placed.strategy.tp;
   const auto width = static_cast<double>(expert_width(placed.layer.spec));
   const double out = own * width * request.dispatch_bits / 8;
-  const double home = own * width * kResultBytes;
+  const bool rounded = request.combine == EpCombine::kRoundedPerRank;
+  const double home = own * width * (rounded ? kRoundedBytes : kSumBytes);
   const double links = copies_on_links(group, copies.to_ranks, copies.within_node);
   TravelBytes bytes{.dispatch = {links * out, copies.to_nodes * out},
                     .combine = {links * home, copies.to_nodes * home}};
-  if (request.combine == CombineRows::kUnreduced) {
+  if (request.combine == EpCombine::kUnreduced) {
     const double unreduced =
         copies_on_links(group, copies.choices_elsewhere, copies.choices_within_node);
     bytes.combine = {unreduced * home,

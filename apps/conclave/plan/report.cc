@@ -161,7 +161,15 @@ const char* dispatch_name(const PlanRequest& request) {
 }
 
 const char* combine_name(const PlanRequest& request) {
-  return request.combine == CombineRows::kUnreduced ? "unreduced" : "per-rank";
+  switch (request.combine) {
+    case EpCombine::kUnreduced:
+      return "unreduced";
+    case EpCombine::kRoundedPerRank:
+      return "rounded";
+    case EpCombine::kReducedPerRank:
+      break;
+  }
+  return "per-rank";
 }
 
 nlohmann::ordered_json plan_json(const PlannedModel& model, const ClusterPlan& plan) {
