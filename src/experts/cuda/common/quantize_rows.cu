@@ -122,14 +122,13 @@ __device__ __forceinline__ float times(float x, const Reciprocal& reciprocal) {
 
 using Words = uint32_t[kPart / 4];
 
-template <class Codes, class Divide>
+template <class Divide, class Pack>
 __device__ __forceinline__ void encode_with(const float (&x)[kPart], Words& words,
-                                            const Divide& by_scale) {
+                                            const Divide& by_scale, const Pack& pack) {
 #pragma unroll
   for (int i = 0; i < kPart / 4; ++i) {
-    const uint32_t low = Codes::pack(by_scale(x[4 * i]), by_scale(x[4 * i + 1]));
-    const uint32_t high = Codes::pack(by_scale(x[4 * i + 2]), by_scale(x[4 * i + 3]));
-    words[i] = low | high << 16;
+    words[i] = pack(by_scale(x[4 * i]), by_scale(x[4 * i + 1]), by_scale(x[4 * i + 2]),
+                    by_scale(x[4 * i + 3]));
   }
 }
 
@@ -139,17 +138,25 @@ enum class Scale : uint8_t { kDynamic, kStatic };
 // needs care. With a dynamic one its scale is infinite, and so its quotient is NaN already.
 template <class Codes, class T, Scale kScale>
 __device__ __forceinline__ void encode(const float (&x)[kPart], float scale, Words& words) {
+  const auto pack_near = [](float a, float b, float c, float d) {
+    return Codes::pack_near(a, b, c, d);
+  };
   if (sizeof(T) == 2 && kScale == Scale::kDynamic && is_plain(scale)) {
     const Reciprocal reciprocal = reciprocal_of(scale);
-    encode_with<Codes>(x, words, [=](float value) { return times(value, reciprocal); });
+    encode_with(
+        x, words, [=](float value) { return times(value, reciprocal); }, pack_near);
   } else if (sizeof(T) == 4 && kScale == Scale::kDynamic && has_inverse(scale)) {
     const Inverse inverse = inverse_of(scale);
-    encode_with<Codes>(x, words, [=](float value) { return times(value, inverse); });
+    encode_with(
+        x, words, [=](float value) { return times(value, inverse); }, pack_near);
   } else {
-    encode_with<Codes>(x, words, [=](float value) {
-      return kScale == Scale::kStatic ? quant::code_quotient(value, scale)
-                                      : __fdiv_rn(value, scale);
-    });
+    encode_with(
+        x, words,
+        [=](float value) {
+          return kScale == Scale::kStatic ? quant::code_quotient(value, scale)
+                                          : __fdiv_rn(value, scale);
+        },
+        [](float a, float b, float c, float d) { return Codes::pack(a, b, c, d); });
   }
 }
 

@@ -2,7 +2,9 @@
 // quantize_rows.h says what they mean.
 #pragma once
 
+#include "cuda/device/pack.cuh"
 #include "experts/cuda/common/e4m3.cuh"
+#include "experts/cuda/common/vocabulary.h"
 #include "quant/int8/int8.h"
 
 #include <cstdint>
@@ -10,13 +12,13 @@
 
 namespace conclave::inline v0::experts {
 
-// Rows become codes, two to a half word, and have a scale for their largest magnitude.
+// Rows become codes, four to a word, and have a scale for their largest magnitude.
 struct E4m3Rows {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return pack_e4m3(low, high);
+  static __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
+    return pack_e4m3(a, b, c, d);
   }
   static __device__ __forceinline__ uint32_t pack_near(float a, float b, float c, float d) {
-    return pack_e4m3(a, b, c, d);
+    return pack(a, b, c, d);
   }
   static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
     return group_scale(amax, power_of_two);
@@ -28,8 +30,10 @@ struct E4m3Rows {
 };
 // No code of int8 says that a value is not finite: the scale of its row does.
 struct Int8Rows {
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return code(low) | code(high) << 8;
+  // Subnormal scales have few bits, so that a quotient may be well beyond the largest code.
+  static __device__ __forceinline__ uint32_t pack(float a, float b, float c, float d) {
+    return ptx::pack_signed_bytes(__float2int_rn(a), __float2int_rn(b), __float2int_rn(c),
+                                  __float2int_rn(d));
   }
   // Four quotients by a scale that is not subnormal: none is beyond the largest code, and a sum
   // that leaves no bits below the unit rounds to nearest even.
@@ -37,10 +41,6 @@ struct Int8Rows {
     const auto code = [](float x) { return __float_as_uint(__fadd_rn(x, 0x1.8p23F)); };
     return __byte_perm(__byte_perm(code(a), code(b), 0x0040), __byte_perm(code(c), code(d), 0x0040),
                        0x5410);
-  }
-  // Subnormal scales have few bits, so that a quotient may be well beyond the largest code.
-  static __device__ __forceinline__ uint32_t code(float quotient) {
-    return static_cast<uint32_t>(max(-128, min(127, __float2int_rn(quotient)))) & 0xFFU;
   }
   static __device__ __forceinline__ float scale(float amax, bool power_of_two) {
     return amax < INFINITY ? quant::step_of(amax, quant::Int8::kLargest, power_of_two) : NAN;

@@ -78,9 +78,9 @@ struct StoredRow {
 #pragma unroll 1
     for (int32_t column = 0; column < columns; column += 32 * kQuad) {
       const float4 x = __ldcg(reinterpret_cast<const float4*>(values + column));
-      const uint32_t low = Rule::pack(__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale));
-      const uint32_t high = Rule::pack(__fdiv_rn(x.z, scale), __fdiv_rn(x.w, scale));
-      *reinterpret_cast<uint32_t*>(codes + column) = low | high << 16;
+      *reinterpret_cast<uint32_t*>(codes + column) =
+          Rule::pack(__fdiv_rn(x.x, scale), __fdiv_rn(x.y, scale), __fdiv_rn(x.z, scale),
+                     __fdiv_rn(x.w, scale));
     }
   }
 };
