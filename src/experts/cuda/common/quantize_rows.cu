@@ -294,8 +294,9 @@ constexpr int kHeld = 2;
 template <class Codes, class T, Vectors kVectors>
 __global__ void __launch_bounds__(kThreads)
     quantize_whole_rows(const QuantizeRowsCuda args, const RowGrid grid) {
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
+  // Rows that are ready are requested before the grouping, which says where they go, has ended.
+  const bool waits_first = !args.rows_are_ready || args.live_rows != nullptr;
+  if (waits_first) ptx::grid_dependency_wait();
   const int32_t threads = grid.warps_of_row * 32;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int64_t row = int64_t{blockIdx.x} * (kThreads / threads) + thread / threads;
@@ -306,12 +307,19 @@ __global__ void __launch_bounds__(kThreads)
   const auto columns_left = [&](int64_t column) {
     return static_cast<int32_t>(max(int64_t{0}, min(int64_t{kPart}, columns - column)));
   };
+  Part<T> parts[kHeld];
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const int64_t column = first + h * step;
+    parts[h].template load<kVectors>(source + column, columns_left(column));
+  }
+  if (!waits_first) ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   float held[kHeld][kPart];
   float amax = 0;
 #pragma unroll
   for (int h = 0; h < kHeld; ++h) {
-    const int64_t column = first + h * step;
-    load_part<T, kVectors>(source + column, columns_left(column), held[h]);
+    parts[h].widen_to(held[h]);
     amax = Codes::larger(amax, largest<Codes>(held[h]));
   }
   float x[kPart];
