@@ -43,9 +43,11 @@ struct RowCodeConsumer : ByteConsumer<Config> {
     auto& is_last = *reinterpret_cast<volatile uint32_t*>(shared.scratch[0]);
     meet();
     if (threadIdx.x == 0) {
-      is_last = ptx::add_release(done, 1) + 1 == static_cast<uint32_t>(params.feature_tiles);
+      const uint32_t counted = ptx::add_release(done, 1) + 1;
+      const bool counted_last = counted == static_cast<uint32_t>(params.feature_tiles);
       // Behind this, rows that other blocks stored before they counted are seen.
-      __threadfence();
+      if (counted_last) __threadfence();
+      is_last = counted_last ? 1 : 0;
     }
     meet();
     if (is_last == 0) return;
@@ -66,10 +68,8 @@ struct RowCodeConsumer : ByteConsumer<Config> {
                           .stride = own.output_stride,
                           .columns = own.features,
                           .power_of_two = own.scales.power_of_two};
-#pragma unroll 1
-    for (int32_t row = warp; row < tile.count; row += Config::kConsumerWarps) {
-      encode_stored_row<Rule>(rows, tile.begin + row);
-    }
+    const int32_t end = tile.begin + tile.count;
+    encode_stored_rows<Rule>(rows, tile.begin + warp, end, Config::kConsumerWarps);
   }
 };
 
