@@ -38,6 +38,12 @@ __device__ __forceinline__ const char* intermediate_row(const DecodeParams& para
          pair * params.plan.intermediate_stride * params.plan.intermediate_bytes;
 }
 
+// True if each row of codes is made by a warp at once, which then finds its scale as well.
+template <class Config>
+__device__ __forceinline__ bool finds_own_scales(const DecodeParams& params) {
+  return Config::kRowScales && params.row_scale == RowScale::kToken && params.plan.k_slices == 1;
+}
+
 // Finds the scale of each intermediate row; every block does so for itself.
 template <class Config>
 __device__ __forceinline__ void find_pair_scales(const DecodeParams& params, const Shared& shared,
@@ -97,24 +103,43 @@ __device__ __forceinline__ void copy_slice(const DecodeParams& params, const Sha
 }
 
 // Stores a slice as codes, with one step per box or per row. The code of the loop over boxes
-// stays short: most launches run it once, and instructions come from memory too.
+// stays short: most launches run it once, and instructions come from memory too. Where the slice is
+// a row whose scale nobody knows, the boxes are read from the last to the first, and then from
+// these, which are at hand, to the last.
 template <class Config>
 __device__ __forceinline__ void quantize_slice(const DecodeParams& params, const Shared& shared,
                                                int lane, int pair, const DownItem& part, int row) {
+  using Rule = typename Config::RowRule;
   constexpr int kAhead = 8;
   const DecodePlan& plan = params.plan;
   unsigned char* target = shared.rows + row * static_cast<int>(params.shared.down_pitch) + lane * 4;
   float* steps = shared.row_scales + row * min(plan.slice_boxes, plan.down_boxes);
   const int width = (plan.intermediate_size + 7) / 8 * 8;
   const char* source = intermediate_row(params, pair) + lane * 16;
-  const float row_scale = Config::kRowScales ? shared.tables->pair_scale[pair] : 1.0F;
-  for (int first = part.begin; first < part.end; first += kAhead) {
+  const bool finds_scale = finds_own_scales<Config>(params);
+  float row_scale = 1.0F;
+  if (Config::kRowScales && !finds_scale) row_scale = shared.tables->pair_scale[pair];
+  float amax = 0;
+  const int back = (part.end - part.begin - 1) / kAhead;  // turns from the last boxes to the first
+  for (int turn = finds_scale ? -back : 0; turn <= back; ++turn) {
+    const int first = part.begin + abs(turn) * kAhead;
     float4 x[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       x[i] = {};
       if (first + i < part.end && (first + i) * 128 + lane * 4 < width)
         x[i] = __ldcg(reinterpret_cast<const float4*>(source + int64_t{first + i} * 512));
+    }
+    if constexpr (Config::kRowScales) {
+      if (finds_scale && turn <= 0) {
+#pragma unroll
+        for (const float4& of_box : x) {
+          amax = Rule::larger(Rule::larger(amax, of_box.x), of_box.y);
+          amax = Rule::larger(Rule::larger(amax, of_box.z), of_box.w);
+        }
+        if (turn < 0) continue;
+        row_scale = Rule::scale(warp_max<Rule, 32>(amax), params.power_of_two_scales);
+      }
     }
 #pragma unroll 2
     for (int box = first; box < min(first + kAhead, part.end); ++box) {
@@ -341,7 +366,9 @@ __device__ __forceinline__ void run_down(const DecodeParams& params, const Share
                                          const Thread& me, const Walk& walk, int tokens,
                                          Ring& ring) {
   const DecodePlan& plan = params.plan;
-  if constexpr (Config::kRowScales) find_pair_scales<Config>(params, shared, me, tokens);
+  if constexpr (Config::kRowScales) {
+    if (!finds_own_scales<Config>(params)) find_pair_scales<Config>(params, shared, me, tokens);
+  }
   for (int pass = 0; pass < plan.passes; ++pass) {
     const int first_row = walk.first_row + pass * plan.pass_rows;
     if (first_row >= plan.hidden_size) return;
