@@ -57,6 +57,15 @@ class CodesInOrder {
   uint32_t least_;
 };
 
+// The numbers of two codes, in units of CodesInOrder. A byte n in the place of bf16 is n 2^-133,
+// and the numbers plus 128 are such bytes. A product and a sum, both exact, make these the numbers.
+__device__ __forceinline__ uint32_t numbers_of_bytes(uint32_t codes) {
+  constexpr uint32_t kLeast = 0xc000c000U;  // -128
+  static_assert(CodesInOrder::kUnit == 64);
+  const uint32_t bytes = __byte_perm(codes, 0, 0x4140) ^ 0x00800080U;
+  return multiply_add(bytes, 0x7f007f00U, kLeast);
+}
+
 // The weights of such codes where is_short_scale holds: they need no more than a sum of the bits'
 // product, which is rounded once.
 class ShortWeights {

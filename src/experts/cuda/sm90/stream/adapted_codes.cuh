@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     adapted_codes_product(const __grid_constant__ AdaptedCodedParams params) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(bytes);
-  if constexpr (!Config::kCodes.in_order && !Config::kIsExact) fill_values(params, shared);
+  if constexpr (takes_table(Config::kCodes)) fill_values(params, shared);
   run_adapted_block<Config, kProduct, AdaptedConsumer<Config>>(params, shared);
 }
 

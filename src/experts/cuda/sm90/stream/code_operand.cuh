@@ -92,15 +92,32 @@ class CodeValues {
   uint32_t values_;
 };
 
+// Makes values of int8.
+struct WholeBytes {
+  static __device__ __forceinline__ uint32_t of_bytes(uint32_t codes) {
+    return numbers_of_bytes(codes);
+  }
+};
+template <class Config>
+inline constexpr bool kIsScaledBytes = are_scaled_bytes(Config::kCodes);
+
+// Values have the unit of CodesInOrder, not that of a table.
+template <class Config>
+inline constexpr bool kHasUnitOfNumbers = Config::kCodes.in_order || kIsScaledBytes<Config>;
+
 // Makes values of codes.
 template <class Config>
-using ValuesOfCodes = std::conditional_t<Config::kCodes.in_order, CodesInOrder, CodeValues<Config>>;
+using ValuesOfCodes =
+    std::conditional_t<Config::kCodes.in_order, CodesInOrder,
+                       std::conditional_t<kIsScaledBytes<Config>, WholeBytes, CodeValues<Config>>>;
 template <class Config>
 __device__ __forceinline__ ValuesOfCodes<Config> make_values(const CodedParams& params,
                                                              const SharedStorage<Config>& shared,
                                                              int32_t lane) {
   if constexpr (Config::kCodes.in_order) {
     return CodesInOrder(params.least);
+  } else if constexpr (kIsScaledBytes<Config>) {
+    return WholeBytes();
   } else {
     return CodeValues<Config>(shared, lane);
   }

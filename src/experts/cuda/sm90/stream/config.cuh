@@ -89,6 +89,15 @@ struct Codes {
   bool steps = false;
 };
 
+// Bytes whose scales are FactorForm::kScaleSteps: these are int8.
+constexpr bool are_scaled_bytes(const Codes& codes) {
+  return codes.bits == 8 && codes.steps && !codes.offsets;
+}
+// True if values come from a table in shared memory, and not from arithmetic.
+constexpr bool takes_table(const Codes& codes) {
+  return !codes.in_order && codes.exact == ExactScales::kNone && !are_scaled_bytes(codes);
+}
+
 // One block per multiprocessor: warpgroups multiply 64 or 128 weight rows each, and one more fills
 // the ring. There are two of them, or three or four where they decode codes: these wait for their
 // own lookups, and others use the time. The ring is as deep as shared memory allows: a
@@ -219,7 +228,7 @@ struct CodeStorage {
                                                                  : 4);
   static constexpr int kUnitsAt = kGroups * kBytesOfGroup;  // behind the steps
   static constexpr int kBytesOfUnits = kCodes.steps ? kRows * 4 * kBytesOfStep : 0;
-  static constexpr int kValues = kCodes.in_order                        ? 1
+  static constexpr int kValues = !takes_table(kCodes)                   ? 1
                                  : kCodes.terms == 1 || kCodes.in_pairs ? 256 * kCodes.terms
                                                                         : 1 << kCodes.bits;
   alignas(128) uint8_t factors[kStages][kUnitsAt + kBytesOfUnits];

@@ -162,7 +162,7 @@ struct Products : Epilogue<Config> {
   }
 
   __device__ __forceinline__ float unit_of_sums() const {
-    if constexpr (Config::kCodes.in_order) {
+    if constexpr (kHasUnitOfNumbers<Config>) {
       return CodesInOrder::kUnit;
     } else {
       return static_cast<const CodedParams&>(params).values.unit;

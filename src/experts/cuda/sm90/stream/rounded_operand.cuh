@@ -210,8 +210,12 @@ class RoundedOperand {
                       row_ % 8, pair_);
 #pragma unroll
     for (int step = 0; step < RoundedFragments::kSteps; ++step) {
-      const int32_t steps = RoundedFragments::kSteps * atom + step;
-      if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
+      if constexpr (kIsScaledBytes<Config>) {
+        load_scale_steps(shared_.codes.factors[slot], atom, step);
+      } else {
+        const int32_t steps = RoundedFragments::kSteps * atom + step;
+        if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) a.step[step][i] = weights_of(codes.of(step, i), factors_[i % 2]);
     }
@@ -289,7 +293,6 @@ class RoundedOperand {
   }
 
   __device__ __forceinline__ void load_steps(const uint8_t* all, int32_t group) {
-    if constexpr (!kShifts) return load_scale_steps(all, group);
     const auto* const steps = reinterpret_cast<const uint16_t*>(all) + group * Config::kWeightRows;
     const auto* const units =
         reinterpret_cast<const float2*>(all + decltype(shared_.codes)::kUnitsAt);
@@ -299,16 +302,21 @@ class RoundedOperand {
     factors_[1] = Factors(second.x * unit_of_values(), -second.y);
   }
 
-  __device__ __forceinline__ void load_scale_steps(const uint8_t* all, int32_t group) {
-    const auto* const pairs =
-        reinterpret_cast<const uint16_t*>(all) + group / 2 * Config::kWeightRows;
+  // Each 16 columns of an atom have a scale, of which a pair has two; all share a unit.
+  __device__ __forceinline__ void load_scale_steps(const uint8_t* all, int32_t atom, int step) {
+    const int32_t rows[2] = {first_factor_, second_factor_};
+    const auto* const pairs = reinterpret_cast<const uint16_t*>(all);
     const auto* const units =
         reinterpret_cast<const float*>(all + decltype(shared_.codes)::kUnitsAt);
-    const float unit = unit_of_values();
-    factors_[0] =
-        Factors(of_step(pairs[first_factor_], group % 2, units[first_factor_]) * unit, 0.0F);
-    factors_[1] =
-        Factors(of_step(pairs[second_factor_], group % 2, units[second_factor_]) * unit, 0.0F);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (step == 0) step_units_[i] = units[rows[i]];
+      if (step % 2 == 0) {
+        step_pairs_[i] = pairs[(2 * atom + step / 2) * Config::kWeightRows + rows[i]];
+      }
+      const float scale = of_step(step_pairs_[i], step % 2, step_units_[i]);
+      factors_[i] = Factors(scale * unit_of_values(), 0.0F);
+    }
   }
 
   // An offset, or that which a zero point makes, is taken away, or a zero point in units of values.
@@ -323,7 +331,7 @@ class RoundedOperand {
   }
 
   __device__ __forceinline__ float unit_of_values() const {
-    if constexpr (kInOrder) {
+    if constexpr (kHasUnitOfNumbers<Config>) {
       return CodesInOrder::kUnit;
     } else {
       // Values with a unit have no zero points.
@@ -340,6 +348,9 @@ class RoundedOperand {
   int32_t second_factor_;
   int32_t steps_mask_;
   Factors factors_[2];
+  // FactorForm::kScaleSteps: those of the thread's two rows
+  uint32_t step_pairs_[2];
+  float step_units_[2];
 };
 
 }  // namespace conclave::inline v0::experts::stream

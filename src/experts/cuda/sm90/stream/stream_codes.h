@@ -56,7 +56,7 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
   const int32_t codes_and_tokens = weight_rows * 128 + tokens * 512;
   if (form.exact) return kRoom / (codes_and_tokens + weight_rows * groups);
   if (form.steps && !form.offsets) {
-    return (kRoom - kTable) / (weight_rows * (128 + 8 + 4) + tokens * 256);
+    return kRoom / (weight_rows * (128 + 8 + 4) + tokens * 256);
   }
   // Those that offsets multiply have three numbers of bf16 for each token and group.
   if (form.steps) {

@@ -12,15 +12,6 @@ namespace conclave::inline v0::experts::stream {
 template <class Config>
 inline constexpr bool kIsWholeBytes = Config::kCodeBits == 8 && Config::kCodes.in_order;
 
-// The numbers of two codes, in units of CodesInOrder. A byte n in the place of bf16 is n 2^-133,
-// and the numbers plus 128 are such bytes. A product and a sum, both exact, make these the numbers.
-__device__ __forceinline__ uint32_t numbers_of_bytes(uint32_t codes) {
-  constexpr uint32_t kLeast = 0xc000c000U;  // -128
-  static_assert(CodesInOrder::kUnit == 64);
-  const uint32_t bytes = __byte_perm(codes, 0, 0x4140) ^ 0x00800080U;
-  return multiply_add(bytes, 0x7f007f00U, kLeast);
-}
-
 template <class Config>
   requires kIsWholeBytes<Config>
 class CodeOperand<Config> {
