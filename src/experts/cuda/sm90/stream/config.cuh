@@ -57,6 +57,8 @@ struct Shape {
   // gathering them costs a quarter of the time of a product that is not limited by memory.
   bool sorted = false;
   int consumers = 2;  // warpgroups that multiply
+  // Blocks draw the items of the up product too, since what follows an item differs in length.
+  bool draws_up = false;
   // Tokens have a ring of so many stages of an atom each, if it is not that of the weights.
   int token_stages = 0;
 };
@@ -168,6 +170,8 @@ struct Config {
   // others through a ring. The ring needs no signal that a slot is free: each item in flight holds
   // at least one of kStages stages, and only one item is drawn ahead.
   static constexpr int kItems = kIsByte ? kStages + 3 : 1;
+  static constexpr bool kDrawsUp = kShape.draws_up;
+  static_assert(kIsByte || !kDrawsUp);
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 64 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
   static_assert(!kIsInteger || kScaling == Scaling::kRow);
@@ -320,6 +324,7 @@ struct Params {
   activation::DeviceActivation activation;
   ScaleParams scales;
   HandOver* hand_over = nullptr;  // for kernels that draw items
+  void* tickets = nullptr;        // TicketCounter, for up products that draw items
   // The down product begins an item when this many items of the up product have stored its rows,
   // which those count; 0: when the launch of the up product is done, and nothing is counted.
   uint32_t items_before = 0;
@@ -366,7 +371,7 @@ struct CodedParams : Params {
 
 // True if blocks draw their items from a counter instead of taking fixed turns.
 template <class Config, Product kProduct>
-inline constexpr bool kDraws = kProduct == Product::kDown && Config::kIsByte;
+inline constexpr bool kDraws = kProduct == Product::kDown ? Config::kIsByte : Config::kDrawsUp;
 
 // True if TMA loads the token rows; otherwise warps gather them.
 template <class Config, Product kProduct>

@@ -155,71 +155,12 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
   }
 }
 
-// True if the up product has stored all the rows of this item.
-template <class Config>
-__device__ __forceinline__ bool is_ready(const Params& params, const Item& item) {
-  return item.tile.count == 0 || params.items_before == 0 ||
-         ptx::load_acquire(&params.tiles[item.tile_index].done) >= params.items_before;
-}
-template <class Config>
-__device__ __forceinline__ void await_rows(const Params& params, const Item& item) {
-  while (!is_ready<Config>(params, item)) __nanosleep(64);
-  // Other blocks stored the rows through the generic proxy.
-  ptx::fence_proxy_async();
-}
-
-// The last block that finds no item left resets the tiles' counts to 0.
-template <class Config>
-__device__ __forceinline__ void end_drawing(const Params& params, int32_t num_tiles) {
-  if (ptx::add_relaxed(&params.hand_over->ended, 1) + 1 != gridDim.x) return;
-  for (int32_t i = 0; i < num_tiles; ++i) params.tiles[i].done = 0;
-}
-
-// produce() for kernels that draw items.
-template <class Config>
-__device__ __forceinline__ void produce_drawn(const Params& params, SharedStorage<Config>& shared) {
-  constexpr Product kProduct = Product::kDown;
-  const Walk<Config> walk(params);
-  auto index = static_cast<int32_t>(blockIdx.x);
-  Item item = walk.at(index);
-  int32_t ahead = 0;
-  if (index < walk.items) {
-    // Weights do not depend on the up product: the ring fills while its last blocks still run.
-    ahead = load_ahead<Config, kProduct>(params, shared, item.tile, item.feature_tile);
-    if (params.items_before == 0 || !is_ready<Config>(params, item)) {
-      prefetch_ahead(walk, index, ahead);
-    }
-  }
-  if (params.items_before == 0) ptx::grid_dependency_wait();
-  await_rows<Config>(params, item);
-  uint32_t order = 0;
-  tell_item(shared, order, item);
-  RingPosition<Config::kStages> ring;
-  while (item.tile.count > 0) {
-    const uint32_t drawn = ptx::add_relaxed(&params.hand_over->drawn, 1);
-    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
-      const int32_t end = min(first + Config::kBurst, params.depth_stages);
-      claim_stages(shared, ring, ahead, end - first);
-      for (int32_t stage = first; stage < end; ++stage) {
-        if (ahead > 0) {
-          --ahead;
-        } else {
-          expect_stage<Config, kProduct>(params, shared, ring.slot, item.tile.count);
-          load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
-                                         item.feature_tile, stage);
-        }
-        load_rows<Config>(params, shared, ring.slot, item.tile, stage);
-        ring.advance();
-      }
-    }
-    item = walk.at(static_cast<int32_t>(gridDim.x + drawn));
-    await_rows<Config>(params, item);
-    tell_item(shared, ++order, item);
-  }
-  // The kernel that may begin now relies on everything before this one being done.
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
-  end_drawing<Config>(params, walk.num_tiles);
+// The down product draws only after all blocks of this kernel have let it begin, and so it sees
+// these zeros.
+__device__ __forceinline__ void clear_hand_over(const Params& params) {
+  if (blockIdx.x != 0) return;
+  *params.hand_over = HandOver();
+  __threadfence();
 }
 
 template <class Config, Product kProduct>
@@ -235,12 +176,7 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage<Conf
     if constexpr (kProduct == Product::kDown) prefetch_ahead(walk, index, ahead);
   }
   ptx::grid_dependency_wait();
-  if (Config::kIsByte && blockIdx.x == 0) {
-    // The down product draws only after all blocks of this kernel have let it begin, and so it sees
-    // these zeros.
-    *params.hand_over = HandOver();
-    __threadfence();
-  }
+  if constexpr (Config::kIsByte) clear_hand_over(params);
   // Earlier kernels stored the rows through the generic proxy.
   ptx::fence_proxy_async();
   // This follows the wait: the kernel that may begin now relies on everything before this one being
@@ -433,6 +369,9 @@ __device__ __forceinline__ void gather(const Params& params, SharedStorage<Confi
     uint32_t order = 0;
     for (Item item = await_item(shared, order); item.tile.count > 0;
          item = await_item(shared, ++order)) {
+      if constexpr (!kRowsInOrder<Config, kProduct>) {
+        find_source_rows<Config>(params, source_rows, item.tile);
+      }
       gather_item(item);
     }
   } else {

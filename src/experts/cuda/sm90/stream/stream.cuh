@@ -8,6 +8,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/device/tma.cuh"
 #include "experts/cuda/sm90/stream/consumer.cuh"
+#include "experts/cuda/sm90/stream/drawn_producer.cuh"
 #include "experts/cuda/sm90/stream/producer.cuh"
 #include "experts/cuda/sm90/stream/walk.cuh"
 
@@ -21,6 +22,7 @@ __device__ __forceinline__ void consume_drawn(const Params& params, SharedStorag
   for (Item item = await_item(shared, order); item.tile.count > 0;
        item = await_item(shared, ++order)) {
     consumer.template run_item<kProduct>(item);
+    if constexpr (kProduct == Product::kUp) consumer.count_item(item);
   }
 }
 
@@ -83,7 +85,11 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
   if (helper < 0) {
     if (!ptx::elect_one()) return;
     if constexpr (kDraws<Config, kProduct>) {
-      produce_drawn(params, shared);
+      if constexpr (kProduct == Product::kUp) {
+        produce_drawn_up(params, shared);
+      } else {
+        produce_drawn(params, shared);
+      }
     } else {
       produce<Config, kProduct>(params, shared);
     }

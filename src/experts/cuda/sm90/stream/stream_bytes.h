@@ -23,8 +23,10 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_int8(const ExpertsProblem& prob
                                                       const DeviceExperts& weights,
                                                       const DeviceTile& tile);
 
-// Layout of the intermediate in a workspace, in bytes; each part is 256-byte aligned.
+// Layout of the intermediate in a workspace, in bytes; each part from the codes on is 256-byte
+// aligned.
 struct StreamBytesWorkspace {
+  static constexpr size_t kTickets = 16;  // TicketCounter, behind HandOver
   int64_t stride = 0;    // elements per row of codes and values: I rounded up to 16
   size_t hand_over = 0;  // stream::HandOver
   size_t codes = 0;      // [rows, stride]

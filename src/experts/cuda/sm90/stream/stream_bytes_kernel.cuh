@@ -21,9 +21,16 @@ namespace conclave::inline v0::experts::stream {
 using ByteKernel = KernelOf<ByteParams>;
 using ByteKernelPair = KernelPairOf<ByteParams>;
 
+// Where rows have a scale each, the block that ends a tile makes their codes, which no turns that
+// are fixed beforehand make up for.
+constexpr Shape drawing(Shape shape) {
+  shape.draws_up = shape.scaling == Scaling::kRow;
+  return shape;
+}
+
 template <class Element, Shape kShape, Product kProduct>
 ByteKernel kernel() {
-  using Config = Config<Element, kShape>;
+  using Config = Config<Element, drawing(kShape)>;
   return describe_kernel<Config>(stream_bytes_product<Config, kProduct>);
 }
 
@@ -88,6 +95,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
   struct Intermediate {
     int64_t stride = 0;
     HandOver* hand_over = nullptr;
+    void* tickets = nullptr;
     uint8_t* codes = nullptr;
     float* scales = nullptr;
     float* values = nullptr;
@@ -116,6 +124,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     auto* base = static_cast<std::byte*>(call.workspace);
     return {.stride = layout.stride,
             .hand_over = reinterpret_cast<HandOver*>(base + layout.hand_over),
+            .tickets = base + StreamBytesWorkspace::kTickets,
             .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
             .scales = reinterpret_cast<float*>(base + layout.scales),
             .values = reinterpret_cast<float*>(base + layout.values)};
@@ -162,6 +171,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     params.scales.output = rows.scales;
     params.scales.output_stride = call.groups.max_rows;
     params.hand_over = rows.hand_over;
+    params.tickets = rows.tickets;
     params.items_before = items_before();
     params.groups_are_done = true;
     enqueue(names_.up, kernels_.up, params, call.groups.max_tiles, problem_.gpu().multiprocessors,
