@@ -31,8 +31,8 @@ void expect_ok(conclave_status status) {
 class Broadcasts : public ::testing::Test {
  protected:
   struct Replica {
-    Handle<conclave_context> context;
-    Handle<conclave_layer> layer;
+    Handle<conclave_context> context = {};
+    Handle<conclave_layer> layer = {};
     conclave_communicator* ranks = nullptr;
 
     uint64_t hash() const {
@@ -208,7 +208,9 @@ TEST_F(Broadcasts, BadOptions_AreErrorsHereAndReasonsElsewhere) {
     const auto refit = replica.refit();
     const std::vector<int32_t> beyond = {kExperts};
     const conclave_refit_scope no_expert = scope_of(beyond);
-    std::vector<conclave_broadcast_options> wrong(5, sized<conclave_broadcast_options>());
+    auto from_here = sized<conclave_broadcast_options>();
+    from_here.root = 1;
+    std::vector<conclave_broadcast_options> wrong(5, from_here);
     wrong[0].struct_size = 3;
     wrong[1].flags = 2;
     wrong[2].reserved = 1;
@@ -221,9 +223,7 @@ TEST_F(Broadcasts, BadOptions_AreErrorsHereAndReasonsElsewhere) {
             CONCLAVE_ERROR_INVALID_ARGUMENT, "");
         continue;
       }
-      auto from_other = sized<conclave_broadcast_options>();
-      from_other.root = 1;
-      expect_error(conclave_refit_stage_broadcast(refit.get(), replica.ranks, nullptr, &from_other),
+      expect_error(conclave_refit_stage_broadcast(refit.get(), replica.ranks, nullptr, &from_here),
                    CONCLAVE_ERROR_COMM_MISMATCH, "");
       EXPECT_EQ(last_error().peer, 1);
     }
@@ -246,8 +246,8 @@ TEST_F(Broadcasts, NullPointers_AreNamed) {
   expect_error(conclave_refit_withdraw_because(nullptr, "x"), null, "refit");
   expect_error(conclave_layer_withdraw_refit_because(nullptr, nullptr, "x"), null, "layer");
   expect_ok(conclave_layer_withdraw_refit_because(layer.get(), nullptr, nullptr));
-  expect_error(conclave_refit_stage_broadcast(refit.get(), group[0].get(), nullptr, nullptr),
-               CONCLAVE_ERROR_INVALID_ARGUMENT, "");
+  expect_error(conclave_refit_stage_broadcast(refit.get(), group[0].get(), nullptr, nullptr), null,
+               "source");
   expect_ok(
       conclave_refit_stage_broadcast(refit.get(), group[0].get(), new_.source.get(), nullptr));
   expect_ok(conclave_refit_withdraw_because(refit.get(), nullptr));

@@ -130,7 +130,7 @@ TEST_F(Converting, TheResult_IsALayersSource) {
 TEST_F(Converting, Options_AreThoseOfCpp) {
   auto options = sized<conclave_convert_options>();
   const char* const shared = "testdata/qwen2-moe-tiny";
-  const int64_t layers[] = {1, 0};
+  const int64_t layers[] = {2, 0};
   conclave_keep_rule rules[] = {sized<conclave_keep_rule>(), sized<conclave_keep_rule>()};
   rules[0].pattern = "*.layers.0.*";
   rules[1].pattern = "*.shared_expert.*";
@@ -149,8 +149,8 @@ TEST_F(Converting, Options_AreThoseOfCpp) {
       {.source = shared,
        .destination = out("cpp"),
        .format = kForm,
-       .layers = {0, 1},
-       .keep = {{.pattern = "*.experts.0.w1"}, {.pattern = "*.experts.1.*", .format = "f16"}},
+       .layers = {0, 2},
+       .keep = {{.pattern = "*.layers.0.*"}, {.pattern = "*.shared_expert.*", .format = "bf16"}},
        .scales = ScaleRule::kSearch,
        .tokens = 3,
        .seed = 5});

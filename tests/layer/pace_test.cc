@@ -1,8 +1,6 @@
 // How a thread that copies in the background rests: by its processor time, and not for waits.
 #include "layer/migration/pace.h"
 
-#include "comm/message/pause.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +12,6 @@ namespace conclave {
 namespace {
 
 using std::chrono_literals::operator""ms;
-using std::chrono_literals::operator""us;
 using Clock = std::chrono::steady_clock;
 constexpr double kShare = 0.05;
 
@@ -74,29 +71,6 @@ TEST(Pace, AWaitBefore_IsNotSavedUp) {
   work(3ms);
   pace.rest();
   EXPECT_GE(Clock::now() - begin, 59ms);
-}
-
-TEST(PatientWaits, GiveTheCoreAwayFromTheBeginning_OnTheirThreadAlone) {
-  constexpr int kRounds = 20;
-  const comm::PatientWaits patience(true);
-  const auto begin = Clock::now();
-  for (int round = 0; round < kRounds; ++round) comm::rest_by_the_clock(round);
-  EXPECT_GE(Clock::now() - begin, kRounds * 100us);
-  bool elsewhere = true;
-  std::thread([&] { elsewhere = comm::PatientWaits::are_on(); }).join();
-  EXPECT_FALSE(elsewhere);
-}
-
-TEST(PatientWaits, EndWithTheOutermostThatWantsThem) {
-  EXPECT_FALSE(comm::PatientWaits::are_on());
-  {
-    const comm::PatientWaits none(false);
-    EXPECT_FALSE(comm::PatientWaits::are_on());
-    const comm::PatientWaits patience(true);
-    const comm::PatientWaits within(false);
-    EXPECT_TRUE(comm::PatientWaits::are_on());
-  }
-  EXPECT_FALSE(comm::PatientWaits::are_on());
 }
 
 }  // namespace

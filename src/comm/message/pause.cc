@@ -7,23 +7,10 @@
 
 namespace conclave::inline v0::comm {
 
-namespace {
-
-thread_local bool is_patient = false;
-
-}  // namespace
-
-PatientWaits::PatientWaits(bool wanted) noexcept : before_(is_patient) {
-  is_patient = is_patient || wanted;
-}
-PatientWaits::~PatientWaits() { is_patient = before_; }
-bool PatientWaits::are_on() noexcept { return is_patient; }
-
 void rest_by_the_clock(int64_t round) noexcept {
   using std::chrono_literals::operator""us;
   constexpr int64_t kYields = 2000;
   constexpr int64_t kShortSleeps = 4000;
-  if (is_patient) return std::this_thread::sleep_for(100us);
   if (round < kYields) return std::this_thread::yield();
   std::this_thread::sleep_for(round < kShortSleeps ? 20us : 200us);
 }

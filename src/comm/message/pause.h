@@ -12,21 +12,6 @@ class MessagePort;
 // it from the one they wait for.
 void rest_by_the_clock(int64_t round) noexcept;
 
-// While one lives, waits of its thread give the core away from the beginning: work in the
-// background has time, and is held to a share of a core that waits on the core would use up.
-class PatientWaits {
- public:
-  explicit PatientWaits(bool wanted) noexcept;
-  PatientWaits(const PatientWaits&) = delete;
-  PatientWaits& operator=(const PatientWaits&) = delete;
-  ~PatientWaits();
-
-  static bool are_on() noexcept;  // for this thread
-
- private:
-  bool before_;
-};
-
 class Pause {
  public:
   Pause() = default;

@@ -15,7 +15,9 @@
 #include "conclave/interop/cuda.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace conclave::inline v0 {
@@ -32,6 +34,22 @@ size_t padded(size_t bytes) {
 
 bool carries_device_memory(const Communicator& communicator) {
   return static_cast<bool>(communicator.supports(CommFeature::kDeviceMemory));
+}
+
+// A wait for a device looks at it all the time at first, which would use up the share of a core of
+// a copy in the background.
+void await(const MoveCall& call, CommHandle handle) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kBetweenLooks = std::chrono::microseconds(100);
+  Communicator& communicator = *call.communicator;
+  const std::chrono::nanoseconds deadline = communicator.timeout();
+  const Clock::time_point begin = Clock::now();
+  while (call.pace.rests() && Clock::now() - begin < deadline / 2 &&
+         !communicator.test(handle, kCopyPhase)) {
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  const std::chrono::nanoseconds left = deadline - (Clock::now() - begin);
+  communicator.wait(handle, std::max(left, std::chrono::nanoseconds(0)), kCopyPhase);
 }
 
 // Kernels that wait for a peer that rests would take multiprocessors from forwards meanwhile, so
@@ -253,7 +271,7 @@ void CudaExpertMover::send(const MoveCall& call, const ExpertMove& move) {
     const std::span<const std::byte> piece = slot[plane].subspan(at, bytes);
     if (is_direct) {
       meet(call, move.to_rank);
-      return communicator.send(move.to_rank, {piece, MemoryKind::kDevice}, kCopyPhase);
+      return await(call, communicator.begin_send(move.to_rank, {piece, MemoryKind::kDevice}));
     }
     const std::span<std::byte> copied = pinned(bytes);
     cuda::check(
@@ -274,7 +292,7 @@ void CudaExpertMover::receive(const MoveCall& call, const ExpertMove& move) {
     const std::span<std::byte> piece = slot[plane].subspan(at, bytes);
     if (is_direct) {
       meet(call, move.from_rank);
-      return communicator.recv(move.from_rank, {piece, MemoryKind::kDevice}, kCopyPhase);
+      return await(call, communicator.begin_recv(move.from_rank, {piece, MemoryKind::kDevice}));
     }
     const std::span<std::byte> copied = pinned(bytes);
     communicator.recv(move.from_rank, copied, kCopyPhase);

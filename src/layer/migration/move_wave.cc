@@ -1,6 +1,5 @@
 #include "layer/migration/move_wave.h"
 
-#include "comm/message/pause.h"
 #include "layer/migration/device_mover.h"
 
 #include "conclave/error.h"
@@ -99,7 +98,6 @@ std::vector<std::vector<ExpertMove>> waves_of(std::span<const ExpertMove> moves)
 
 void move_wave(const MoveCall& call, bool& peers_know) {
   peers_know = false;
-  const comm::PatientWaits patience(call.pace.rests());
   MoveHashes hashes{.sent = std::vector<uint64_t>(call.moves.size(), 0),
                     .received = std::vector<uint64_t>(call.moves.size(), 0)};
   std::exception_ptr failure;

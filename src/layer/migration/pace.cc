@@ -40,7 +40,7 @@ void Pace::rest() {
   const double owed =
       static_cast<double>(used - used_ns_) / share_ - static_cast<double>(passed - passed_ns_);
   const std::chrono::nanoseconds pause(static_cast<int64_t>(std::clamp(owed, 0.0, 1e12)));
-  // What is owed adds up until it is worth a rest; what has rested too long is not made up for.
+  // Debts add up until they are worth a rest; a rest that was too long is not made up for.
   if (owed > 0 && pause < kShortestRest) return;
   const auto rest = std::min<std::chrono::nanoseconds>(pause, kLongestRest);
   used_ns_ = used;

@@ -148,10 +148,10 @@ TEST(MovedPlanes, OfEveryFormat_GoAlong_OrComeFromASource) {
   }
 }
 
-// Carries the host's memory as that of a device, and counts what each rank begins.
+// It carries the memory of the host as that of a device, and counts what each rank begins.
 struct Begun {
-  std::atomic<int> words{0};   // one byte of the host
-  std::atomic<int> pieces{0};  // of a device
+  std::atomic<int> words{0};   // one byte from the host
+  std::atomic<int> pieces{0};  // from a device
 };
 class AsOfDevices final : public Communicator {
  public:
