@@ -139,8 +139,8 @@ class FusedMoE(NamedLayer):
         _check_sizes(
             num_experts=num_experts, hidden_size=hidden_size, intermediate_size=intermediate_size
         )
+        _limits.integer("top_k", top_k, -_MOST, _MOST)
         _check_integers(
-            top_k=top_k,
             num_redundant_experts=num_redundant_experts,
             num_expert_group=num_expert_group,
             topk_group=topk_group,
