@@ -73,11 +73,19 @@ NcclWatch::NcclWatch(Parts parts)
     fail_by(error);  // a peer is lost already: every call says so
   }
   thread_ = std::thread([this] { watch(); });
-  if (peers_.size() > 1) before_exit_.emplace([this] { stop(); });
+  if (peers_.size() > 1) before_exit_.emplace([this] { end_with_process(); });
 }
 
 NcclWatch::~NcclWatch() {
   before_exit_.reset();
+  stop();
+}
+
+void NcclWatch::end_with_process() {
+  const int32_t rank = parts_.peers->rank();
+  if (!is_idle()) {
+    fail(ErrorCode::kCommPeerLost, rank, fmt::format("rank {} exited during an operation", rank));
+  }
   stop();
 }
 

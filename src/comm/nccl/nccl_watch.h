@@ -114,6 +114,8 @@ class NcclWatch {
     ClaimPair claims = {};
   };
 
+  // Peers of work that is under way learn that this rank is gone.
+  void end_with_process();
   void watch();
   void turn();
   void listen();

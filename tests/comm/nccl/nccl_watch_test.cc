@@ -205,18 +205,22 @@ TEST(NcclWatch, WhatEndedBeforeAFailure_IsKnownAfterwards) {
 std::vector<std::unique_ptr<Rank>>* g_left_to_the_process = nullptr;
 
 // Handlers run in reverse: this one where all others have.
-[[noreturn]] void leave_ranks_and_exit() {
+[[noreturn]] void leave_ranks_and_exit(bool at_work) {
   std::atexit([] {
-    const bool has_left = g_left_to_the_process->back()->watch->rank_that_left() == 0;
-    std::fputs(has_left ? "its thread has ended" : "its thread is at work", stderr);
+    const NcclWatch& peer = *g_left_to_the_process->back()->watch;
+    const bool has_left = peer.rank_that_left() == 0;
+    const char* const text = peer.failed() ? "its peer was told" : "its thread has ended";
+    std::fputs(has_left || peer.failed() ? text : "its thread is at work", stderr);
   });
   g_left_to_the_process = new std::vector<std::unique_ptr<Rank>>(make_ranks(2));
+  if (at_work) begin(*g_left_to_the_process->front());
   std::exit(7);
 }
 
 TEST(NcclWatch, OneThatNobodyDestroys_EndsBeforeTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(leave_ranks_and_exit(), ::testing::ExitedWithCode(7), "its thread has ended");
+  EXPECT_EXIT(leave_ranks_and_exit(false), ::testing::ExitedWithCode(7), "its thread has ended");
+  EXPECT_EXIT(leave_ranks_and_exit(true), ::testing::ExitedWithCode(7), "its peer was told");
 }
 
 }  // namespace
