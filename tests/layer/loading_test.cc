@@ -94,7 +94,7 @@ TEST(Loading, AGateWithNan_IsToldToTheLog) {
     const Context context({.num_threads = 1, .log = &warnings});
     MoeLayer layer = MoeLayer::create(context, spec, *whole);
     EXPECT_TRUE(warnings.texts.empty());
-    layer.reload(NanGate(*whole, {3, 7}));
+    layer.reload(NanGate(*whole, {3, 7}), ReloadMode::kStaged);
     ASSERT_EQ(warnings.texts.size(), 1U);
     EXPECT_NE(warnings.texts.front().find("2 of 12 rows of the gate have NaN, 3, 7:"),
               std::string::npos)
