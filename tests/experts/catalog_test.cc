@@ -196,7 +196,7 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
   for (const experts::DeviceKernelRow& row : experts::device_kernels().rows()) {
     check_base(row);
     const auto& [arithmetic, is_reference, tiles, make, workspace_bytes, cost, adds_rows,
-                 reads_factors, reads_values, decodes_lanes] =
+                 reads_factors, decoded, reads_values, decodes_lanes] =
         static_cast<const experts::DeviceKernel&>(row);
     EXPECT_FALSE(arithmetic.empty()) << row.name;
     EXPECT_NE(tiles, nullptr) << row.name;
@@ -207,6 +207,7 @@ TEST(KernelCatalog, EveryRow_UsesEveryFieldOfItsKind) {
     some_adds_rows |= adds_rows;
     some_reads_factors |= reads_factors;
     some_reads_values |= reads_values;
+    EXPECT_TRUE(decoded == DType::kBF16 || reads_factors) << row.name;
     // Bytes of scales are factors, and rows beside such weights stay codes.
     EXPECT_TRUE(!decodes_lanes || (reads_factors && !reads_values)) << row.name;
   }
