@@ -6,6 +6,7 @@
 #include "experts/cuda/scale_bytes.h"
 #include "layer/cuda/exact_factors.h"
 #include "layer/cuda/mlp_source.h"
+#include "layer/cuda/pinned_memory.h"
 #include "layer/cuda/weight_planes.h"
 #include "layer/migration/slab_hash.h"
 #include "quant/scale_type.h"
@@ -17,7 +18,6 @@
 #include <cstddef>
 #include <cstring>
 #include <cuda_runtime_api.h>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -30,9 +30,7 @@ class DeviceContents {
  public:
   explicit DeviceContents(const WeightFence& fence) : stream_(cuda::make_stream()) {
     for (Piece& piece : pieces_) {
-      void* data = nullptr;
-      cuda::check(cudaMallocHost(&data, kPieceBytes), "cudaMallocHost");
-      piece.memory.reset(static_cast<std::byte*>(data));
+      piece.memory = PinnedMemory(kPieceBytes);
       piece.arrived = cuda::make_event();
     }
     fence.follow_copies(stream_.get());
@@ -49,7 +47,7 @@ class DeviceContents {
     for (size_t at = 0; at < bytes; at += kPieceBytes) {
       Piece& piece = pieces_[turn_ % pieces_.size()];
       piece.bytes = std::min(kPieceBytes, bytes - at);
-      cuda::check(cudaMemcpyAsync(piece.memory.get(), data + at, piece.bytes,
+      cuda::check(cudaMemcpyAsync(piece.memory.data(), data + at, piece.bytes,
                                   cudaMemcpyDeviceToHost, stream_.get()),
                   "cudaMemcpyAsync");
       cuda::check(cudaEventRecord(piece.arrived.get(), stream_.get()), "cudaEventRecord");
@@ -79,11 +77,8 @@ class DeviceContents {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept { static_cast<void>(cudaFreeHost(data)); }
-  };
   struct Piece {
-    std::unique_ptr<std::byte, Free> memory;
+    PinnedMemory memory;
     cuda::OwnedEvent arrived;
     size_t bytes = 0;
   };
@@ -92,7 +87,7 @@ class DeviceContents {
   void hash_next() {
     const Piece& piece = pieces_[hashed_++ % pieces_.size()];
     cuda::check(cudaEventSynchronize(piece.arrived.get()), "cudaEventSynchronize");
-    hash_.update({piece.memory.get(), piece.bytes});
+    hash_.update({piece.memory.data(), piece.bytes});
   }
   void flush() {
     while (hashed_ < turn_) hash_next();

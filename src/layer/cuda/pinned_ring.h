@@ -3,22 +3,21 @@
 #pragma once
 
 #include "cuda/stream.h"
+#include "layer/cuda/pinned_memory.h"
 
 #include <array>
 #include <cstddef>
 #include <cuda_runtime_api.h>
-#include <memory>
 
 namespace conclave::inline v0 {
 
-// Pins nothing before it is asked for: pinning costs more than small copies do, and keeps other
-// threads from the driver meanwhile. Serves one thread.
+// Pins nothing before it is asked for. Serves one thread.
 class PinnedRing {
  public:
   // Each thread that fills one has its own ring. A piece stays in a core's own cache until the
-  // device has read it, and hides a copy's start-up: of 512 KiB an H200 reads 43 GB/s and of 1 MiB
-  // 48, but each MiB takes 0.8 ms to be pinned and given back.
-  static constexpr size_t kPieceBytes = size_t{512} << 10;
+  // device has read it, and hides a copy's start-up: of 512 KiB an H200 reads 43 GB/s, of 1 MiB 48.
+  // Two of these are a huge page.
+  static constexpr size_t kPieceBytes = size_t{1} << 20;
 
   struct Piece {
     std::byte* memory = nullptr;
@@ -28,15 +27,12 @@ class PinnedRing {
   Piece next(size_t bytes = kPieceBytes);
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept;
-  };
   struct Slot {
-    std::unique_ptr<std::byte, Free> memory;
-    size_t bytes = 0;
+    PinnedMemory longer;  // for rows that are longer than a piece
     cuda::OwnedEvent passed;
   };
 
+  PinnedMemory pieces_;
   std::array<Slot, 2> slots_;
   size_t turn_ = 0;
 };

@@ -321,9 +321,9 @@ TEST(CudaScalePlanes, ScalesOnADevice_AreThoseOfTheHost) {
   const QuantSpec bytes = spec_of(ScaleValues::kFloat8, 64, 64, true).quant;
   for (const auto& [dtype, quant] :
        {std::pair{DType::kU4, steps}, {DType::kI4, floats}, {DType::kF4, bytes}}) {
-    for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{136, 72}, {4224, 1056}}) {
+    for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{136, 72}, {8448, 1056}}) {
       SCOPED_TRACE(::testing::Message() << to_string(dtype) << " H" << hidden);
-      MoeSpec spec = make_spec(2, 1, hidden, inner, dtype);
+      MoeSpec spec = make_spec(1, 1, hidden, inner, dtype);
       spec.quant = quant;
       const auto source = make_synthetic_source(spec, 7);
       const Loaded expected(spec, *source);

@@ -59,9 +59,8 @@ class WithoutViews final : public WeightSource {
   const WeightSource& inner_;
 };
 
-TEST(UploadLanes, EveryByte_ArrivesOverAnyThreads) {
-  // Matrices of 1.2 MB, which one piece does not hold; rows of 776 bytes.
-  const MoeSpec spec = make_spec(3, 2, 1552, 388, DType::kBF16);
+void expect_every_byte(int64_t hidden_size, int64_t inner_size) {
+  const MoeSpec spec = make_spec(3, 2, hidden_size, inner_size, DType::kBF16);
   const auto random = make_synthetic_source(spec, 3);
   const WeightInfo info = random->describe(weights::kDown);
   const auto row_bytes = packed_bytes(info.dtype, info.cols);
@@ -92,6 +91,12 @@ TEST(UploadLanes, EveryByte_ArrivesOverAnyThreads) {
       EXPECT_TRUE(arrived == expected);
     }
   }
+}
+
+// Matrices of 1.2 MB, which one piece does not hold, in rows of 776 bytes; then such rows.
+TEST(UploadLanes, EveryByte_ArrivesOverAnyThreads) {
+  expect_every_byte(1552, 388);
+  expect_every_byte(3, 600000);
 }
 
 TEST(UploadLanes, EachNumber_ComesOnce) {

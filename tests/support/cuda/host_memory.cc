@@ -10,7 +10,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <cuda_runtime_api.h>
 
@@ -22,14 +21,8 @@ void conclave::testing::set_captured(bool captured) { is_captured = captured; }
 
 extern "C" {
 
-cudaError_t __wrap_cudaMallocHost(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-cudaError_t __wrap_cudaFreeHost(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
+cudaError_t __wrap_cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
+cudaError_t __wrap_cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t __wrap_cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t) {
   std::memcpy(to, from, bytes);
