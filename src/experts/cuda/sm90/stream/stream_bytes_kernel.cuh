@@ -21,10 +21,10 @@ namespace conclave::inline v0::experts::stream {
 using ByteKernel = KernelOf<ByteParams>;
 using ByteKernelPair = KernelPairOf<ByteParams>;
 
-// Where rows have a scale each, the block that ends a tile makes their codes, which no turns that
-// are fixed beforehand make up for.
+// Turns that are fixed beforehand make up neither for a block that makes a tile's codes, nor for a
+// multiprocessor that is further from memory.
 constexpr Shape drawing(Shape shape) {
-  shape.draws_up = shape.scaling == Scaling::kRow;
+  shape.draws_up = true;
   return shape;
 }
 
