@@ -112,10 +112,7 @@ void add_convert_command(CommandLine& line) {
   Command command = line.add_command(
       "convert", "Write a model with its experts quantised, and a report of the errors");
   auto options = std::make_shared<ConvertOptions>();
-  command
-      .positional(kModelDir, options->source,
-                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
-      .required();
+  add_model_argument(command, options->source);
   command
       .positional(kOutputDir, options->destination,
                   "Directory to make; with .gguf at its end it holds a GGUF file")

@@ -217,10 +217,7 @@ void add_inspect_command(CommandLine& line) {
   Command command = line.add_command(
       "inspect", "Show the geometry of every MoE layer, the totals, and what cannot run and why");
   auto options = std::make_shared<InspectOptions>();
-  command
-      .positional(kModelDir, options->model_dir,
-                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
-      .required();
+  add_model_argument(command, options->model_dir);
   add_expert_set_option(command, options->experts);
   add_extra_layers_option(command, options->extra_layers);
   command.flag("--json", options->json, "The same as --format json");

@@ -123,11 +123,8 @@ void add_verify_command(CommandLine& line) {
   Command command = line.add_command(
       "verify", "Check every MoE layer of a model against float64 on the model's own weights");
   auto options = std::make_shared<VerifyOptions>();
-  command
-      .positional(kModelDir, options->model_dir,
-                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
-      .required();
-  command.text("-l,--layers", "LIST", options->layers, "Layers such as 0-3,7 (default: all)");
+  add_model_argument(command, options->model_dir);
+  add_layers_option(command, options->layers);
   add_expert_set_option(command, options->experts);
   add_extra_layers_option(command, options->extra_layers);
   command

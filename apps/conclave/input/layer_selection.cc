@@ -64,6 +64,17 @@ std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
   return selected;
 }
 
+void add_model_argument(Command& command, std::string& model_dir) {
+  command
+      .positional(kModelDir, model_dir,
+                  "Hugging Face model directory, or a GGUF file (of a split model the first)")
+      .required();
+}
+
+void add_layers_option(Command& command, std::string& layers) {
+  command.text("-l,--layers", "LIST", layers, "Layers such as 0-3,7 (default: all)");
+}
+
 void add_extra_layers_option(Command& command, bool& extra_layers) {
   command.flag("--extra-layers", extra_layers,
                "Also the MoE layers beyond num_hidden_layers, for multi-token prediction");

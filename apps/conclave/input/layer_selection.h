@@ -1,4 +1,4 @@
-// --layers, --extra-layers and --experts: select the MoE layers of a checkpoint, and their experts.
+// MODEL_DIR, --layers, --extra-layers and --experts: a model, its MoE layers and their experts.
 #pragma once
 
 #include "command_line.h"
@@ -16,6 +16,10 @@ namespace conclave::tool {
 std::vector<const CheckpointLayer*> select_layers(const Checkpoint& checkpoint,
                                                   const std::string& layers);
 
+// Adds the argument for the model, which must be given.
+void add_model_argument(Command& command, std::string& model_dir);
+// Adds the option whose text select_layers takes.
+void add_layers_option(Command& command, std::string& layers);
 // Adds the option for MoE layers that serve multi-token prediction.
 void add_extra_layers_option(Command& command, bool& extra_layers);
 

@@ -273,6 +273,22 @@ TEST(CudaPlan, OneLaunch_ServesAsFarAsMeasuredEntriesNameIt) {
   EXPECT_EQ(reach(64, "cuda.stream_fp8_sm90"), 2);  // measured for other calls
 }
 
+// Each that a rung has once, as its kernel calls it.
+TEST(CudaPlan, Arithmetic_IsThatOfTheRungs) {
+  MoeSpec spec = qwen3();
+  EXPECT_EQ(plan(spec).summary.arithmetic, "wgmma");
+  spec.weight_dtype = DType::kF32;
+  EXPECT_EQ(plan(spec).summary.arithmetic, "f32_fma");
+  spec.weight_dtype = DType::kF4;
+  spec.quant = {.weights = WeightScale::kBlock,
+                .block_rows = 1,
+                .block_cols = 32,
+                .activations = ActivationScale::kToken,
+                .scale_values = ScaleValues::kPowerOfTwo};
+  EXPECT_EQ(plan(spec, {.max_tokens = 16384}).summary.arithmetic,
+            "wgmma_codes, wgmma_rounded_codes, wgmma_e5m2_e4m3");
+}
+
 TEST(CudaPlan, Explain_ShowsDeviceLadderAndVerdicts) {
   const std::string text = explain(plan(qwen3(), {.max_tokens = 16384}).summary);
   for (const char* word : {"cuda:0 NVIDIA H200", "tokens", "canonical.v1", "cuda.reference"}) {
