@@ -31,10 +31,11 @@ struct Settings {
   int32_t forwards = 8;  // a graph has so many
   int32_t replays = 5;
   bool rounded = false;
-  bool slices = false;  // tensor-parallel ranks, all with the same tokens
+  bool slices = false;       // tensor-parallel ranks, all with the same tokens
+  int64_t intermediate = 0;  // above 0: columns of an expert instead of the model's
 };
 
-MoeSpec spec_of(const std::string& model) {
+MoeSpec spec_of_model(const std::string& model) {
   if (const conclave::ModelPreset* preset = conclave::find_preset(model)) return preset->spec;
   MoeSpec spec;
   spec.num_experts = 256;
@@ -44,6 +45,12 @@ MoeSpec spec_of(const std::string& model) {
   spec.weight_dtype = DType::kF8E4M3;
   spec.quant = {.weights = conclave::WeightScale::kBlock,
                 .activations = conclave::ActivationScale::kGroup};
+  return spec;
+}
+
+MoeSpec spec_of(const Settings& settings) {
+  MoeSpec spec = spec_of_model(settings.model);
+  if (settings.intermediate > 0) spec.intermediate_size = settings.intermediate;
   return spec;
 }
 
@@ -143,7 +150,7 @@ void run_rank(const Settings& settings, const conclave::WeightSource& source, in
                                    .num_threads = 4,
                                    .communicator = comm.get(),
                                    .tensor_communicator = comm.get()});
-  const MoeSpec spec = spec_of(settings.model);
+  const MoeSpec spec = spec_of(settings);
   const int64_t most = std::ranges::max(settings.tokens);
   conclave::ParallelSpec split{.ep_size = settings.ranks, .ep_rank = rank};
   if (settings.slices) split = {.tp_size = settings.ranks, .tp_rank = rank};
@@ -194,11 +201,14 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", settings.rounds);
   app.add_option("--forwards", settings.forwards, "in a graph");
   app.add_option("--replays", settings.replays, "of a graph in a round");
+  app.add_option("--intermediate", settings.intermediate,
+                 "columns of an expert, instead of the model's: few leave more of the time to the "
+                 "exchange");
   app.add_flag("--rounded", settings.rounded, "sums travel in 16 bits");
   app.add_flag("--slices", settings.slices,
                "ranks have slices of all experts, and the same tokens");
   CLI11_PARSE(app, argc, argv);
-  const conclave::bench::OneExpertForAll source(spec_of(settings.model));
+  const conclave::bench::OneExpertForAll source(spec_of(settings));
   auto group = conclave::make_local_group({.num_ranks = settings.ranks});
   std::vector<std::thread> threads;
   std::vector<std::string> errors(group.size());
