@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cuda_runtime_api.h>
+#include <span>
 
 namespace conclave::inline v0::comm {
 namespace {
@@ -22,6 +23,9 @@ uint32_t code_of(const CommOperation& operation) {
   return kind | static_cast<uint32_t>(operation.dtype) << 8 |
          static_cast<uint32_t>(operation.reduce) << 16;
 }
+
+// Tells what a kernel of others' moves from the same bytes of the communicator's own.
+constexpr uint32_t kByKernel = uint32_t{1} << 24;
 
 size_t index(int32_t rank) { return static_cast<size_t>(rank); }
 
@@ -136,6 +140,16 @@ void DeviceExchange::collective(const CommOperation& operation, MarkPlace place,
   mark_begun(place, true, claims, claims_out_.as<DeviceClaim>(), stream);
   move_bytes(operation, stream);
   mark_ended(place, claims, claims_in_.as<DeviceClaim>(), stream);
+}
+
+void DeviceExchange::through_windows(const CommOperation& operation, const WindowKernel& kernel,
+                                     MarkPlace place, CUstream_st* stream) {
+  place.counters = counters_.as<MarkCounters>();
+  DeviceClaims claims = claims_of(operation);
+  for (DeviceClaim& claim : std::span(claims.list).first(static_cast<size_t>(claims.count))) {
+    claim.code |= kByKernel;
+  }
+  windows_->launch(kernel, claims, place, stream);
 }
 
 void DeviceExchange::move_bytes(const CommOperation& operation, CUstream_st* stream) {

@@ -7,6 +7,7 @@
 #include "comm/nccl/nccl_group.h"
 #include "comm/nccl/peer_windows.h"
 #include "comm/nccl/window_exchange.h"
+#include "comm/one_launch.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 
@@ -31,6 +32,9 @@ class DeviceExchange {
 
   // The marks stand at the place, whose counters this has; `stream` gets everything.
   void collective(const CommOperation& operation, MarkPlace place, CUstream_st* stream);
+  // Likewise an all-to-all of device memory whose bytes `kernel` moves; there are windows.
+  void through_windows(const CommOperation& operation, const WindowKernel& kernel, MarkPlace place,
+                       CUstream_st* stream);
   // Messages begun together, at most kMaxClaims: ranks that send to each other do not wait for each
   // other. One to this rank itself comes with its other half.
   void messages(std::span<const CommOperation> operations, MarkPlace place, CUstream_st* stream);

@@ -263,6 +263,11 @@ bool NcclCommunicator::is_captured(Stream stream) const {
 CommHandle NcclCommunicator::start_on_device(const CommOperation& operation) {
   check_memory(operation);
   check_own_bytes(operation);
+  return begin_on_device(operation, nullptr);
+}
+
+CommHandle NcclCommunicator::begin_on_device(const CommOperation& operation,
+                                             const WindowKernel* kernel) {
   if (const int32_t gone = watch_->rank_that_left(operation.peer); gone >= 0) {
     watch_->fail(ErrorCode::kCommPeerLost, gone, fmt::format("rank {} was destroyed", gone));
   }
@@ -283,7 +288,7 @@ CommHandle NcclCommunicator::start_on_device(const CommOperation& operation) {
     } else {
       enqueue_messages();
       slot.standing = Standing::kBegun;
-      enqueue(slot);
+      enqueue(slot, kernel);
     }
   } catch (const std::exception& error) {
     watch_->fail(ErrorCode::kCommAborted, rank(), error.what());
@@ -308,6 +313,23 @@ CommHandle NcclCommunicator::begin_sum_of_parts(const PartsOfRanks& parts, Strea
                     .memory = MemoryKind::kDevice},
        .dtype = DType::kF32,
        .stream = stream});
+}
+
+int64_t NcclCommunicator::window_bytes() const noexcept {
+  return windows_ == nullptr ? 0 : windows_->blocks().slot_bytes;
+}
+
+CommHandle NcclCommunicator::begin_kernel(const WindowMessages& messages,
+                                          const WindowKernel& kernel, Stream stream) {
+  return begin_on_device({.kind = CommKind::kAllToAllV,
+                          .exchange = {.send_bytes = messages.send_bytes,
+                                       .send_offsets = {},
+                                       .recv_bytes = messages.recv_bytes,
+                                       .recv_offsets = {},
+                                       .memory = MemoryKind::kDevice},
+                          .dtype = messages.dtype,
+                          .stream = stream},
+                         &kernel);
 }
 
 NcclCommunicator::Slot& NcclCommunicator::take_slot(Lock& lock) {
@@ -344,13 +366,18 @@ MarkPlace NcclCommunicator::next_place(Slot& slot, bool captured) {
   return {.marks = device_marks_, .cell = slot.cell};
 }
 
-void NcclCommunicator::enqueue(Slot& slot) {
+void NcclCommunicator::enqueue(Slot& slot, const WindowKernel* kernel) {
   const Stream stream = slot.operation.stream;
   const bool captured = is_captured(stream);
   if (stream.handle != nullptr) {
     cuda::join(to_cuda(stream), stream_.get(), slot.before.get());
   }
-  exchange_.collective(slot.operation, next_place(slot, captured), stream_.get());
+  const MarkPlace place = next_place(slot, captured);
+  if (kernel == nullptr) {
+    exchange_.collective(slot.operation, place, stream_.get());
+  } else {
+    exchange_.through_windows(slot.operation, *kernel, place, stream_.get());
+  }
   cuda::check(cudaEventRecord(slot.done.get(), stream_.get()), "cudaEventRecord");
 }
 

@@ -47,6 +47,9 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   Support supports(CommFeature feature) const override;
   const Support& has_one_launch() const noexcept override { return one_launch_; }
   CommHandle begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) override;
+  int64_t window_bytes() const noexcept override;
+  CommHandle begin_kernel(const WindowMessages& messages, const WindowKernel& kernel,
+                          Stream stream) override;
 
   void wait(CommHandle handle, std::chrono::nanoseconds deadline, std::string_view phase) override;
   bool test(CommHandle handle, std::string_view phase) override;
@@ -79,6 +82,8 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   void call_for_survivors();
   CommHandle start_on_host(const CommOperation& operation);
   CommHandle start_on_device(const CommOperation& operation);
+  // A kernel, or null, is what carries out a collective.
+  CommHandle begin_on_device(const CommOperation& operation, const WindowKernel* kernel);
   void check_memory(const CommOperation& operation) const;
   void check_own_bytes(const CommOperation& operation);
   Slot& take_slot(Lock& lock);
@@ -86,7 +91,7 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   bool is_over(const Slot& slot) const;
   // The stream's work is recorded for a graph, not done.
   bool is_captured(Stream stream) const;
-  void enqueue(Slot& slot);
+  void enqueue(Slot& slot, const WindowKernel* kernel);
   // Messages go together when one of them is waited for, or a collective follows them.
   void enqueue_messages();
   MarkPlace next_place(Slot& slot, bool captured);

@@ -83,6 +83,16 @@ void WindowExchange::launch(const CommOperation& operation, const DeviceClaims& 
   exchange(operation, params, stream);
 }
 
+void WindowExchange::launch(const WindowKernel& kernel, const DeviceClaims& claims,
+                            const MarkPlace& place, CUstream_st* stream) const {
+  WindowParams params = params_for(claims, place);
+  for (WindowMessage& message : params.messages) {
+    message.send_bytes = message.claim.offered;
+    message.recv_bytes = message.claim.expected;
+  }
+  kernel.enqueue(params, stream);
+}
+
 // The first launch has the mark of the turn and the second that of the end.
 void WindowExchange::add_by_blocks(const CommOperation& operation, const WindowParams& params,
                                    CUstream_st* stream) const {

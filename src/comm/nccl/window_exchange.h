@@ -6,6 +6,7 @@
 #include "comm/nccl/device_steps.h"
 #include "comm/nccl/window_layout.h"
 #include "comm/nccl/window_steps.h"
+#include "comm/one_launch.h"
 #include "cuda/memory.h"
 
 #include "conclave/comm.h"
@@ -33,6 +34,10 @@ class WindowExchange {
   // Enqueues the operation with `claims` for the peers: one launch, or two for a long sum of more
   // than two ranks.
   void launch(const CommOperation& operation, const DeviceClaims& claims, const MarkPlace& place,
+              CUstream_st* stream) const;
+  // The same for an operation whose kernel is another's: each claim says how many bytes its message
+  // has.
+  void launch(const WindowKernel& kernel, const DeviceClaims& claims, const MarkPlace& place,
               CUstream_st* stream) const;
 
  private:

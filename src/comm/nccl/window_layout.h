@@ -67,6 +67,18 @@ constexpr int32_t stripes_of(int64_t bytes, int32_t lane_bits) {
   return bytes == 0 ? 1 : static_cast<int32_t>((bytes + stripe - 1) / stripe);
 }
 
+// Messages that kernels of others' make are of units of any size, of which each block of threads
+// has the same number; the last ones have fewer or none.
+constexpr int64_t units_of_block(int64_t units, int32_t lane_bits) {
+  constexpr int64_t kLeast = 8;
+  const int64_t share = (units + (int64_t{1} << lane_bits) - 1) >> lane_bits;
+  return share < kLeast ? kLeast : share;
+}
+constexpr int64_t blocks_of_units(int64_t units, int32_t lane_bits) {
+  const int64_t share = units_of_block(units, lane_bits);
+  return units == 0 ? 1 : (units + share - 1) / share;
+}
+
 // A long message goes by lanes, each by chunks that follow one another through its part of a slot.
 inline constexpr int64_t kChunksInFlight = 2;
 constexpr int64_t chunk_bytes_of(int64_t slot_bytes, int32_t lane_bits) {

@@ -2,12 +2,10 @@
 // window in plain memory and a stream of its own.
 #include "comm/nccl/device_steps.h"
 #include "comm/nccl/nccl_bytes.h"
-#include "comm/nccl/window_exchange.h"
-#include "comm/nccl/window_layout.h"
+#include "comm/nccl/one_device_ranks.h"
 #include "comm/reduce.h"
 #include "cuda/check.h"
 #include "cuda/device_info.h"
-#include "cuda/memory.h"
 #include "cuda/stream.h"
 
 #include "conclave/comm.h"
@@ -19,116 +17,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <cuda_runtime_api.h>
-#include <functional>
 #include <iterator>
-#include <memory>
-#include <span>
 #include <vector>
 
 namespace conclave {
 namespace {
 
-using comm::DeviceClaim;
-using comm::DeviceClaims;
-using comm::kMaxClaims;
-using comm::MarkCounters;
 using comm::Marks;
-using comm::WindowExchange;
 using testing::Bytes;
 using testing::letters;
 using testing::OnDevice;
 using testing::values;
 
-// Small, so that messages are long; blocks of all ranks must have room on the device at once.
-constexpr int64_t kSlot = int64_t{128} << 10;
-constexpr int32_t kFewLaneBits = 5;
+using Ranks = testing::RanksOnOneDevice;
+constexpr int64_t kSlot = testing::kSmallSlot;
 
 size_t index(int32_t rank) { return static_cast<size_t>(rank); }
-
-// The ranks of a test, on one device.
-class Ranks {
- public:
-  explicit Ranks(int32_t count) : claims_(2 * sizeof(DeviceClaim) * kMaxClaims) {
-    for (int32_t rank = 0; rank < count; ++rank) {
-      windows_.emplace_back(static_cast<size_t>(comm::window_bytes(count, kSlot)));
-      counters_.emplace_back(sizeof(MarkCounters));
-      marks_.emplace_back(sizeof(Marks));
-      streams_.push_back(cuda::make_stream());
-      addresses_.push_back(windows_.back().data());
-      for (const cuda::DeviceBuffer* it : {&windows_.back(), &counters_.back(), &marks_.back()}) {
-        cuda::check(cudaMemset(it->data(), 0, it->bytes()), "cudaMemset");
-      }
-    }
-    for (int32_t rank = 0; rank < count; ++rank) {
-      exchanges_.push_back(std::make_unique<WindowExchange>(
-          comm::WindowBlocks{
-              .of_ranks = addresses_, .slot_bytes = kSlot, .lane_bits = kFewLaneBits},
-          rank,
-          WindowExchange::Claims{.out = claims_.as<DeviceClaim>(),
-                                 .in = claims_.as<DeviceClaim>() + kMaxClaims},
-          &marks_[index(rank)].as<Marks>()->stop));
-    }
-    cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
-  }
-  int32_t count() const { return static_cast<int32_t>(streams_.size()); }
-
-  // Enqueues it on all ranks; nothing is allocated meanwhile, since kernels wait for each other.
-  // Every rank says `code`, with the bytes that `offered` has for a pair.
-  void run(const std::vector<CommOperation>& operations, const std::vector<uint32_t>& codes,
-           const std::function<int64_t(int32_t from, int32_t to)>& offered) const {
-    for (int32_t rank = 0; rank < static_cast<int32_t>(operations.size()); ++rank) {
-      DeviceClaims claims;
-      for (int32_t peer = 0; peer < count(); ++peer) {
-        if (peer == rank) continue;
-        claims.list[index(claims.count++)] = {.code = codes[index(rank)],
-                                              .peer = peer,
-                                              .offered = offered(rank, peer),
-                                              .expected = offered(peer, rank)};
-      }
-      exchanges_[index(rank)]->launch(operations[index(rank)], claims,
-                                      {.counters = counters_[index(rank)].as<MarkCounters>(),
-                                       .marks = marks_[index(rank)].as<Marks>(),
-                                       .cell = 0},
-                                      streams_[index(rank)].get());
-    }
-    for (const cuda::OwnedStream& stream : streams_) {
-      cuda::check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-    }
-  }
-  void run(const std::vector<CommOperation>& operations,
-           const std::function<int64_t(int32_t from, int32_t to)>& offered) const {
-    run(operations, std::vector<uint32_t>(operations.size(), 7), offered);
-  }
-  void stop() const {
-    const uint32_t word = 1;
-    for (const cuda::DeviceBuffer& marks : marks_) {
-      cuda::copy_to_device(std::as_bytes(std::span(&word, 1)), &marks.as<Marks>()->stop);
-    }
-  }
-  Marks marks(int32_t rank) const {
-    Marks copy;
-    cuda::copy_to_host(marks_[index(rank)].data(), std::as_writable_bytes(std::span(&copy, 1)));
-    return copy;
-  }
-  void expect_marks(uint32_t operations) const {
-    for (int32_t rank = 0; rank < count(); ++rank) {
-      const Marks found = marks(rank);
-      EXPECT_EQ(found.begun[0], operations);
-      EXPECT_EQ(found.ended[0], operations);
-      EXPECT_EQ(found.collectives, operations);
-      EXPECT_EQ(found.mismatches, 0U);
-    }
-  }
-
- private:
-  cuda::DeviceBuffer claims_;
-  std::vector<cuda::DeviceBuffer> windows_;
-  std::vector<cuda::DeviceBuffer> counters_;
-  std::vector<cuda::DeviceBuffer> marks_;
-  std::vector<cuda::OwnedStream> streams_;
-  std::vector<std::byte*> addresses_;
-  std::vector<std::unique_ptr<WindowExchange>> exchanges_;
-};
 
 // A rank has this of an exchange: its bytes for all ranks, and room for those of all.
 struct Parts {

@@ -42,6 +42,11 @@ class OneLaunchOnDevices final : public OnDevices, public comm::OneLaunch {
  public:
   const Support& has_one_launch() const noexcept override { return one_launch; }
   CommHandle begin_sum_of_parts(const comm::PartsOfRanks&, Stream) override { return {}; }
+  int64_t window_bytes() const noexcept override { return 0; }
+  CommHandle begin_kernel(const comm::WindowMessages&, const comm::WindowKernel&,
+                          Stream) override {
+    return {};
+  }
 
   Support one_launch = Support::yes();
 };
