@@ -2,6 +2,7 @@
 #include "cuda/device/grid.cuh"
 #include "cuda/launch.h"
 #include "dispatch/cuda/combine.h"
+#include "dispatch/cuda/combine_params.h"
 #include "dispatch/cuda/combine_rows.cuh"
 
 #include "conclave/error.h"
@@ -92,13 +93,6 @@ bool aligned(const void* data, int64_t stride, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride * byte_size(dtype) % 16 == 0;
 }
 
-device::DeviceTensor tensor(const void* data, int64_t stride, DType dtype) {
-  return {.data = const_cast<void*>(data),
-          .stride = stride,
-          .dtype = dtype,
-          .aligned = aligned(data, stride, dtype)};
-}
-
 void check_args(const DeviceCombineArgs& args) {
   if (aligned(args.expert_rows, args.expert_row_stride, args.expert_dtype)) return;
   throw Error(ErrorCode::kMisaligned,
@@ -108,43 +102,51 @@ void check_args(const DeviceCombineArgs& args) {
                .found = "a stride of " + std::to_string(args.expert_row_stride) + " elements"});
 }
 
-device::CombineParams params_of(const DeviceCombineArgs& args, int parts) {
-  return {.expert_rows = args.expert_rows,
-          .expert_row_stride = args.expert_row_stride,
-          .topk_ids = args.topk_ids,
-          .topk_weights = args.topk_weights,
-          .local_expert = args.local_expert,
-          .num_experts = args.num_experts,
-          .top_k = args.top_k,
-          .routed_slots = args.top_k - args.shared_slots,
-          .num_tokens = args.num_tokens,
-          .live_tokens = args.live_tokens,
-          .hidden_size = args.hidden_size,
-          .units_per_row = ceil_div(args.hidden_size, int64_t{parts} * device::kPartColumns),
-          .routed = tensor(args.routed_rows, args.routed_row_stride, DType::kF32),
-          .scale = args.output_scale,
-          .identity_weights = args.identity,
-          .hidden = tensor(args.hidden, args.hidden_stride, args.hidden_dtype),
-          .output_bias = args.output_bias,
-          .mix = args.routed_factors,
-          .constant_mix = args.routed_factor,
-          .shared = tensor(args.shared_rows, args.shared_row_stride, args.shared_dtype),
-          .num_shared = args.num_shared,
-          .shared_factor = args.shared_factor,
-          .shared_constant = args.shared_constant,
-          .residual = tensor(args.residual_rows, args.residual_row_stride, args.residual_dtype),
-          .padding_mask = args.padding_mask,
-          .out = tensor(args.out, args.out_stride, args.out_dtype),
-          .shared_out = tensor(args.shared_out, args.shared_out_stride, args.shared_out_dtype)};
+}  // namespace
+
+device::DeviceTensor device_tensor(const void* data, int64_t stride, DType dtype) {
+  return {.data = const_cast<void*>(data),
+          .stride = stride,
+          .dtype = dtype,
+          .aligned = aligned(data, stride, dtype)};
 }
 
-}  // namespace
+device::CombineParams combine_params(const DeviceCombineArgs& args, int parts) {
+  return {
+      .expert_rows = args.expert_rows,
+      .expert_row_stride = args.expert_row_stride,
+      .topk_ids = args.topk_ids,
+      .topk_weights = args.topk_weights,
+      .local_expert = args.local_expert,
+      .num_experts = args.num_experts,
+      .top_k = args.top_k,
+      .routed_slots = args.top_k - args.shared_slots,
+      .num_tokens = args.num_tokens,
+      .live_tokens = args.live_tokens,
+      .hidden_size = args.hidden_size,
+      .units_per_row = ceil_div(args.hidden_size, int64_t{parts} * device::kPartColumns),
+      .routed = device_tensor(args.routed_rows, args.routed_row_stride, DType::kF32),
+      .scale = args.output_scale,
+      .identity_weights = args.identity,
+      .hidden = device_tensor(args.hidden, args.hidden_stride, args.hidden_dtype),
+      .output_bias = args.output_bias,
+      .mix = args.routed_factors,
+      .constant_mix = args.routed_factor,
+      .shared = device_tensor(args.shared_rows, args.shared_row_stride, args.shared_dtype),
+      .num_shared = args.num_shared,
+      .shared_factor = args.shared_factor,
+      .shared_constant = args.shared_constant,
+      .residual = device_tensor(args.residual_rows, args.residual_row_stride, args.residual_dtype),
+      .padding_mask = args.padding_mask,
+      .out = device_tensor(args.out, args.out_stride, args.out_dtype),
+      .shared_out = device_tensor(args.shared_out, args.shared_out_stride, args.shared_out_dtype)};
+}
 
 void device_combine(const DeviceCombineArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0 || args.hidden_size == 0) return;
   check_args(args);
   const CombineShape shape = shape_for(args);
-  const device::CombineParams params = params_of(args, shape.parts);
+  const device::CombineParams params = combine_params(args, shape.parts);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   const int64_t units = args.num_tokens * params.units_per_row;
   const int64_t blocks = ceil_div(units, units_a_warp(units) * (kThreads / 32));

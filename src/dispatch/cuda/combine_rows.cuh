@@ -137,16 +137,29 @@ struct LaneSlot {
   bool present;
   float weight;
 };
-__device__ __forceinline__ LaneSlot read_slot(const CombineParams& params, int64_t token,
-                                              int32_t slot) {
-  if (slot >= params.top_k) return {false, 0};
+// The choice of a slot as it lies in memory, requested and not yet looked at.
+struct SlotChoice {
+  int32_t id;
+  float weight;
+};
+__device__ __forceinline__ SlotChoice read_choice(const CombineParams& params, int64_t token,
+                                                  int32_t slot) {
+  if (slot >= params.top_k) return {-1, 0};
   const int64_t at = token * params.top_k + slot;
   const float weight = params.topk_weights == nullptr ? 1.0F : params.topk_weights[at];
-  const int32_t id = params.topk_ids[at];
+  return {params.topk_ids[at], weight};
+}
+__device__ __forceinline__ LaneSlot slot_of(const CombineParams& params, const SlotChoice& choice,
+                                            int32_t slot) {
+  const auto [id, weight] = choice;
   if (id < 0 || id >= params.num_experts) return {false, 0};
   if (slot >= params.routed_slots && weight == 0.0F) return {false, 0};
   const bool local = params.local_expert == nullptr || params.local_expert[id] >= 0;
   return {local, weight};
+}
+__device__ __forceinline__ LaneSlot read_slot(const CombineParams& params, int64_t token,
+                                              int32_t slot) {
+  return slot_of(params, read_choice(params, token, slot), slot);
 }
 
 // kRows rows of a token, kParts parts of each, requested together.
@@ -235,11 +248,20 @@ __device__ __forceinline__ void finish_common(const CombineParams& params, const
   store_row(params.shared_out, tile, rest);
 }
 
+// Where rows go: to the call's own.
+struct StoreOut {
+  const CombineParams& params;
+  __device__ __forceinline__ void operator()(const LaneTile& tile, const Sums& sum) const {
+    store_row(params.out, tile, sum);
+  }
+};
+
 // Does the same with every term. `add_slots` adds the rows of a token's shared slots to a sum; all
-// lanes call it.
-template <class AddSlots>
+// lanes call it. `store` takes the row, from lanes that have columns.
+template <class AddSlots, class Store>
 __device__ __forceinline__ void finish_all(const CombineParams& params, const LaneTile& tile,
-                                           bool active, Sums& sum, const AddSlots& add_slots) {
+                                           bool active, Sums& sum, const AddSlots& add_slots,
+                                           const Store& store) {
   const bool used = active && tile.columns > 0;
   const bool apart = params.shared_out.data != nullptr;
   if (used) finish_routed<Terms::kAll>(params, tile, sum);
@@ -265,7 +287,7 @@ __device__ __forceinline__ void finish_all(const CombineParams& params, const La
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) sum[c] = __fadd_rn(sum[c], row[c]);
   }
-  store_row(params.out, tile, sum);
+  store(tile, sum);
 }
 
 // Bits of slots [first, first + 32) that lie below `end`.
@@ -359,12 +381,10 @@ struct SlotRows {
   }
 };
 
-// Combines a unit of one part.
-template <class Row, int kRows, Terms kTerms>
-__device__ __forceinline__ void combine_part(const CombineParams& params, int64_t unit,
-                                             const LaneSlot& first_slots) {
-  LaneTile tile[1];
-  lay_tiles(params, unit, tile);
+// Combines a part of a token's row. `store` is for rows with every term.
+template <class Row, int kRows, Terms kTerms, class Store>
+__device__ __forceinline__ void combine_tile(const CombineParams& params, const LaneTile (&tile)[1],
+                                             const LaneSlot& first_slots, const Store& store) {
   const bool active = is_active(params, tile[0].token);
   const SlotRows<Row, kRows> slots{params, tile, first_slots};
   Sums sum = {};
@@ -374,10 +394,20 @@ __device__ __forceinline__ void combine_part(const CombineParams& params, int64_
   } else {
     begin_sum(params, tile[0], active, sum);
     if (active) slots.add(0, params.routed_slots, sum);
-    finish_all(params, tile[0], active, sum, [&](Sums& shared) {
+    const auto add_shared_slots = [&](Sums& shared) {
       if (active) slots.add(params.routed_slots, params.top_k, shared);
-    });
+    };
+    finish_all(params, tile[0], active, sum, add_shared_slots, store);
   }
+}
+
+// Combines a unit of one part.
+template <class Row, int kRows, Terms kTerms>
+__device__ __forceinline__ void combine_part(const CombineParams& params, int64_t unit,
+                                             const LaneSlot& first_slots) {
+  LaneTile tile[1];
+  lay_tiles(params, unit, tile);
+  combine_tile<Row, kRows, kTerms>(params, tile, first_slots, StoreOut{params});
 }
 
 }  // namespace conclave::inline v0::dispatch::device

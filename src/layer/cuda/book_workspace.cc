@@ -2,6 +2,7 @@
 
 #include "core/checked.h"
 #include "dispatch/cuda/group.h"
+#include "dispatch/cuda/window_sums.h"
 #include "gemm/cuda/gate_product.h"
 #include "layer/cuda/gathered_row.h"
 #include "layer/cuda/own_row_form.h"
@@ -259,7 +260,8 @@ void size_gathered(Sizes& sizes, const CudaPlan& plan, int64_t own, int64_t gath
   sizes.set(kGatheredIds, slots, sizeof(int32_t));
   sizes.set(kGatheredWeights, slots, sizeof(float));
   sizes.set(kGatheredMarks, gathered, sizeof(int32_t));
-  sizes.set(kExpertPart, gathered * sum_columns, sizeof(float));
+  const int64_t own_columns = dispatch::window_sum_columns(plan.routed.problem.hidden_size);
+  sizes.set(kExpertPart, std::max(gathered * sum_columns, own * own_columns), sizeof(float));
   sizes.set(kOtherParts, own * (plan.parallel.ep_size - 1) * sum_columns, sizeof(float));
   sizes.set(kExpertSums, own * sum_columns, sizeof(float));
 }
@@ -292,6 +294,8 @@ void size_experts(Sizes& sizes, const CudaPlan& plan, const CallRange& calls,
   for (const CudaBuffer rows : {kRankPart, kRankSharedPart, kRankSum, kRankSharedSum}) {
     sizes.set(rows, sum_columns, sizeof(float));
   }
+  // Also this rank's part, in the units of a window.
+  sizes.set(kRankSum, calls.last * dispatch::window_sum_columns(spec.hidden_size), sizeof(float));
   size_adapters(sizes, plan, calls, routed);
   sizes.set(kOneLaunch, static_cast<int64_t>(decode_bytes(plan, calls)), 1);
 }

@@ -1,6 +1,7 @@
 #include "layer/stages/cuda/chunk.h"
 
 #include "core/row_stride.h"
+#include "dispatch/cuda/combine.h"
 #include "dispatch/cuda/group.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/launch_tables.h"
@@ -13,6 +14,7 @@
 #include "layer/stages/cuda/route.h"
 #include "layer/stages/cuda/rows.h"
 #include "layer/stages/cuda/sum_ranks.h"
+#include "layer/stages/cuda/window_sums.h"
 #include "quant/gpu_rows.h"
 
 #include <algorithm>
@@ -117,10 +119,11 @@ GroupedRows group_rows(const CudaChunk& chunk, const CudaRouting& routing, const
   return dispatch::device_group(group, chunk.stream);
 }
 
-// This rank's experts take the rows of all ranks; each rank gets the sums of its own. `routing` and
-// `marks` are of the latter.
+// This rank's experts take the rows of all ranks; each rank gets the sums of its own, which may go
+// to `out` unless it is empty. `routing` and `marks` are of the latter.
 RoutedRows run_over_ranks(const CudaChunk& chunk, const ConstTensorView& hidden,
-                          const CudaRouting& routing, const CudaMarks& marks) {
+                          const CudaRouting& routing, const CudaMarks& marks,
+                          const TensorView& out) {
   using enum CudaStage;
   GatheredTokens gathered =
       gather_tokens(chunk.at(kGather), routing, routed_source(chunk, hidden), marks);
@@ -129,6 +132,9 @@ RoutedRows run_over_ranks(const CudaChunk& chunk, const ConstTensorView& hidden,
   gathered.routing.groups = group_rows(all.at(kGather), gathered.routing, gathered.marks, {});
   const RoutedRows rows =
       run_routed(all, gathered.rows, gathered.routing, gathered.marks, TensorView());
+  const std::optional<RoutedRows> sums = sum_experts_at_once(
+      chunk.at(kBringHome), sum_of_slots(all, gathered.routing, rows), routing.live, out);
+  if (sums) return *sums;
   const RoutedRows part = expert_part(all.at(kExpertPart), gathered.routing, rows);
   return bring_home(chunk.at(kBringHome), part);
 }
@@ -166,14 +172,16 @@ void run_by_marks(const CudaChunk& chunk, const ForwardArgs& args, const CudaRou
   const SourceRows tokens = source_rows(args.hidden);
   const RoutedRows rows = run_adapted_experts(
       chunk, split.marked, marks, {.tokens = tokens, .rows = tokens, .only_marked = true});
-  combine_and_finish(chunk.at(kFinish), split.marked, rows,
-                     {.factors = routing.factors, .hidden = args.hidden},
-                     {.out = adapted, .shared = {}});
+  const CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
+  finish_sum(chunk, last_sum(chunk.at(kFinish), split.marked, rows, terms),
+             {.out = adapted, .shared = {}});
   select_adapted_rows(own, marks, routing.live, adapted, args.out);
 }
 
-// Everything but the sum over ranks: `out` takes the layer's output, or this rank's part of it.
-void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
+// Everything but the sum over ranks: `out` takes the layer's output, or this rank's part of it. May
+// leave the last sum, which makes `out`, to be made: then returns it.
+using LeftSum = std::optional<dispatch::DeviceCombineArgs>;
+LeftSum run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRows& live) {
   using enum CudaStage;
   const CudaGiven given = given_to(chunk, args, live);
   const CudaCaptures captures{.logits = args.captured_logits,
@@ -199,10 +207,12 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   if (in_one_launch && !marks.any()) {
     const std::optional<CudaRouting> in_place =
         routing_in_place(chunk.plan.spec, given, captures, factors);
-    return run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
+    run_in_one_launch(chunk.at(kOneLaunch), args, in_place ? *in_place : route(nullptr));
+    return {};
   }
   if (in_one_launch && marks.by_token != nullptr) {
-    return run_by_marks(chunk, args, route(nullptr), marks);
+    run_by_marks(chunk, args, route(nullptr), marks);
+    return {};
   }
   const bool gathers = chunk.runs(kGather);
   const dispatch::DeviceGroupArgs group = group_args(chunk.at(kRoute), marks, args.expert_load);
@@ -211,10 +221,12 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   if (gathers && !args.expert_load.empty() && !chunk.plan.part.has_replicas()) {
     static_cast<void>(group_rows(chunk.at(kRoute), routing, CudaMarks(), args.expert_load));
   }
-  RoutedRows rows = gathers ? run_over_ranks(chunk, args.hidden, routing, marks)
+  const bool only_rounds = chunk.plan.end.rounds_sums && chunk.plan.spec.latent.size == 0;
+  const TensorView sums_out = only_rounds && !call_adds ? args.out : TensorView();
+  RoutedRows rows = gathers ? run_over_ranks(chunk, args.hidden, routing, marks, sums_out)
                             : run_routed(chunk, routed_source(chunk, args.hidden), routing, marks,
                                          call_adds ? TensorView() : args.out);
-  if (rows.form == RoutedRows::Form::kAreOutput) return;
+  if (rows.form == RoutedRows::Form::kAreOutput) return {};
   CudaTerms terms{.factors = routing.factors, .hidden = args.hidden};
   if (chunk.runs(kShared)) {
     terms.shared = run_on_every_row(chunk.at(kShared), shared_mlp(chunk), given.live.tokens,
@@ -227,8 +239,7 @@ void run_own_part(const CudaChunk& chunk, const ForwardArgs& args, const LiveRow
   }
   if (chunk.runs(kSum)) rows = sum_slots(chunk.at(kSum), routing, rows);
   if (chunk.runs(kNorm)) norm_sums(chunk.at(kNorm), rows);
-  combine_and_finish(chunk.at(kFinish), routing, rows, terms,
-                     {.out = args.out, .shared = args.shared_out});
+  return last_sum(chunk.at(kFinish), routing, rows, terms);
 }
 
 // Makes one kernel per row and tile that a ladder names.
@@ -327,19 +338,27 @@ void run_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
   if (chunk.count == 0) {
     // Nothing of the call is read: where a rank has no tokens, nothing was checked.
     if (chunk.runs(kGather)) {
-      static_cast<void>(run_over_ranks(chunk, args.hidden, CudaRouting(), CudaMarks()));
+      static_cast<void>(
+          run_over_ranks(chunk, args.hidden, CudaRouting(), CudaMarks(), TensorView()));
     }
     return;
   }
   const LiveRows live = live_rows(chunk, args);
-  if (!chunk.runs(kSumRanks)) return run_own_part(chunk, args, live);
+  const CudaOutputs outputs{.out = args.out, .shared = args.shared_out};
+  if (!chunk.runs(kSumRanks)) {
+    if (const LeftSum left = run_own_part(chunk, args, live)) finish_sum(chunk, *left, outputs);
+    return;
+  }
   ForwardArgs part = args;
   const CudaOutputs parts = rank_parts(chunk.at(kSumRanks), args);
   part.out = parts.out;
   part.shared_out = parts.shared;
-  run_own_part(chunk, part, live);
+  const LeftSum left = run_own_part(chunk, part, live);
+  const auto made = left ? *left : made_part(chunk, parts.out);
+  if (sum_slices_at_once(chunk.at(kSumRanks), made, live, outputs)) return;
+  if (left) finish_sum(chunk, *left, parts);
   const CudaOutputs sums = sum_over_ranks(chunk.at(kSumRanks), parts);
-  round_sums_of_ranks(chunk.at(kRound), live, sums, {.out = args.out, .shared = args.shared_out});
+  round_sums_of_ranks(chunk.at(kRound), live, sums, outputs);
 }
 
 void count_cuda_chunk(const CudaChunk& chunk, const ForwardArgs& args) {

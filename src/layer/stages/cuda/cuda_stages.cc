@@ -195,7 +195,7 @@ class Declaration {
       add(CudaStage::kExpertPart, "sum of slots", at_experts_ | made_, kExpertPart);
       add(CudaStage::kBringHome,
           over_ranks("bring home sums of", plan_.parallel.ep_size, plan_.part.expert_communicator),
-          made_ | kExpertPart, BufferSet(kOtherParts) | kExpertSums);
+          at_experts_ | made_ | kExpertPart, BufferSet(kOtherParts) | kExpertSums | parts_);
     }
     if (plan_.shared) {
       const experts::ExpertsProblem& shared = plan_.shared->problem;

@@ -13,32 +13,6 @@ namespace {
 
 using enum CudaBuffer;
 
-// The routed rows' part of the sum.
-dispatch::DeviceCombineArgs routed_part(const CudaChunk& chunk, const CudaRouting& routing,
-                                        const RoutedRows& rows) {
-  dispatch::DeviceCombineArgs combine{.num_tokens = chunk.count,
-                                      .live_tokens = routing.live.tokens,
-                                      .hidden_size = rows.columns,
-                                      .padding_mask = routing.live.padding_mask};
-  if (rows.form == RoutedRows::Form::kAreSums) {
-    combine.routed_rows = static_cast<const float*>(rows.data);
-    combine.routed_row_stride = rows.stride;
-    return combine;
-  }
-  const CudaPlan& plan = chunk.plan;
-  const bool weighted = plan.spec.weight_on == WeightOn::kOutput;
-  combine.expert_rows = rows.data;
-  combine.expert_dtype = rows.dtype;
-  combine.expert_row_stride = rows.stride;
-  combine.topk_ids = routing.topk_ids;
-  combine.topk_weights = weighted ? routing.topk_weights : nullptr;
-  combine.local_expert = chunk.weights.local_expert.as<int32_t>();
-  combine.num_experts = plan.num_ids();
-  combine.top_k = plan.num_slots();
-  combine.shared_slots = plan.fused.slots();
-  return combine;
-}
-
 RoutedRows sums_in(float* rows, int64_t columns) {
   return {.form = RoutedRows::Form::kAreSums,
           .data = rows,
@@ -49,7 +23,7 @@ RoutedRows sums_in(float* rows, int64_t columns) {
 
 void add_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows,
                const RoutedRows& sums) {
-  dispatch::DeviceCombineArgs combine = routed_part(chunk, routing, rows);
+  dispatch::DeviceCombineArgs combine = sum_of_slots(chunk, routing, rows);
   combine.out = sums.data;
   combine.out_dtype = sums.dtype;
   combine.out_stride = sums.stride;
@@ -114,6 +88,31 @@ void set_outputs(const CudaOutputs& outputs, dispatch::DeviceCombineArgs& combin
 
 }  // namespace
 
+dispatch::DeviceCombineArgs sum_of_slots(const CudaChunk& chunk, const CudaRouting& routing,
+                                         const RoutedRows& rows) {
+  dispatch::DeviceCombineArgs combine{.num_tokens = chunk.count,
+                                      .live_tokens = routing.live.tokens,
+                                      .hidden_size = rows.columns,
+                                      .padding_mask = routing.live.padding_mask};
+  if (rows.form == RoutedRows::Form::kAreSums) {
+    combine.routed_rows = static_cast<const float*>(rows.data);
+    combine.routed_row_stride = rows.stride;
+    return combine;
+  }
+  const CudaPlan& plan = chunk.plan;
+  const bool weighted = plan.spec.weight_on == WeightOn::kOutput;
+  combine.expert_rows = rows.data;
+  combine.expert_dtype = rows.dtype;
+  combine.expert_row_stride = rows.stride;
+  combine.topk_ids = routing.topk_ids;
+  combine.topk_weights = weighted ? routing.topk_weights : nullptr;
+  combine.local_expert = chunk.weights.local_expert.as<int32_t>();
+  combine.num_experts = plan.num_ids();
+  combine.top_k = plan.num_slots();
+  combine.shared_slots = plan.fused.slots();
+  return combine;
+}
+
 RoutedRows sum_slots(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows) {
   const RoutedRows sums = sums_in(chunk.scratch.at<float>(kLatent), rows.columns);
   add_slots(chunk, routing, rows, sums);
@@ -138,22 +137,28 @@ void norm_sums(const CudaChunk& chunk, const RoutedRows& sums) {
                 chunk.stream);
 }
 
-void combine_and_finish(const CudaChunk& chunk, const CudaRouting& routing, const RoutedRows& rows,
-                        const CudaTerms& terms, const CudaOutputs& outputs) {
+dispatch::DeviceCombineArgs last_sum(const CudaChunk& chunk, const CudaRouting& routing,
+                                     const RoutedRows& rows, const CudaTerms& terms) {
   const bool is_latent = chunk.plan.spec.latent.size != 0;
-  const RoutedRows routed = is_latent ? project_up(chunk, rows) : rows;
-  dispatch::DeviceCombineArgs combine = routed_part(chunk, routing, routed);
-  combine.output_scale = static_cast<float>(chunk.plan.spec.output_scale);
-  combine.routed_factor = terms.factors.routed_constant;
-  combine.routed_factors = terms.factors.routed;
-  add_rest(chunk, routing, terms.hidden, combine);
-  add_other_rows(chunk, terms, combine);
-  set_outputs(outputs, combine);
-  const bool call_adds = routing.live.padding_mask != nullptr || !outputs.shared.empty();
-  if (chunk.plan.end.rounds_sums && routed.form == RoutedRows::Form::kAreSums && !call_adds) {
-    dispatch::round_sums(combine, chunk.stream);
+  dispatch::DeviceCombineArgs sum =
+      sum_of_slots(chunk, routing, is_latent ? project_up(chunk, rows) : rows);
+  sum.output_scale = static_cast<float>(chunk.plan.spec.output_scale);
+  sum.routed_factor = terms.factors.routed_constant;
+  sum.routed_factors = terms.factors.routed;
+  add_rest(chunk, routing, terms.hidden, sum);
+  add_other_rows(chunk, terms, sum);
+  return sum;
+}
+
+void finish_sum(const CudaChunk& chunk, dispatch::DeviceCombineArgs sum,
+                const CudaOutputs& outputs) {
+  set_outputs(outputs, sum);
+  const bool call_adds = sum.padding_mask != nullptr || !outputs.shared.empty();
+  const bool is_made = sum.routed_rows != nullptr && sum.top_k == 0;
+  if (chunk.plan.end.rounds_sums && is_made && !call_adds) {
+    dispatch::round_sums(sum, chunk.stream);
   } else {
-    dispatch::device_combine(combine, chunk.stream);
+    dispatch::device_combine(sum, chunk.stream);
   }
 }
 
