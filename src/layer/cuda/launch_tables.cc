@@ -2,6 +2,7 @@
 
 #include "core/shared_facts.h"
 #include "core/verdicts.h"
+#include "dispatch/cuda/window_rows.h"
 #include "dispatch/cuda/window_sums.h"
 
 #include <fmt/format.h>
@@ -156,6 +157,7 @@ void prepare_launches(const CudaPlan& plan, const CudaWeights& weights) {
   for (const RouteGroupRung& rung : plan.routing) {
     if (rung.shape.blocks > 0) prepare_route_and_group(*choosing_route(plan), rung.shape);
   }
+  if (plan.gathers_rows()) dispatch::prepare_window_rows();
   if (plan.gathers_rows() || plan.sums_ranks()) dispatch::prepare_window_sums();
   prepare_grouping(plan.routed);
   if (plan.shared) prepare_grouping(*plan.shared);

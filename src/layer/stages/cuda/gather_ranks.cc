@@ -3,6 +3,7 @@
 #include "comm/one_launch.h"
 #include "core/rank_counts.h"
 #include "dispatch/cuda/rank_rows.h"
+#include "dispatch/cuda/window_rows.h"
 #include "layer/cuda/gathered_row.h"
 #include "layer/cuda/row_format.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 using enum CudaBuffer;
 
+constexpr const char* kGatherPhase = "forward: gather the rows";
 constexpr const char* kBringHomePhase = "forward: bring the sums home";
 
 // The bytes of one direction, for or from each rank. This rank's own stay where they are.
@@ -55,7 +57,37 @@ void exchange_rows(const CudaChunk& chunk, const GatheredRow& form, std::byte* a
     out.set(rank, counts.sum_before(own) * form.bytes, counts[own] * form.bytes);
     in.set(rank, counts.sum_before(rank) * form.bytes, counts[rank] * form.bytes);
   }
-  exchange(chunk, all, out, all, in, "forward: gather the rows");
+  exchange(chunk, all, out, all, in, kGatherPhase);
+}
+
+// The exchange itself packs and unpacks. False where the rows of a rank have no room in a window:
+// every rank knows the numbers of all.
+bool gather_in_one_launch(const CudaChunk& chunk, dispatch::WindowRows rows) {
+  Communicator& ranks = *chunk.plan.part.expert_communicator;
+  comm::OneLaunch* const able = comm::find_one_launch(&ranks);
+  if (able == nullptr) return false;
+  const RankCounts& counts = chunk.rank_counts;
+  const int32_t own = chunk.plan.parallel.ep_rank;
+  const int64_t row_bytes = rows.pack.form.bytes;
+  Messages out(counts.ranks());
+  Messages in(counts.ranks());
+  RankCounts first(counts.ranks());
+  for (int32_t rank = 0; rank < counts.ranks(); ++rank) {
+    if (counts[rank] * row_bytes > able->window_bytes()) return false;
+    first[rank] = counts.sum_before(rank);
+    if (rank == own) continue;
+    out.bytes[rank] = counts[own] * row_bytes;
+    in.bytes[rank] = counts[rank] * row_bytes;
+  }
+  rows.rank = own;
+  rows.first_rows = first.all();
+  rows.num_rows = counts.all();
+  const Stream stream = to_stream(chunk.stream);
+  const CommHandle handle = able->begin_kernel(
+      {.send_bytes = out.bytes.all(), .recv_bytes = in.bytes.all(), .dtype = DType::kU8},
+      dispatch::WindowRowKernel(rows), stream);
+  ranks.wait_on(stream, handle, ranks.timeout(), kGatherPhase);
+  return true;
 }
 
 // The exchange itself adds up if rows lie as those of `sums`, which is alike on every rank.
@@ -102,19 +134,17 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
                 .scales = reinterpret_cast<float*>(own + form.scales),
                 .block_bytes = form.bytes});
   }
-  dispatch::pack_rank_rows({.form = layout,
-                            .rows = rows.data,
-                            .dtype = rows.dtype,
-                            .row_stride = rows.stride,
-                            .num_rows = chunk.count,
-                            .live_rows = routing.live.tokens,
-                            .topk_ids = routing.topk_ids,
-                            .topk_weights = routing.topk_weights,
-                            .marks = marks.by_token,
-                            .mark = marks.mark,
-                            .out = own},
-                           chunk.stream);
-  exchange_rows(chunk, form, all);
+  const dispatch::PackRankRows pack{.form = layout,
+                                    .rows = rows.data,
+                                    .dtype = rows.dtype,
+                                    .row_stride = rows.stride,
+                                    .num_rows = chunk.count,
+                                    .live_rows = routing.live.tokens,
+                                    .topk_ids = routing.topk_ids,
+                                    .topk_weights = routing.topk_weights,
+                                    .marks = marks.by_token,
+                                    .mark = marks.mark,
+                                    .out = own};
   const dispatch::UnpackChoices choices{
       .form = layout,
       .blocks = all,
@@ -122,7 +152,11 @@ GatheredTokens gather_tokens(const CudaChunk& chunk, const CudaRouting& routing,
       .topk_ids = chunk.scratch.at<int32_t>(kGatheredIds),
       .topk_weights = chunk.scratch.at<float>(kGatheredWeights),
       .marks = form.mark == 0 ? nullptr : chunk.scratch.at<int32_t>(kGatheredMarks)};
-  dispatch::unpack_choices(choices, chunk.stream);
+  if (!gather_in_one_launch(chunk, {.pack = pack, .unpack = choices})) {
+    dispatch::pack_rank_rows(pack, chunk.stream);
+    exchange_rows(chunk, form, all);
+    dispatch::unpack_choices(choices, chunk.stream);
+  }
   CudaRouting gathered;
   gathered.topk_ids = choices.topk_ids;
   gathered.topk_weights = choices.topk_weights;
