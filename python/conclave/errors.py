@@ -7,6 +7,11 @@ missing file a `FileNotFoundError`.
 
 from __future__ import annotations
 
+import re
+
+# How this package says what is wrong with an argument, before a call reaches the library.
+_ARGUMENT = re.compile(r"([\w.\[\]]+): expected (.+), found (.+)", re.DOTALL)
+
 
 class Error(Exception):
     """Base of all errors of the library.
@@ -28,42 +33,78 @@ class Error(Exception):
     limit: str = ""
     hint: str = ""
 
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        said = _ARGUMENT.fullmatch(str(arguments[0])) if len(arguments) == 1 else None
+        if said is not None:
+            self.tensor, self.expected, self.found = said.groups()
+
+
+# Each class has the code of what this package itself refuses by it; errors of the library bring
+# their own.
+
 
 class ConclaveValueError(Error, ValueError):
     """An argument has a wrong shape, stride, device or value."""
+
+    code = 100
+    name = "kInvalidArgument"
 
 
 class ConclaveTypeError(Error, TypeError):
     """An argument has a wrong type."""
 
+    code = 105
+    name = "kDType"
+
 
 class ConclaveRuntimeError(Error, RuntimeError):
     """A device failed, or an object is not in a state for the call."""
+
+    code = 112
+    name = "kState"
 
 
 class ConclaveUnsupportedError(Error, NotImplementedError):
     """No kernel runs this; the message has the reason of every one."""
 
+    code = 113
+    name = "kUnsupported"
+
 
 class ConclaveMemoryError(Error, MemoryError):
     """There is not enough memory."""
+
+    code = 114
+    name = "kOutOfMemory"
 
 
 class ConclaveFileError(Error, OSError):
     """A file cannot be read or written."""
 
+    code = 201
+    name = "kFileAccess"
+
 
 class ConclaveFileNotFoundError(ConclaveFileError, FileNotFoundError):
     """A file does not exist."""
+
+    code = 200
+    name = "kFileNotFound"
 
 
 class ConclaveCheckpointError(Error, ValueError):
     """A model directory is damaged, inconsistent or unknown."""
 
+    code = 500
+    name = "kTensorMissing"
+
 
 class ConclaveCommError(Error, ConnectionError):
     """Another rank is lost, late, or disagrees."""
 
+    code = 701
+    name = "kCommTimeout"
     peer: int = -1  # the rank to blame; -1: none in particular
     phase: str = ""  # what this rank was waiting for
 

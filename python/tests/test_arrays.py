@@ -268,6 +268,45 @@ def test_errors_carry_code_and_parts(problem):
         problem.layer(options=conclave.LayerOptions(kernel="cpu.amx"))
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "parts"),
+    [
+        (
+            lambda: conclave.route(numpy.zeros((2, 4), "float32"), 5, conclave.RouterSpec()),
+            (100, "kInvalidArgument"),
+            ("topk", "1 to 4", "5"),
+        ),
+        (
+            lambda: conclave.SharedWeights(7),
+            (105, "kDType"),
+            ("path", "a path", "int"),
+        ),
+        (
+            lambda: conclave.Feed(),
+            (105, "kDType"),
+            (
+                "config_json",
+                "one of config_json, spec with model_type and layers, and gguf",
+                "none or several",
+            ),
+        ),
+        (
+            lambda: conclave.RoutingMethodType.Custom.router_spec(),
+            (113, "kUnsupported"),
+            ("", "", ""),
+        ),
+    ],
+)
+def test_what_the_package_itself_refuses_has_code_and_parts(call, kind, parts):
+    """These never reach the library: none of them is a bug of it, which is what kInternal says."""
+    with pytest.raises(conclave.Error) as caught:
+        call()
+    error = caught.value
+    assert (error.code, error.name) == kind
+    assert (error.tensor, error.expected, error.found) == parts
+    assert str(error).startswith(parts[0])
+
+
 @pytest.mark.parametrize("name", ["hidden", "topk_ids", "topk_weights", "out", "gate_up", "down"])
 def test_freed_tensors_are_named(problem, torch, name):
     arrays = {"hidden": problem.hidden, **problem.routing, **problem.weights}
