@@ -7,6 +7,7 @@ from typing import Any
 
 from conclave import _limits
 from conclave._layer_base import Array, LayerBase
+from conclave._weights import refuse_beside
 from conclave.checkpoint import Checkpoint
 from conclave.errors import ConclaveTypeError
 
@@ -53,13 +54,13 @@ class LayerAdapters(LayerBase):
             Error: naming the file, tensor or array, with what was expected and found.
         """
         if directory is None:
+            named = {"layer": layer, "checkpoint": checkpoint, "gate_up_order": gate_up_order}
+            refuse_beside("arrays", named)
             return self._core.add_adapter_from_arrays(
                 factors, _limits.real("scale", scale), _limits.text("name", name)
             )
-        if factors:
-            raise ConclaveTypeError(
-                f"{next(iter(factors))}: expected no arrays beside a directory, found some"
-            )
+        refuse_beside("a directory", factors)
+        refuse_beside("a directory", {"scale": scale, "name": name}, {"scale": 1.0, "name": ""})
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise ConclaveTypeError(
                 f"checkpoint: expected a Checkpoint, found {type(checkpoint).__name__}"

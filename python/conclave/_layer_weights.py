@@ -10,7 +10,7 @@ from typing import Any
 from conclave import _conclave, _frameworks, _limits
 from conclave._layer_base import Array, LayerBase
 from conclave._shapes import as_loaded
-from conclave._weights import checked_form, given_weights
+from conclave._weights import checked_form, given_weights, refuse_beside, refuse_form
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.refit import Refit, begin_refit, withdraw_refit
 
@@ -39,6 +39,8 @@ class LayerWeights(LayerBase):
         mode = _limits.text("mode", mode)
         if checkpoint is not None:
             layer = _limits.layer("layer", layer)
+            refuse_beside("a checkpoint", weights)
+            refuse_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
             if isinstance(checkpoint, Feed):
                 self._core.reload_from_feed(checkpoint._core, layer, mode)
                 return
@@ -46,6 +48,7 @@ class LayerWeights(LayerBase):
                 checkpoint = Checkpoint(_limits.path("checkpoint", checkpoint))
             self._core.reload_from_checkpoint(checkpoint._core, layer, mode)
             return
+        refuse_beside("arrays", {"layer": layer})
         form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
         given, orders = as_loaded(
             given_weights(weights), form.orders, form.transposed, self._core.spec()

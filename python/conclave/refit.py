@@ -12,7 +12,13 @@ from conclave import _conclave, _limits
 from conclave._process_groups import communicator_of
 from conclave._shapes import as_loaded
 from conclave._transaction import Transaction, reason_of
-from conclave._weights import ArrayForm, checked_form, given_weights
+from conclave._weights import (
+    ArrayForm,
+    checked_form,
+    given_weights,
+    refuse_beside,
+    refuse_form,
+)
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.errors import ConclaveTypeError, ConclaveValueError, Error
 from conclave.spec import MoeSpec, to_dict
@@ -245,8 +251,11 @@ class Refit(Transaction):
             if receives:
                 self._stage_received(checkpoint is not None or bool(given), rank, root, part)
             elif checkpoint is not None:
+                refuse_beside("a checkpoint", given)
+                refuse_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
                 self._stage_loaded(checkpoint, layer, part)
             else:
+                refuse_beside("arrays", {"layer": layer})
                 form = checked_form(gate_up_order, shared_gate_up_order, transposed, expert_map)
                 self._stage_arrays(given, form, expert_map is not None, named, part)
         except BaseException as error:

@@ -352,3 +352,53 @@ def test_slots_of_other_ranks_are_not_compared() -> None:
     two, one = conclave.ExpertSlots(2, (0, 1), (0, 1, 2)), conclave.ExpertSlots(2, (0, 1), (0, 2))
     with pytest.raises(ConclaveValueError, match="moved_experts"):
         conclave.moved_experts(two, one)
+
+
+def reload_with(layer: conclave.Layer, **given: Any) -> None:
+    layer.reload(**given)
+
+
+BESIDE_FILES: dict[str, Any] = {
+    "gate_up_order": "interleaved",
+    "shared_gate_up_order": "interleaved",
+    "transposed": True,
+    "expert_map": [0, 1, 2],
+    "down": numpy.zeros((E, H, INNER), "float32"),
+}
+
+
+@pytest.mark.parametrize("call", [reload_with, stage])
+@pytest.mark.parametrize("name", BESIDE_FILES)
+def test_what_says_how_arrays_lie_is_refused_beside_files(
+    layer: conclave.Layer, call: Callable[..., None], name: str
+) -> None:
+    """Nobody would read it: the caller means something else than what would happen."""
+    given = {"checkpoint": "nowhere", "layer": 0, name: BESIDE_FILES[name]}
+    if call is stage:
+        given.pop("layer")  # which `stage` brings along
+    with pytest.raises(ConclaveTypeError, match=rf"^{name}: .*beside a checkpoint"):
+        call(layer, **given)
+
+
+def test_numbers_of_layers_are_refused_beside_arrays(layer: conclave.Layer) -> None:
+    refit = layer.refit()
+    for call in (layer.reload, refit.stage):
+        with pytest.raises(ConclaveTypeError, match=r"^layer: .*beside arrays"):
+            call(layer=0, **weights())
+    refit.rollback()
+    layer.reload(gate_up_order="concatenated", transposed=False, **weights())
+
+
+def test_adapters_come_from_a_directory_or_from_arrays() -> None:
+    made = conclave.Layer.from_tensors(SPEC, options={"max_adapter_rank": 2}, **weights())
+    factors = {
+        "up_a": numpy.ones((E, 1, H), "float32"),
+        "up_b": numpy.ones((E, INNER, 1), "float32"),
+    }
+    for name, value in (("scale", 0.5), ("name", "x"), ("up_a", factors["up_a"])):
+        with pytest.raises(ConclaveTypeError, match=rf"^{name}: .*beside a directory"):
+            made.load_adapter("nowhere", 0, **{name: value})
+    for name, value in (("layer", 0), ("gate_up_order", "interleaved")):
+        with pytest.raises(ConclaveTypeError, match=rf"^{name}: .*beside arrays"):
+            made.load_adapter(**{name: value}, **factors)
+    assert made.adapters == []
