@@ -82,15 +82,23 @@ void check_fields(const ConversionRequest& request) {
 }  // namespace
 
 ModelContainer container_of(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(path, ignored) ? ModelContainer::kGguf
-                                                         : ModelContainer::kSafetensors;
+  namespace fs = std::filesystem;
+  std::error_code problem;
+  if (fs::is_regular_file(path, problem)) return ModelContainer::kGguf;
+  if (fs::exists(path / "config.json", problem)) return ModelContainer::kSafetensors;
+  // A path that cannot be listed is for the opening to report.
+  for (fs::directory_iterator entry(path, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    if (entry->path().extension() == ".gguf") return ModelContainer::kGguf;
+  }
+  return ModelContainer::kSafetensors;
 }
 
 ResolvedRequest resolve(const ConversionRequest& request, const Checkpoint& source) {
   check_fields(request);
   const ModelContainer container = container_of_result(request);
-  return {.source = request.source,
+  // Of a directory with a GGUF file that file.
+  return {.source = request.values != nullptr ? request.source : source.directory(),
           .form = form_of(request, container),
           .container = container,
           .layers = layers_of(request, source),

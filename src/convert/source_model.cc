@@ -2,6 +2,7 @@
 
 #include "convert/drawn_model.h"
 #include "convert/gguf_model.h"
+#include "convert/request.h"
 #include "convert/safetensors_model.h"
 
 #include "conclave/error.h"
@@ -46,10 +47,13 @@ std::unique_ptr<SourceModel> SourceModel::open(const std::filesystem::path& path
                                               .expected = "a model directory or a GGUF file",
                                               .found = "an empty path"});
   }
+  if (values == nullptr) {
+    const bool is_gguf = container_of(path) == ModelContainer::kGguf;
+    if (is_gguf) return std::make_unique<GgufModel>(Checkpoint::open(path).directory());
+    return std::make_unique<SafetensorsModel>(path);
+  }
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(path, ignored);
-  if (values == nullptr && is_file) return std::make_unique<GgufModel>(path);
-  if (values == nullptr) return std::make_unique<SafetensorsModel>(path);
   if (!is_file) return std::make_unique<DrawnModel>(path, *values);
   throw Error(ErrorCode::kInvalidArgument, {.what = "values stand in place of a directory's alone",
                                             .file = path.string(),

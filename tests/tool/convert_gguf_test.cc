@@ -253,6 +253,20 @@ TEST(ConvertGgufFile, Shards_AreThePartsOfOneModel) {
   expect_verified(out / "model-00001-of-00003.gguf", 4);
 }
 
+TEST(ConvertGgufFile, DirectoryOfOneFile_IsThatFile) {
+  const ScratchDirectory scratch;
+  const std::string folder = "testdata/gguf/llama-tq";
+  for (const std::string form : {"q8_0", "int8-channel"}) {
+    const ToolResult result = convert(folder, scratch / form, form);
+    ASSERT_EQ(result.exit_code, 0) << form << ": " << result.err;
+    expect_verified(scratch / form);
+  }
+  // What a conversion has made is such a directory, too.
+  const ToolResult again = convert((scratch / "q8_0").string(), scratch / "again", "q4_0");
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  expect_verified(scratch / "again");
+}
+
 TEST(ConvertGgufFile, FormsOfTheOtherContainer_AreRefusedWithTheReason) {
   const ScratchDirectory scratch;
   const ToolResult to_directory =
