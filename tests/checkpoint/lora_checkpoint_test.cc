@@ -205,6 +205,34 @@ TEST(LoraCheckpoint, StacksOfOlderVersions_AreTurned) {
   check_adapter(adapter, small_spec());
 }
 
+// Stacks of Llama 4 are [E, in, out], which its class does not say: PEFT takes rows for columns
+// there in every version from 0.19 on.
+TEST(LoraCheckpoint, StacksWithColumnsFirst_AreTurnedWhereShapesSaySo) {
+  const Checkpoint model = Checkpoint::open("testdata/models/llama4_text");
+  const MoeSpec& spec = model.layer(1).spec;
+  ASSERT_EQ(spec.num_experts, 10);
+  ASSERT_EQ(spec.hidden_size, 40);
+  ASSERT_EQ(spec.intermediate_size, 36);
+  const std::string module = "model.layers.1.feed_forward.experts";
+  SavedAdapter turned("columns_first");
+  turned.put(module + ".base_layer", {20, 72}, {40, 20}, 100);
+  turned.put(module, {20, 40}, {36, 20}, 5000);
+  const LoraAdapter adapter = LoraCheckpoint::open(turned.save(kConfig)).layer(1, model);
+  ASSERT_EQ(adapter.factors.size(), 30U);
+  // W[i, o] changes by the sum over r of B[i, r E + e] A[e r + r, o].
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kUp, 3).b, 1, 0), 100 + 6 * 72 + 36 + 1);
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kGate, 3).a, 1, 5), 1100 + 5 * 20 + 10 + 3);
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kDown, 9).b, 7, 1), 5000 + 19 * 40 + 7);
+  EXPECT_EQ(at(find(adapter, WeightMatrix::kDown, 9).a, 0, 4), 6000 + 4 * 20 + 9);
+  check_adapter(adapter, spec);
+  // A class that says it, or an older version: as they are.
+  SavedAdapter straight("columns_first_straight");
+  straight.put(module, {20, 36}, {40, 20}, 5000);
+  const LoraAdapter plain = LoraCheckpoint::open(straight.save(kConfig)).layer(1, model);
+  EXPECT_EQ(at(find(plain, WeightMatrix::kDown, 9).a, 1, 4), 5000 + 19 * 36 + 4);
+  check_adapter(plain, spec);
+}
+
 struct Wrong {
   const char* name;
   const char* config;

@@ -41,6 +41,7 @@ struct LoraCheckpoint::Impl {
   int64_t max_rank = 0;
 
   void sort();
+  LoraAdapter read(int64_t index, const MoeSpec& spec, const StackLayout& layout) const;
 };
 
 // Brings lora_A and lora_B of each module together.
@@ -105,24 +106,29 @@ std::span<const int64_t> LoraCheckpoint::layers() const noexcept { return impl_-
 int64_t LoraCheckpoint::max_rank() const noexcept { return impl_->max_rank; }
 std::span<const std::string> LoraCheckpoint::others() const noexcept { return impl_->others; }
 
-LoraAdapter LoraCheckpoint::layer(int64_t index, const MoeSpec& spec, GateUpOrder order) const {
-  const std::string file = impl_->file.path().string();
-  const auto unknown = impl_->unknown.find(index);
-  if (unknown != impl_->unknown.end()) {
+LoraAdapter LoraCheckpoint::Impl::read(int64_t index, const MoeSpec& spec,
+                                       const StackLayout& layout) const {
+  const std::string path = file.path().string();
+  const auto found = unknown.find(index);
+  if (found != unknown.end()) {
     throw Error(ErrorCode::kUnsupported,
                 {.what = "an adapter changes a part of a MoE block that takes none",
-                 .file = file,
-                 .tensor = unknown->second.front(),
+                 .file = path,
+                 .tensor = found->second.front(),
                  .expected = "projections of experts and of shared experts"});
   }
-  const auto pairs = impl_->pairs.find(index);
-  if (pairs == impl_->pairs.end()) {
+  const auto own = pairs.find(index);
+  if (own == pairs.end()) {
     throw Error(ErrorCode::kLayerNotFound,
                 {.what = "the adapter has no factors for the experts of this layer",
-                 .file = file,
+                 .file = path,
                  .found = std::to_string(index)});
   }
-  return read_lora_factors(impl_->file, impl_->config, pairs->second, spec, order);
+  return read_lora_factors(file, config, own->second, spec, layout);
+}
+
+LoraAdapter LoraCheckpoint::layer(int64_t index, const MoeSpec& spec, GateUpOrder order) const {
+  return impl_->read(index, spec, {.order = order});
 }
 
 LoraAdapter LoraCheckpoint::layer(int64_t index, const Checkpoint& model) const {
@@ -138,9 +144,12 @@ LoraAdapter LoraCheckpoint::layer(int64_t index, const Checkpoint& model) const 
                  .limit = std::to_string(model.num_hidden_layers()) + " layers"});
   }
   const CheckpointLayer& own = model.layer(index);
-  const bool interleaved = own.layout.find("interleaved") != std::string::npos;
-  return layer(index, own.spec,
-               interleaved ? GateUpOrder::kInterleaved : GateUpOrder::kConcatenated);
+  const auto is = [&](const char* word) { return own.layout.find(word) != std::string::npos; };
+  return impl_->read(
+      index, own.spec,
+      {.order = is("interleaved") ? GateUpOrder::kInterleaved : GateUpOrder::kConcatenated,
+       .axes = is("transposed") ? checkpoint::AxisOrder::kColsFirst
+                                : checkpoint::AxisOrder::kRowsFirst});
 }
 
 }  // namespace conclave::inline v0

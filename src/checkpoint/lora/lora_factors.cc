@@ -51,8 +51,8 @@ struct Stacked {
 class Reader {
  public:
   Reader(const SafetensorsFile& file, const LoraConfig& config, const MoeSpec& spec,
-         GateUpOrder order)
-      : file_(file), config_(config), spec_(spec), order_(order) {
+         const StackLayout& layout)
+      : file_(file), config_(config), spec_(spec), layout_(layout) {
     made_.name = file.path().string();
   }
 
@@ -181,7 +181,7 @@ class Reader {
   void add_gate_up(const LoraPair& pair, WeightMlp mlp, int64_t expert, const ConstTensorView& a,
                    const ConstTensorView& b, double scale) {
     const int64_t rows = b.shape[0] / 2;
-    const bool in_turn = order_ == GateUpOrder::kInterleaved;
+    const bool in_turn = layout_.order == GateUpOrder::kInterleaved;
     const auto half = [&](int64_t index) {
       if (!in_turn) return rows_of(b, index * rows, rows);
       return pick(b, {.first_row = index, .row_step = 2, .rows = rows, .cols = b.shape[1]});
@@ -228,6 +228,14 @@ class Reader {
     return matrix == LoraMatrix::kGate ? WeightMatrix::kGate : WeightMatrix::kUp;
   }
 
+  bool has_columns_first() const { return layout_.axes == checkpoint::AxisOrder::kColsFirst; }
+  // Versions before 0.19 took all stacks for [E, in, out], later ones take them for [E, out, in]
+  // unless the model's class says otherwise, which that of Llama 4 does not.
+  bool may_be_turned() const {
+    if (layout_.order == GateUpOrder::kInterleaved) return false;
+    return config_.may_turn_stacks() || has_columns_first();
+  }
+
   Stacked stacked_of(const LoraPair& pair, const Part& part) const {
     if (!part.gated && part.hidden_size == part.intermediate_size) {
       refuse(pair.a, ErrorCode::kUnsupported,
@@ -245,14 +253,22 @@ class Reader {
                 .turned = true,
                 .in = part.hidden_size,
                 .out = part.intermediate_size}};
-    // Where 2 I = H or I = H, shapes do not tell what is turned: the version does.
-    for (const bool turned : {true, false}) {
-      if (turned && (!config_.may_turn_stacks() || order_ == GateUpOrder::kInterleaved)) continue;
-      for (const Stacked& form : forms) {
-        const bool fits = pair.a->shape[1] == form.in && pair.b->shape[0] == form.out;
-        if (fits && form.turned == turned) return form;
-      }
+    const auto fitting = [&](bool turned) {
+      return std::ranges::find_if(forms, [&](const Stacked& form) {
+        return form.turned == turned && pair.a->shape[1] == form.in && pair.b->shape[0] == form.out;
+      });
+    };
+    const auto straight = fitting(false);
+    const auto turned = may_be_turned() ? fitting(true) : forms.end();
+    // Where 2 I = H or I = H, shapes do not tell what is turned. The version does of most models.
+    if (straight != forms.end() && turned != forms.end() && has_columns_first()) {
+      refuse(pair.a, ErrorCode::kUnsupported,
+             {.what = "stacked factors do not say whether they change rows or columns first",
+              .found = text_of(pair.a->shape[0], pair.a->shape[1]) + " and lora_B " +
+                       text_of(pair.b->shape[0], pair.b->shape[1])});
     }
+    if (turned != forms.end()) return *turned;
+    if (straight != forms.end()) return *straight;
     refuse(pair.a, ErrorCode::kTensorShape,
            {.what = "stacked factors fit no parameter of the model's experts",
             .expected = "lora_A [r x " + std::to_string(part.count) + ", " +
@@ -305,7 +321,7 @@ class Reader {
   const SafetensorsFile& file_;
   const LoraConfig& config_;
   const MoeSpec& spec_;
-  GateUpOrder order_;
+  StackLayout layout_;
   std::shared_ptr<std::vector<Tensor>> kept_ = std::make_shared<std::vector<Tensor>>();
   LoraAdapter made_;
 };
@@ -327,8 +343,8 @@ int64_t largest_rank(const LoraPair& pair, const LoraConfig& config) {
 
 LoraAdapter read_lora_factors(const SafetensorsFile& file, const LoraConfig& config,
                               std::span<const LoraPair> pairs, const MoeSpec& spec,
-                              GateUpOrder order) {
-  Reader reader(file, config, spec, order);
+                              const StackLayout& layout) {
+  Reader reader(file, config, spec, layout);
   for (const LoraPair& pair : pairs) reader.read(pair);
   return reader.take();
 }

@@ -3,6 +3,7 @@
 
 #include "checkpoint/lora/lora_config.h"
 #include "checkpoint/lora/lora_names.h"
+#include "checkpoint/name_pattern.h"
 
 #include "conclave/lora.h"
 #include "conclave/safetensors.h"
@@ -25,9 +26,15 @@ struct LoraPair {
 // ranks, so that theirs is the config's.
 int64_t largest_rank(const LoraPair& pair, const LoraConfig& config);
 
+// How a model's files have the stacks of its experts.
+struct StackLayout {
+  GateUpOrder order = GateUpOrder::kConcatenated;
+  checkpoint::AxisOrder axes = checkpoint::AxisOrder::kRowsFirst;
+};
+
 // Throws as LoraCheckpoint::layer.
 LoraAdapter read_lora_factors(const SafetensorsFile& file, const LoraConfig& config,
                               std::span<const LoraPair> pairs, const MoeSpec& spec,
-                              GateUpOrder order);
+                              const StackLayout& layout);
 
 }  // namespace conclave::inline v0
