@@ -225,11 +225,50 @@ TEST_F(OwnProcesses, KilledLeader_IsNamedByTheStarter) {
   EXPECT_LT(run.took, 10s);
 }
 
+// It can say nothing itself: the starter does, and that it has ended it.
+TEST_F(OwnProcesses, StoppedLeader_IsATimeoutThatTheStarterNames) {
+  const SignalledRun run = run_with_signal("tcp", 0, SIGSTOP);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 0"), std::string::npos) << run.result.err;
+  EXPECT_NE(run.result.err.find("and was ended"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 25s);
+}
+
 TEST_F(OwnProcesses, StoppedRank_IsATimeoutAndIsEnded) {
   const SignalledRun run = run_with_signal("tcp", 1, SIGSTOP);
   EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
   EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 1"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 25s);
+}
+
+// While a rank loads, the others wait without a deadline, since nobody knows how long it takes.
+TEST_F(OwnProcesses, RankThatIsStoppedWhileItLoads_IsEnded) {
+  const ScratchDirectory scratch;
+  const std::string model = scratch / "model";
+  ASSERT_EQ(run_tool({"synth", "-E16", "-k2", "-H1024", "-I512", model}).exit_code, 0);
+  for (const auto delay : {0ms, 60ms, 120ms}) {
+    const std::string output = scratch / ("results" + std::to_string(delay.count()));
+    std::atomic<bool> over{false};
+    std::thread sender([&] {
+      while (!over) {
+        std::this_thread::sleep_for(5ms);
+        const auto pid = find_rank(output, 1);
+        if (!pid) continue;
+        std::this_thread::sleep_for(150ms + delay);
+        ::kill(*pid, SIGSTOP);
+        return;
+      }
+    });
+    const auto began = std::chrono::steady_clock::now();
+    const ToolResult result =
+        run_ranks_of_tool({"run", model, "--ranks", "3", "--transport", "tcp", "--random", "64",
+                           "--repetitions", "100000", "--rank-timeout", "2", "--output", output});
+    over = true;
+    sender.join();
+    EXPECT_EQ(result.exit_code, 6) << result.err;
+    EXPECT_NE(result.err.find("rank 1"), std::string::npos) << result.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - began, 40s);
+  }
 }
 
 TEST_F(MpiProcesses, Doctor_ConnectsAndShowsTheThreadLevel) {

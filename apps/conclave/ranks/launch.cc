@@ -16,11 +16,14 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
@@ -34,8 +37,29 @@ constexpr const char* kReportsVariable = "CONCLAVE_RANK_REPORTS";
 // end.
 constexpr auto kGrace = 5s;
 
+constexpr auto kRound = 20ms;  // between two looks at the ranks
+constexpr int kRoundsOfStates = 25;
+
 std::string report_file(const std::string& directory, int32_t rank) {
   return fmt::format("{}/rank.{}", directory, rank);
+}
+std::string process_file(const std::string& directory, int32_t rank) {
+  return fmt::format("{}/process.{}", directory, rank);
+}
+
+std::string contents_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Whole or not at all: the starter looks at any time.
+void say_to_starter(const std::string& path, int64_t number) {
+  {
+    std::ofstream file(path + ".new");
+    file << number << "\n";
+  }
+  std::error_code ignored;
+  std::filesystem::rename(path + ".new", path, ignored);
 }
 
 class ReportDirectory {
@@ -63,9 +87,68 @@ class ReportDirectory {
     if (!(file >> code)) return std::nullopt;
     return static_cast<ExitCode>(code);
   }
+  // The process that has said that it is this rank.
+  std::optional<pid_t> process_of(int32_t rank) const {
+    pid_t pid = 0;
+    std::ifstream file(process_file(path_, rank));
+    if (!(file >> pid) || pid <= 0) return std::nullopt;
+    return pid;
+  }
+  // Whether it is no later process of that number: a rank's environment has this directory.
+  bool is_rank(pid_t pid) const {
+    return contents_of(fmt::format("/proc/{}/environ", pid)).find(path_) != std::string::npos;
+  }
 
  private:
   std::string path_;
+};
+
+// "R", "S", "T" where a signal has stopped it, "Z" where it has ended; empty where it is not there.
+// The name in parentheses may hold anything.
+std::string state_of(pid_t pid) {
+  const std::string stat = contents_of(fmt::format("/proc/{}/stat", pid));
+  const size_t name_end = stat.rfind(") ");
+  return name_end == std::string::npos ? "" : stat.substr(name_end + 2, 1);
+}
+bool has_ended(pid_t pid) {
+  return state_of(pid) == "Z" || (::kill(pid, 0) != 0 && errno == ESRCH);
+}
+
+// Looks after ranks whose peers cannot: they set no deadline while one loads, and a launcher's may
+// not even come together where one has died. Rounds are counted and no time, since the starter may
+// have been stopped with its ranks.
+class RankWatch {
+ public:
+  RankWatch(const ReportDirectory& reports, int32_t ranks, std::chrono::seconds patience)
+      : reports_(reports), rounds_(static_cast<size_t>(ranks)), patience_(patience) {}
+
+  void look() {
+    for (size_t i = 0; i < rounds_.size(); ++i) look_at(static_cast<int32_t>(i), rounds_[i]);
+  }
+  // Those that were stopped for longer than that, and have been ended.
+  const std::vector<int32_t>& stopped() const { return stopped_; }
+  // One that has ended without a report, those included.
+  std::optional<int32_t> lost() const { return lost_; }
+
+ private:
+  void look_at(int32_t rank, int64_t& rounds) {
+    const auto pid = reports_.process_of(rank);
+    if (!pid) return;
+    if (has_ended(*pid)) {
+      if (!lost_ && !reports_.code_of(rank)) lost_ = rank;
+      return;
+    }
+    rounds = state_of(*pid) == "T" ? rounds + 1 : 0;
+    if (rounds * kRoundsOfStates * kRound < patience_ || !reports_.is_rank(*pid)) return;
+    ::kill(*pid, SIGKILL);
+    stopped_.push_back(rank);
+  }
+
+  const ReportDirectory& reports_;
+  std::vector<int64_t> rounds_;  // in which a rank was found stopped, one after the other
+  std::chrono::milliseconds patience_;
+  std::vector<int32_t> stopped_;
+  std::optional<int32_t> lost_;
 };
 
 pid_t start(const std::vector<char*>& arguments) {
@@ -127,18 +210,23 @@ class Launched {
         child.ended_here = true;
       }
       const auto until = Clock::now() + kGrace;
-      while (runs() && Clock::now() < until) std::this_thread::sleep_for(20ms);
+      while (runs() && Clock::now() < until) std::this_thread::sleep_for(kRound);
     }
   }
-  // How the process of a rank ended before it was done, where each rank is one of these.
-  std::string ending_of(int32_t rank, int32_t ranks) const {
+  // What became of a rank that is not done, where each rank is one of these processes.
+  CommError loss_of(int32_t rank, int32_t ranks) const {
     const bool is_rank = ranks > 1 && children_.size() == static_cast<size_t>(ranks);
     const Child* const child = is_rank ? &children_[static_cast<size_t>(rank)] : nullptr;
-    if (child == nullptr || child->ended_here || !WIFSIGNALED(child->status)) {
-      return "its process ended before it was done";
+    if (child != nullptr && child->ended_here) {
+      return {ErrorCode::kCommTimeout, rank, "run",
+              "its process did not come to its end in time, and was ended"};
     }
-    return fmt::format("its process was ended by signal {} before it was done",
-                       WTERMSIG(child->status));
+    std::string ending = "its process ended before it was done";
+    if (child != nullptr && WIFSIGNALED(child->status)) {
+      ending = fmt::format("its process was ended by signal {} before it was done",
+                           WTERMSIG(child->status));
+    }
+    return {ErrorCode::kCommPeerLost, rank, "run", ending};
   }
   // How the first one that failed has ended; empty if none has.
   std::string failure() const {
@@ -165,11 +253,16 @@ class Launched {
 
 // Waits for the launcher's end, but not for ranks that cannot come to theirs.
 void wait_for(Launched& launched, const ReportDirectory& reports, int32_t ranks,
-              std::chrono::seconds patience) {
+              std::chrono::seconds patience, RankWatch& watch) {
   auto until = Clock::time_point::max();
   int32_t reported = 0;
-  while (launched.runs() && Clock::now() < until) {
-    std::this_thread::sleep_for(20ms);
+  bool knows_loss = false;
+  for (int64_t round = 1; launched.runs() && Clock::now() < until; ++round) {
+    std::this_thread::sleep_for(kRound);
+    if (round % kRoundsOfStates == 0) watch.look();
+    if (watch.lost() && !std::exchange(knows_loss, true)) {
+      until = std::min(until, Clock::now() + patience + kGrace);
+    }
     int32_t now_reported = 0;
     bool failed = false;
     for (int32_t rank = 0; rank < ranks; ++rank) {
@@ -190,19 +283,17 @@ void check_started(const Launched& launched, const ReportDirectory& reports, int
   const std::string failure = launched.failure();
   if (failure.empty()) return;
   for (int32_t rank = 0; rank < ranks; ++rank) {
-    if (reports.code_of(rank)) return;
+    if (reports.code_of(rank) || reports.process_of(rank)) return;
   }
   throw Error(ErrorCode::kUnsupported,
               {.what = "the launcher has not run the ranks", .found = failure});
 }
 
-void report_lost(int32_t rank, const std::string& ending) {
-  report_error(CommError(ErrorCode::kCommPeerLost, rank, "run", ending));
-}
-
 ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t ranks,
                     std::chrono::seconds patience) {
-  wait_for(launched, reports, ranks, patience);
+  // Whoever waits for a deadline says sooner who is late.
+  RankWatch watch(reports, ranks, patience + kGrace);
+  wait_for(launched, reports, ranks, patience, watch);
   check_started(launched, reports, ranks);
   ExitCode worst = ExitCode::kOk;
   std::optional<int32_t> lost;
@@ -211,9 +302,14 @@ ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t 
     if (!code) lost = rank;
     worst = std::max(worst, code.value_or(ExitCode::kRanks));
   }
+  if (watch.lost()) lost = watch.lost();
   // Rank 0 has said what it knows, unless it is the one.
   const bool nobody_said_so = lost && reports.code_of(0).value_or(ExitCode::kOk) == ExitCode::kOk;
-  if (nobody_said_so) report_lost(*lost, launched.ending_of(*lost, ranks));
+  if (!nobody_said_so) return worst;
+  const bool was_stopped = std::ranges::find(watch.stopped(), *lost) != watch.stopped().end();
+  report_error(was_stopped ? CommError(ErrorCode::kCommTimeout, *lost, "run",
+                                       "its process was stopped, and was ended")
+                           : launched.loss_of(*lost, ranks));
   return worst;
 }
 
@@ -251,17 +347,14 @@ std::string meeting_of_reports() { return environment_value(kReportsVariable) + 
 
 bool was_launched_here() { return !environment_value(kReportsVariable).empty(); }
 
+void announce_to_launcher(int32_t rank) {
+  const std::string directory = environment_value(kReportsVariable);
+  if (!directory.empty()) say_to_starter(process_file(directory, rank), ::getpid());
+}
+
 void report_to_launcher(int32_t rank, ExitCode code) {
   const std::string directory = environment_value(kReportsVariable);
-  if (directory.empty()) return;
-  const std::string path = report_file(directory, rank);
-  {
-    std::ofstream file(path + ".new");
-    file << static_cast<int>(code) << "\n";
-  }
-  // Whole or not at all: the starter looks at any time.
-  std::error_code ignored;
-  std::filesystem::rename(path + ".new", path, ignored);
+  if (!directory.empty()) say_to_starter(report_file(directory, rank), static_cast<int64_t>(code));
 }
 
 }  // namespace conclave::tool

@@ -154,6 +154,12 @@ struct Seat {
   }
 };
 
+// Before the ranks meet, which they may never do.
+void announce() {
+  if (!was_launched_here()) return;
+  if (const auto own = launched_rank()) announce_to_launcher(own->rank);
+}
+
 // This process is one rank.
 ExitCode run_as_rank(const RankOptions& options, const std::string& transport, const Seat& seat,
                      const Work& work) {
@@ -162,6 +168,7 @@ ExitCode run_as_rank(const RankOptions& options, const std::string& transport, c
   int32_t number = seat.launched ? seat.launched->rank : 0;
   const Outcome outcome = run_rank([&](Groups& groups) {
     if (seat.launched) check_size(options, seat.launched->size);
+    announce();
     rank.all = connect_all(seat.launched, seat.host, options);
     groups.push_back(rank.all.get());
     number = rank.all->rank();
