@@ -7,7 +7,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <charconv>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
@@ -172,7 +178,19 @@ Option Command::number(const std::string& flags, const char* name, std::optional
 }
 
 Option Command::seed(uint64_t& value, const std::string& help) {
-  return Option(app_.add_option("--seed", value, help)->type_name("N")->capture_default_str());
+  // The parser itself takes -1 and numbers beyond 64 bits for the largest one.
+  const auto is_number = [](const std::string& text) {
+    uint64_t number = 0;
+    const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool is_good = problem == std::errc() && end == text.data() + text.size();
+    return is_good ? std::string()
+                   : fmt::format("Value {} not in range 0 to {}", text,
+                                 std::numeric_limits<uint64_t>::max());
+  };
+  return Option(app_.add_option("--seed", value, help)
+                    ->type_name("N")
+                    ->capture_default_str()
+                    ->check(CLI::Validator(is_number, "")));
 }
 
 Option Command::real(const std::string& flags, const char* name, std::optional<double>& value,

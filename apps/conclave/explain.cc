@@ -44,6 +44,7 @@ struct Subject {
 std::vector<Subject> subjects(const ExplainOptions& options) {
   std::vector<Subject> list;
   if (!options.model_dir.empty()) {
+    refuse_shape_beside(options.model_dir, options.shape);
     const auto checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::open(options.model_dir, {.access = file_access(options.machine)}));
     for (const CheckpointLayer* layer : select_layers(*checkpoint, options.layers)) {

@@ -1,5 +1,6 @@
 // conclave plan: compares the ways to split a model's layers over a cluster, without running it.
 #include "commands.h"
+#include "input/file_roles.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
@@ -19,6 +20,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,6 +60,7 @@ struct PlanOptions {
 };
 
 PlannedModel model_of_directory(const PlanOptions& options) {
+  refuse_shape_beside(options.model_dir, options.shape);
   const Checkpoint checkpoint = Checkpoint::open(options.model_dir);
   PlannedModel model{
       .name = options.model_dir, .model_type = checkpoint.model_type(), .layers = {}};
@@ -169,6 +172,11 @@ PlanRequest request_of(const PlanOptions& options, const MoeSpec& spec) {
 
 ExitCode run_plan(const PlanOptions& options) {
   const OutputFormat format = parse_output_format(options.printing.format);
+  const std::array files = {FileRole{"--trace", options.trace, false},
+                            FileRole{"--write-trace", options.write_trace, true},
+                            FileRole{"--json", options.json, true},
+                            FileRole{"--html", options.html, true}};
+  require_distinct(files);
   const PlannedModel model =
       options.model_dir.empty() ? model_of_sizes(options) : model_of_directory(options);
   const PlanRequest request = request_of(options, model.spec());
@@ -225,7 +233,7 @@ void add_plan_command(CommandLine& line) {
       .real("--correlation", "X", options->correlation,
             "Chance that a drawn choice is that of the token before, 0 to below 1 (default: 0)")
       .excludes(trace);
-  command.seed(options->seed, "Seed of the drawn choices");
+  command.seed(options->seed, "Seed of the drawn choices").excludes(trace);
   command.text("--write-trace", kFileValue, options->write_trace,
                "Write the choices as conclave run --trace does");
   command

@@ -4,6 +4,7 @@
 #include "input/adapter_option.h"
 #include "input/batch.h"
 #include "input/choice_options.h"
+#include "input/file_roles.h"
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/shape_options.h"
@@ -21,11 +22,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace conclave::tool {
 namespace {
@@ -243,24 +246,19 @@ class RunCommand {
 };
 
 void validate(const RunOptions& options) {
-  const auto same = [](const std::string& a, const std::string& b) {
-    return std::filesystem::path(a).lexically_normal() ==
-           std::filesystem::path(b).lexically_normal();
-  };
-  if (!options.trace.empty() && same(options.trace, options.output)) {
-    throw Error(ErrorCode::kInvalidArgument, {.what = "two results cannot be one file",
-                                              .tensor = "--trace",
-                                              .expected = "another file than that of --output",
-                                              .found = options.trace});
-  }
-  if (!options.record_routing.empty() && (same(options.record_routing, options.output) ||
-                                          same(options.record_routing, options.trace) ||
-                                          same(options.record_routing, options.replay))) {
+  const std::array files = {FileRole{"--output", options.output, true},
+                            FileRole{"--trace", options.trace, true},
+                            FileRole{"--record-routing", options.record_routing, true},
+                            FileRole{"--input", options.input, false},
+                            FileRole{"--reference", options.reference, false},
+                            FileRole{"--replay", options.replay, false}};
+  require_distinct(files);
+  if (!options.record.empty() && options.input.empty() && options.reference.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                {.what = "two results, or a result and its source, cannot be one file",
-                 .tensor = "--record-routing",
-                 .expected = "another file than those of --output, --trace and --replay",
-                 .found = options.record_routing});
+                {.what = "there is no file to take a record from",
+                 .tensor = "--record",
+                 .found = options.record,
+                 .hint = "give --input or --reference, or leave out --record"});
   }
   if (!options.replay.empty() && options.routing == "file") {
     throw Error(ErrorCode::kInvalidArgument, {.what = "routing comes from one file",

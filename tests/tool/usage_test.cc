@@ -150,7 +150,39 @@ INSTANTIATE_TEST_SUITE_P(
                    "conclave: error [kInvalidArgument]: there is no file to take the routing from"},
         WrongUsage{"ShardSize",
                    {"synth", "-E4", "-k2", "-H8", "-I8", "--shard-size", "x", "d"},
-                   "conclave: error [kInvalidArgument]: not a size in bytes"}),
+                   "conclave: error [kInvalidArgument]: not a size in bytes"},
+        WrongUsage{"NegativeSeed",
+                   {"run", kModel, "--seed", "-1"},
+                   "conclave: error [kInvalidArgument]: --seed: Value -1 not in range 0 to "
+                   "18446744073709551615"},
+        WrongUsage{"SeedBeyond64Bits",
+                   {"bench", "--seed", "18446744073709551616"},
+                   "conclave: error [kInvalidArgument]: --seed: Value 18446744073709551616 not in "
+                   "range 0 to 18446744073709551615"},
+        WrongUsage{"RecordWithoutFile",
+                   {"run", kModel, "--record", "bf16"},
+                   "conclave: error [kInvalidArgument]: there is no file to take a record from"},
+        WrongUsage{"ResultOverSource",
+                   {"run", kModel, "-i", "a/../in.safetensors", "-o", "./in.safetensors"},
+                   "conclave: error [kInvalidArgument]: two results, or a result and its source, "
+                   "cannot be one file"},
+        WrongUsage{"ResultOverResult",
+                   {"run", kModel, "--trace", "x", "-o", "x"},
+                   "conclave: error [kInvalidArgument]: two results, or a result and its source, "
+                   "cannot be one file"},
+        WrongUsage{"PlanOverTrace",
+                   {"plan", kModel, "-c", "8", "--trace", "x", "--json", "x"},
+                   "conclave: error [kInvalidArgument]: two results, or a result and its source, "
+                   "cannot be one file"},
+        WrongUsage{"PlanOfModelAndType",
+                   {"plan", kModel, "-c", "8", "--dtype", "fp8-block"},
+                   "conclave: error [kInvalidArgument]: the model's own layers say this"},
+        WrongUsage{"ExplainOfModelAndSizes",
+                   {"explain", kModel, "-E", "8"},
+                   "conclave: error [kInvalidArgument]: the model's own layers say this"},
+        WrongUsage{"ExplainOfModelAndPreset",
+                   {"explain", kModel, "--model", "olmoe"},
+                   "conclave: error [kInvalidArgument]: the model's own layers say this"}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -167,6 +168,26 @@ MoeSpec with_rows(const std::string& rows, const MoeSpec& spec, const std::strin
 bool any_size_given(const ShapeOptions& options) {
   return options.num_experts != 0 || options.top_k != 0 || options.hidden_size != 0 ||
          options.intermediate_size != 0;
+}
+
+void refuse_shape_beside(const std::string& model, const ShapeOptions& options) {
+  struct Given {
+    const char* option;
+    bool is_given;
+  };
+  const std::array all = {Given{"--model", !options.models.empty()},
+                          Given{"--experts", options.num_experts != 0},
+                          Given{"--top-k", options.top_k != 0},
+                          Given{"--hidden", options.hidden_size != 0},
+                          Given{"--intermediate", options.intermediate_size != 0},
+                          Given{"--shared", options.shared_size != 0},
+                          Given{"--dtype", !options.dtype.empty()}};
+  const auto given = std::ranges::find(all, true, &Given::is_given);
+  if (given == all.end()) return;
+  throw Error(ErrorCode::kInvalidArgument, {.what = "the model's own layers say this",
+                                            .file = model,
+                                            .tensor = given->option,
+                                            .expected = "either MODEL_DIR, or a preset or sizes"});
 }
 
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options) {

@@ -48,6 +48,8 @@ struct NamedShape {
 // or both ways are mixed.
 std::vector<NamedShape> resolve_shapes(const ShapeOptions& options);
 bool any_size_given(const ShapeOptions& options);
+// Throws Error(kInvalidArgument) for an option that a model's own layers say, all but --rows.
+void refuse_shape_beside(const std::string& model, const ShapeOptions& options);
 
 // Sets the type and, for codes, the quantisation. Throws Error(kInvalidArgument).
 void set_weight_type(const std::string& name, MoeSpec& spec);

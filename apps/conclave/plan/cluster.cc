@@ -93,9 +93,10 @@ std::string kind_names() {
   return names;
 }
 
-std::string key_names() {
-  std::string names = "nodes, gpus, gpu";
-  for (const Rate& rate : kRates) names += fmt::format(", {}", rate.key);
+// On the command line sizes and kind stand before the keys.
+std::string key_names(bool of_a_file) {
+  std::string names = of_a_file ? "nodes, gpus, gpu" : "";
+  for (const Rate& rate : kRates) names += fmt::format("{}{}", names.empty() ? "" : ", ", rate.key);
   return names;
 }
 
@@ -125,7 +126,7 @@ void set_rate(Cluster& cluster, std::string_view key, double value, const Origin
   const auto rate = std::ranges::find(kRates, key, &Rate::key);
   if (rate == kRates.end()) {
     origin.refuse("the description of the cluster has no such key", std::string(key),
-                  "one of " + key_names(), fmt::format("'{}'", key));
+                  "one of " + key_names(!origin.file.empty()), fmt::format("'{}'", key));
   }
   constexpr double kMost = 1e9;
   if (!(std::isfinite(value) && value > 0 && value <= kMost)) {
