@@ -213,7 +213,7 @@ class Launched {
       while (runs() && Clock::now() < until) std::this_thread::sleep_for(kRound);
     }
   }
-  // What became of a rank that is not done, where each rank is one of these processes.
+  // The loss of a rank that is not done, as told by its process where each rank is one of these.
   CommError loss_of(int32_t rank, int32_t ranks) const {
     const bool is_rank = ranks > 1 && children_.size() == static_cast<size_t>(ranks);
     const Child* const child = is_rank ? &children_[static_cast<size_t>(rank)] : nullptr;
