@@ -97,7 +97,7 @@ ModelContainer container_of(const std::filesystem::path& path) {
 ResolvedRequest resolve(const ConversionRequest& request, const Checkpoint& source) {
   check_fields(request);
   const ModelContainer container = container_of_result(request);
-  // Of a directory with a GGUF file that file.
+  // A directory with a GGUF file stands for that file.
   return {.source = request.values != nullptr ? request.source : source.directory(),
           .form = form_of(request, container),
           .container = container,
