@@ -2,6 +2,7 @@
 #include "support/case_name.h"
 #include "tool_process.h"
 
+#include "conclave/convert.h"
 #include "conclave/format.h"
 #include "conclave/safetensors.h"
 
