@@ -21,8 +21,8 @@ ENUMERATIONS -= {name for name in ENUMERATIONS if "." in name}
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 # What C++ calls an enumerator, a member of a class, or a field that Python has no record for.
 SPELLING = re.compile(r"(?:\b[A-Za-z]\w*::)+\w+|\bk[A-Z]\w*|\bContextOptions\.\w+")
-# Their text is code, not words: of the GPU's assembler, of the format of error codes. Python converts
-# models by the tool, which has words of its own for what conversions say.
+# Their text is code, not words: of the GPU's assembler, of the format of error codes. Python
+# converts models by the tool, which has words of its own for what conversions say.
 NOT_MESSAGES = ("src/cuda/device/", "src/core/error.cc", "src/cpu/ceilings/", "src/convert/")
 
 

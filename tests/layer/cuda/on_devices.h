@@ -43,8 +43,7 @@ class OneLaunchOnDevices final : public OnDevices, public comm::OneLaunch {
   const Support& has_one_launch() const noexcept override { return one_launch; }
   CommHandle begin_sum_of_parts(const comm::PartsOfRanks&, Stream) override { return {}; }
   int64_t window_bytes() const noexcept override { return 0; }
-  CommHandle begin_kernel(const comm::WindowMessages&, const comm::WindowKernel&,
-                          Stream) override {
+  CommHandle begin_kernel(const comm::WindowMessages&, const comm::WindowKernel&, Stream) override {
     return {};
   }
 
