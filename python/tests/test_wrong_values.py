@@ -157,7 +157,7 @@ def load_adapter(**given: Any) -> None:
     options = conclave.LayerOptions(max_adapter_rank=4)
     layer = conclave.Layer.from_tensors(SPEC, options=options, **weights())
     arrays = {"down_a": ROWS, "down_b": ROWS} if "scale" in given or "name" in given else {}
-    layer.load_adapter(**({"directory": None if arrays else MODEL, "layer": 0} | arrays | given))
+    layer.load_adapter(**((arrays or {"directory": MODEL, "layer": 0}) | given))
 
 
 def open_model(**given: Any) -> None:
@@ -354,8 +354,8 @@ def test_slots_of_other_ranks_are_not_compared() -> None:
         conclave.moved_experts(two, one)
 
 
-def reload_with(layer: conclave.Layer, **given: Any) -> None:
-    layer.reload(**given)
+def reload_with(made: conclave.Layer, /, **given: Any) -> None:
+    made.reload(**given)
 
 
 BESIDE_FILES: dict[str, Any] = {
