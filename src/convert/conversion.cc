@@ -280,7 +280,7 @@ class Conversion {
     }
   }
 
-  // As many threads as experts in float64 fit kCompareBytes, but one.
+  // It has a thread for each float64 expert in kCompareBytes, but one.
   Context comparing_context() const {
     double largest = 1;
     for (const int64_t layer : request_.layers) {

@@ -260,7 +260,7 @@ class Reader {
     };
     const auto straight = fitting(false);
     const auto turned = may_be_turned() ? fitting(true) : forms.end();
-    // Where 2 I = H or I = H, shapes do not tell what is turned. The version does of most models.
+    // With 2 I = H or I = H shapes do not tell what is turned. The version does of most models.
     if (straight != forms.end() && turned != forms.end() && has_columns_first()) {
       refuse(pair.a, ErrorCode::kUnsupported,
              {.what = "stacked factors do not say whether they change rows or columns first",

@@ -32,7 +32,7 @@ class DeviceExchange {
 
   // The marks stand at the place, whose counters this has; `stream` gets everything.
   void collective(const CommOperation& operation, MarkPlace place, CUstream_st* stream);
-  // Likewise an all-to-all of device memory whose bytes `kernel` moves; there are windows.
+  // The same for an all-to-all whose bytes `kernel` moves; there are windows.
   void through_windows(const CommOperation& operation, const WindowKernel& kernel, MarkPlace place,
                        CUstream_st* stream);
   // Messages begun together, at most kMaxClaims: ranks that send to each other do not wait for each

@@ -25,7 +25,7 @@ __device__ __forceinline__ bool has_flag_of_units(const WindowParams& params, in
   return blockIdx.x == 0 || units_of_block(units, params.lane_bits) * blockIdx.x < units;
 }
 
-// Where a unit for `peer` lies in its window.
+// A unit for `peer` lies here in its window.
 __device__ __forceinline__ std::byte* unit_at(const WindowParams& params, uint32_t epoch,
                                               int32_t peer, int64_t offset) {
   return params.messages[peer].window +

@@ -248,7 +248,7 @@ __device__ __forceinline__ void finish_common(const CombineParams& params, const
   store_row(params.shared_out, tile, rest);
 }
 
-// Where rows go: to the call's own.
+// Rows go to the call's own.
 struct StoreOut {
   const CombineParams& params;
   __device__ __forceinline__ void operator()(const LaneTile& tile, const Sums& sum) const {

@@ -39,7 +39,7 @@ union RowVector {
   uint32_t words[4];
 };
 
-// Where a piece lies: a row of its rank, and the byte of its block at which the lane begins.
+// A piece lies in a row of its rank, at the byte of its block where the lane begins.
 struct RowPiece {
   int64_t row;
   int64_t byte;

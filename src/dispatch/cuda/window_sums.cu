@@ -23,7 +23,7 @@ template <class Part>
 Kernel kernel_of_rows() {
   return &device::window_sum_kernel<Part, Part, PartOf::kRows>;
 }
-// Where everything joins the sum of slots it travels in float32.
+// If everything joins the sum of slots, it travels in float32.
 template <class Row>
 Kernel kernel_of(PartOf part_of, DType travels) {
   if (part_of == PartOf::kAll) return &device::window_sum_kernel<Row, float, PartOf::kAll>;

@@ -71,7 +71,7 @@ class FactorBuffer {
   static int64_t stored_row(int64_t row, const MatrixPlaces& places) {
     return places.rows.empty() ? row : int64_t{places.rows[static_cast<size_t>(row)]};
   }
-  // Where nothing is stored weights are 0, whatever the codes are. Zero points are offsets in units
+  // If nothing is stored weights are 0, whatever the codes are. Zero points are offsets in units
   // of a scale.
   void set(size_t to, const CodeMeaning& meaning, int64_t row, int64_t group) {
     const bool is_there = row >= 0 && group >= 0;
