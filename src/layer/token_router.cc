@@ -305,6 +305,9 @@ void route_rows(const HostCall& call, const routing::Banned& banned) {
   }
   if (banned.any()) {
     routing::drop_banned(tokens, spec.top_k, banned, call.ids(), call.topk_weights());
+    if (routing::bans_leave_groups(spec)) {
+      routing::drop_weightless(tokens, spec.top_k, call.ids(), call.topk_weights());
+    }
   }
 }
 

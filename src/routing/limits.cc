@@ -75,6 +75,18 @@ void drop_banned(int64_t num_tokens, int64_t slots, const Banned& banned, int32_
   }
 }
 
+bool bans_leave_groups(const MoeSpec& spec) {
+  const RouterSpec& router = spec.router;
+  return router.num_groups > 1 && router.topk_groups < router.num_groups &&
+         router.group_mask == GroupMask::kNegInf;
+}
+
+void drop_weightless(int64_t num_tokens, int64_t slots, int32_t* ids, const float* weights) {
+  for (int64_t index = 0; index < num_tokens * slots; ++index) {
+    if (weights[index] == 0) ids[index] = -1;
+  }
+}
+
 MoeSpec with_fewer_choices(const MoeSpec& spec, int64_t top_k) {
   MoeSpec fewer = spec;
   const RouterRow* row = find_router(spec.router.name);

@@ -50,6 +50,11 @@ void drop_last_slots(int64_t num_tokens, int64_t slots, int64_t few, int32_t* id
 // Empties the slots of banned experts.
 void drop_banned(int64_t num_tokens, int64_t slots, const Banned& banned, int32_t* ids,
                  float* weights);
+// True if bans may leave the kept groups of a token fewer experts than it chooses: the router then
+// goes on with those of other groups, whose weight is 0.
+bool bans_leave_groups(const MoeSpec& spec);
+// Empties the slots without weight, which is what such a router's choices beyond its groups are.
+void drop_weightless(int64_t num_tokens, int64_t slots, int32_t* ids, const float* weights);
 
 // The same rule for fewer choices.
 MoeSpec with_fewer_choices(const MoeSpec& spec, int64_t top_k);

@@ -73,11 +73,15 @@ std::vector<int32_t> limited_ids(const MoeSpec& spec, const ReferenceArgs& args,
   return ids;
 }
 
-// Fills up to k slots: those that the call asked for, without banned experts.
-void apply_limits(const MoeSpec& spec, const uint8_t* banned, routing::ReferenceChoice& choice) {
-  for (size_t slot = 0; slot < choice.ids.size(); ++slot) {
+// Fills up to k slots: those that the call asked for, without banned experts and, of what a router
+// chose, without those of groups that it did not keep.
+void apply_limits(const MoeSpec& spec, const uint8_t* banned, bool chosen,
+                  routing::ReferenceChoice& choice) {
+  const bool drops_weightless = chosen && routing::bans_leave_groups(spec);
+  for (size_t slot = 0; banned != nullptr && slot < choice.ids.size(); ++slot) {
     const int32_t id = choice.ids[slot];
-    if (banned == nullptr || id < 0 || banned[id] == 0) continue;
+    const bool weightless = drops_weightless && static_cast<float>(choice.weights[slot]) == 0;
+    if (!weightless && (id < 0 || banned[id] == 0)) continue;
     choice.ids[slot] = -1;
     choice.weights[slot] = 0;
   }
@@ -114,7 +118,7 @@ routing::ReferenceChoice route_token(const MoeSpec& spec, const RouterVectors& v
        .banned = banned,
        .table_columns = spec.top_k,
        .weights = vectors.view()});
-  apply_limits(spec, banned, choice);
+  apply_limits(spec, banned, ids.empty(), choice);
   // Shared experts that are slots follow the router's k; a replay may leave some out.
   for (int64_t slot = spec.top_k; slot < num_slots(spec); ++slot) {
     const bool used = ids.empty() || ids[static_cast<size_t>(slot)] >= 0;

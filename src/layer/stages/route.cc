@@ -151,6 +151,9 @@ RouteResult route(const RouteRule& rule, const RouteInputs& inputs, const RouteB
   if (inputs.banned.any()) {
     routing::drop_banned(inputs.num_tokens, spec.top_k, inputs.banned, buffers.ids,
                          buffers.weights);
+    if (inputs.topk_ids.empty() && routing::bans_leave_groups(spec)) {
+      routing::drop_weightless(inputs.num_tokens, spec.top_k, buffers.ids, buffers.weights);
+    }
   }
   if (shared_facts(spec).has_slots()) {
     weigh_fused_slots(spec, inputs, buffers.shared_weights, result.counts);

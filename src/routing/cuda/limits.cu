@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(device::kRowThreads)
           id = -1;
           weight = 0;
         }
+        if (args.drops_weightless && weight == 0) id = -1;
       }
       args.to_ids[token * args.slots + slot] = id;
       args.to_weights[token * args.slots + slot] = weight;

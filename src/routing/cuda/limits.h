@@ -36,6 +36,7 @@ struct DeviceSlotLimits {
   int64_t num_tokens = 0;
   int64_t num_columns = 0;  // E + Z
   DeviceBans banned = {};
+  bool drops_weightless = false;  // as routing/limits.h has it
   int32_t* to_ids = nullptr;    // [T, slots] out
   float* to_weights = nullptr;  // likewise
   // A device counter, or null: each token that counts adds how many experts fewer than `few`

@@ -20,6 +20,7 @@ struct CudaLimits {
   routing::DeviceBans banned = {};
   // Experts that the caller's flags leave too few of are missed: nobody looks them up in a table.
   bool misses_choices = false;
+  bool drops_weightless = false;
 
   bool any() const { return top_k != 0; }
 };

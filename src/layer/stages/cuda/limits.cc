@@ -78,6 +78,7 @@ CudaChoices spread(const CudaChunk& chunk, const CudaLimits& limits, const LiveR
                         .num_tokens = chunk.count,
                         .num_columns = num_columns(spec),
                         .banned = limits.banned,
+                        .drops_weightless = limits.drops_weightless,
                         .to_ids = ids,
                         .to_weights = weights,
                         .missing_choices = misses ? &chunk.counters->skipped_ids : nullptr,
@@ -123,6 +124,8 @@ CudaLimits limits_of_chunk(const CudaChunk& chunk, const ForwardArgs& args) {
     limits.banned = {.rows = own.rows, .stride = own.stride};
   }
   if (chunk.limits.bans_for_all) limits.banned.left_out = call_bans(chunk).left_out;
+  limits.drops_weightless =
+      limits.banned.any() && args.topk_ids.empty() && routing::bans_leave_groups(spec);
   return limits;
 }
 
