@@ -3,8 +3,8 @@
 # Compiles the target's cold files (conclave_cold_folder) up to a dozen of a folder at a time, in a
 # generated source that includes them by their path below the root: reading headers takes most of the
 # time of each. So names in the unnamed namespaces of a folder's cold files differ, but in those of the
-# folders that are excepted. The preset `dev` compiles each file on its own: it finds a missing include
-# of ours, and editors take its compile commands.
+# folders that are excepted. OFF compiles each file on its own, for the commands that editors and clang-tidy
+# take; missing includes are found by tools/check_includes.py.
 option(CONCLAVE_UNITE "Compile cold files together" ${PROJECT_IS_TOP_LEVEL})
 
 function(conclave_unite_cold target root)
@@ -50,12 +50,17 @@ function(conclave_unite_files target root name)
     set(united ${PROJECT_BINARY_DIR}/united/${target}/${name}_${batch}.cc)
     file(CONFIGURE OUTPUT ${united} CONTENT "${content}" @ONLY)
     target_sources(${target} PRIVATE ${united})
+    # The files of a folder have the same options.
+    list(GET files 0 first)
+    get_property(
+      options
+      SOURCE ${root}/${first}
+      DIRECTORY ${directory}
+      PROPERTY COMPILE_OPTIONS)
     # A class defined in a .cc may hold types of its unnamed namespace; GCC takes the file for a header.
     set_property(
       SOURCE ${united}
       DIRECTORY ${directory}
-      APPEND
-      PROPERTY COMPILE_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
-    conclave_mark_cold(${target} ${united})
+      PROPERTY COMPILE_OPTIONS ${options} $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endforeach()
 endfunction()
