@@ -19,6 +19,14 @@ from conclave.balance import (
 )
 from conclave.balancer import Balancer, BalancerStatus
 from conclave.checkpoint import Checkpoint, CheckpointInfo, Feed, LayerInfo, inspect
+from conclave.conversion import (
+    ConversionFormat,
+    ConversionReport,
+    ConvertedLayer,
+    ConvertedMatrix,
+    conversion_formats,
+    convert_model,
+)
 from conclave.errors import (
     ConclaveCheckpointError,
     ConclaveCommError,
@@ -126,6 +134,10 @@ __all__ = [
     "ConclaveTypeError",
     "ConclaveUnsupportedError",
     "ConclaveValueError",
+    "ConversionFormat",
+    "ConversionReport",
+    "ConvertedLayer",
+    "ConvertedMatrix",
     "Error",
     "ExpertSlots",
     "Feed",
@@ -171,6 +183,8 @@ __all__ = [
     "biased_moe_quant_config",
     "compare_routing",
     "connect",
+    "conversion_formats",
+    "convert_model",
     "determine_expert_map",
     "determine_expert_placement_strategy",
     "fp8_w8a8_moe_quant_config",

@@ -3,6 +3,7 @@
 #include "checkpoint.h"
 #include "communicator.h"
 #include "context.h"
+#include "conversion.h"
 #include "device_record.h"
 #include "errors.h"
 #include "gguf_blocks.h"
@@ -25,6 +26,7 @@ NB_MODULE(_conclave, module) {
   conclave::python::bind_communicator(module);
   conclave::python::bind_context(module);
   conclave::python::bind_checkpoint(module);
+  conclave::python::bind_conversion(module);
   conclave::python::bind_gguf_blocks(module);
   conclave::python::bind_methods(module);
   conclave::python::bind_tuning(module);

@@ -99,6 +99,11 @@ constexpr Word<WhenFull> kWhenFull[] = {CONCLAVE_WORD("drop_oldest", WhenFull, k
                                         CONCLAVE_WORD("error", WhenFull, kError)};
 constexpr Word<ExpertSet> kExpertSets[] = {CONCLAVE_WORD("text", ExpertSet, kText),
                                            CONCLAVE_WORD("vision", ExpertSet, kVision)};
+constexpr Word<ModelContainer> kContainers[] = {
+    CONCLAVE_WORD("directory", ModelContainer, kSafetensors),
+    CONCLAVE_WORD("gguf", ModelContainer, kGguf)};
+constexpr Word<ScaleRule> kScaleRules[] = {CONCLAVE_WORD("amax", ScaleRule, kAmax),
+                                           CONCLAVE_WORD("search", ScaleRule, kSearch)};
 constexpr Word<WeightPlane> kPlanes[] = {
     CONCLAVE_WORD("codes", WeightPlane, kWeights),
     CONCLAVE_WORD("bias", WeightPlane, kBias),
@@ -143,6 +148,8 @@ std::span<const Word<ReloadMode>> words(ReloadMode) { return kReloadModes; }
 std::span<const Word<RefitMode>> words(RefitMode) { return kRefitModes; }
 std::span<const Word<WhenFull>> words(WhenFull) { return kWhenFull; }
 std::span<const Word<ExpertSet>> words(ExpertSet) { return kExpertSets; }
+std::span<const Word<ModelContainer>> words(ModelContainer) { return kContainers; }
+std::span<const Word<ScaleRule>> words(ScaleRule) { return kScaleRules; }
 std::span<const Word<WeightPlane>> words(WeightPlane) { return kPlanes; }
 std::span<const Word<MethodTensor::Use>> words(MethodTensor::Use) { return kUses; }
 

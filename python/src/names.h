@@ -2,8 +2,10 @@
 #pragma once
 
 #include "conclave/checkpoint.h"
+#include "conclave/convert.h"
 #include "conclave/layer.h"
 #include "conclave/methods.h"
+#include "conclave/quantise.h"
 #include "conclave/refit.h"
 #include "conclave/routing_record.h"
 #include "conclave/spec.h"
@@ -49,6 +51,8 @@ std::span<const Word<ReloadMode>> words(ReloadMode of);
 std::span<const Word<RefitMode>> words(RefitMode of);
 std::span<const Word<WhenFull>> words(WhenFull of);
 std::span<const Word<ExpertSet>> words(ExpertSet of);
+std::span<const Word<ModelContainer>> words(ModelContainer of);
+std::span<const Word<ScaleRule>> words(ScaleRule of);
 std::span<const Word<WeightPlane>> words(WeightPlane of);
 std::span<const Word<MethodTensor::Use>> words(MethodTensor::Use of);
 

@@ -20,7 +20,9 @@ void add_words(std::string_view option, Wording& wording) {
 Wording make_wording() {
   Wording wording = {{"Checkpoint::write_manifest", "python -m conclave manifest"},
                      {"ContextOptions.device", "device"},
-                     {"ContextOptions.num_threads", "num_threads"}};
+                     {"ContextOptions.num_threads", "num_threads"},
+                     {"ExistingModel::kRefuse", "replace=False"},
+                     {"ExistingModel::kReplace", "replace=True"}};
   add_words<RouterScore>("score", wording);
   add_words<RouterOrder>("order", wording);
   add_words<GroupScore>("group_score", wording);
@@ -47,6 +49,8 @@ Wording make_wording() {
   add_words<RefitMode>("mode", wording);
   add_words<WhenFull>("when_full", wording);
   add_words<ExpertSet>("experts", wording);
+  add_words<ModelContainer>("container", wording);
+  add_words<ScaleRule>("scales", wording);
   return wording;
 }
 

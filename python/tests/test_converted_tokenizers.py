@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-import subprocess
 from typing import Any
 
 import pytest
 
+import conclave
 from support.converted import convert
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -272,6 +272,6 @@ def test_a_damaged_model_ends_the_conversion(
     with_tokenizer("sentencepiece", source, testdata)
     path = source / "tokenizer.model"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(subprocess.CalledProcessError) as failure:
+    with pytest.raises(conclave.ConclaveCheckpointError) as failure:
         convert(source, tmp_path / "file", "q8_0", keep="*=f32")
-    assert str(path) in failure.value.stderr.decode()
+    assert failure.value.name == "kTokenizerModel" and failure.value.file == str(path)

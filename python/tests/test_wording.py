@@ -21,9 +21,8 @@ ENUMERATIONS -= {name for name in ENUMERATIONS if "." in name}
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 # What C++ calls an enumerator, a member of a class, or a field that Python has no record for.
 SPELLING = re.compile(r"(?:\b[A-Za-z]\w*::)+\w+|\bk[A-Z]\w*|\bContextOptions\.\w+")
-# Their text is code, not words: of the GPU's assembler, of the format of error codes. Python
-# converts models by the tool, which has words of its own for what conversions say.
-NOT_MESSAGES = ("src/cuda/device/", "src/core/error.cc", "src/cpu/ceilings/", "src/convert/")
+# Their text is code, not words: of the GPU's assembler, of the format of error codes.
+NOT_MESSAGES = ("src/cuda/device/", "src/core/error.cc", "src/cpu/ceilings/")
 
 
 def declared() -> dict[str, set[str]]:
@@ -59,6 +58,7 @@ def test_every_enumerator_of_an_option_has_a_word():
 def test_options_are_arguments_of_python():
     known = {"device", "num_threads", *inspect.signature(conclave.Checkpoint.__init__).parameters}
     known |= inspect.signature(conclave.RoutingRecorder.__init__).parameters.keys()
+    known |= inspect.signature(conclave.convert_model).parameters.keys()
     for name in ("from_tensors", "reload"):
         known |= inspect.signature(getattr(conclave.Layer, name)).parameters.keys()
     for record in vars(spec).values():

@@ -1,4 +1,4 @@
-"""Models that the tool writes: random ones, and what it converts them to."""
+"""Models that the tool writes, and what they are converted to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 from typing import Any
+
+import conclave
 
 
 def synth(out: pathlib.Path, *sizes: str) -> pathlib.Path:
@@ -17,11 +19,9 @@ def synth(out: pathlib.Path, *sizes: str) -> pathlib.Path:
 def convert(
     source: pathlib.Path, out: pathlib.Path, form: str, scales: str = "amax", keep: str = ""
 ) -> pathlib.Path:
-    command = [sys.executable, "-m", "conclave", "convert", str(source), str(out)]
-    options = ["--format", form, "--scales", scales, "--tokens", "4"]
-    if keep:
-        options += ["--keep", keep]
-    subprocess.run([*command, *options], check=True, capture_output=True)
+    rules = [keep.rpartition("=")[::2]] if keep else []
+    report = conclave.convert_model(source, out, form, scales=scales, tokens=4, keep=rules)
+    assert report.destination == str(out)
     return out
 
 
