@@ -8,6 +8,7 @@
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/ranges.h"
+#include "interrupt.h"
 #include "output/durable_file.h"
 #include "output/table.h"
 
@@ -90,6 +91,7 @@ ConversionReport convert(const Context& context, const ConvertOptions& options) 
   std::optional<RecordedRows> rows;
   if (!options.input.empty()) request.rows = &rows.emplace(options.input, options.record);
   try {
+    const InterruptScope interrupt;
     return convert_model(context, request);
   } catch (const Error& error) {
     throw in_words_of_options(error, "--format");

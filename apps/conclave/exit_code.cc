@@ -7,6 +7,8 @@ ExitCode exit_code(ErrorCode code) noexcept {
     case ErrorCode::kInvalidArgument:
     case ErrorCode::kUnknownName:
       return ExitCode::kUsage;
+    case ErrorCode::kCancelled:
+      return ExitCode::kCancelled;
     case ErrorCode::kOutOfMemory:
     case ErrorCode::kFileWrite:
       return ExitCode::kResources;

@@ -13,6 +13,7 @@ enum class ExitCode : int {
   kResources = 4,
   kInternal = 5,
   kRanks = 6,
+  kCancelled = 130,
 };
 
 struct ExitCodeMeaning {
@@ -27,6 +28,7 @@ inline constexpr ExitCodeMeaning kExitCodes[] = {
     {ExitCode::kResources, "Out of memory or disk, or the output cannot be written."},
     {ExitCode::kInternal, "A bug of this program. Please report it."},
     {ExitCode::kRanks, "A rank was lost or late, disagreed, or ended the others."},
+    {ExitCode::kCancelled, "Ended by Ctrl-C or a request to end (SIGINT, SIGTERM)."},
 };
 
 ExitCode exit_code(ErrorCode code) noexcept;

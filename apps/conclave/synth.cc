@@ -4,6 +4,7 @@
 #include "input/machine_options.h"
 #include "input/ranges.h"
 #include "input/shape_options.h"
+#include "interrupt.h"
 #include "output/numbers.h"
 #include "synth/coded.h"
 #include "synth/layout.h"
@@ -143,6 +144,7 @@ ExitCode run_synth(const SynthOptions& options) {
   Console console(options.printing.progress());
   const Context context = make_context(options.machine, &console);
   const bool drawn = is_drawn(options);
+  const InterruptScope interrupt;
   const WrittenModel written =
       drawn ? write_drawn(model, options, context, console) : write_coded(model, options, context);
   console.clear();

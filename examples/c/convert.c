@@ -21,7 +21,7 @@ static conclave_status watch(void* user, conclave_convert_progress* progress) {
   self->quarter = quarter;
   if (self->calls != self->stops_at) return CONCLAVE_OK;
   progress->reason = "the user has asked to stop";
-  return CONCLAVE_ERROR_STATE;
+  return CONCLAVE_ERROR_CANCELLED;
 }
 
 static float* outputs(const conclave_context* context, const char* path, int64_t* count) {
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
                CONCLAVE_ERROR_FILE_WRITE);
   expect_error(
       conclave_convert_model(context, source, destination, "int8-channel", &options, &made),
-      CONCLAVE_ERROR_STATE);
+      CONCLAVE_ERROR_CANCELLED);
   expect(made == NULL, "what fails makes nothing");
 
   user.stops_at = 0;

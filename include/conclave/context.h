@@ -73,7 +73,8 @@ class CONCLAVE_API LogSink {
  public:
   virtual ~LogSink() = default;
   virtual void log(LogLevel level, std::string_view message) = 0;
-  // `done` of `total` bytes of `phase` are finished. Calls may come out of order.
+  // `done` of `total` bytes of `phase` are finished. Calls may come out of order. What it throws,
+  // such as Error(kCancelled), ends the work and is thrown to the caller, who has made nothing.
   virtual void progress(std::string_view phase, int64_t done, int64_t total);
 };
 

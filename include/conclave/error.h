@@ -31,7 +31,8 @@ enum class ErrorCode : int32_t {
   kState = 112,        // e.g. forward on a layer whose in-place reload failed
   kUnsupported = 113,  // no kernel row supports the problem; text lists the reasons
   kOutOfMemory = 114,
-  kForked = 115,    // used in a forked child
+  kForked = 115,     // used in a forked child
+  kCancelled = 116,  // the caller, or its user, has ended the work
   kInternal = 199,  // a bug in this library
 
   // 2xx: files

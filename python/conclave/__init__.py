@@ -28,6 +28,7 @@ from conclave.conversion import (
     convert_model,
 )
 from conclave.errors import (
+    ConclaveCancelledError,
     ConclaveCheckpointError,
     ConclaveCommError,
     ConclaveFileError,
@@ -125,6 +126,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointInfo",
     "Communicator",
+    "ConclaveCancelledError",
     "ConclaveCheckpointError",
     "ConclaveCommError",
     "ConclaveFileError",

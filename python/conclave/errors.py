@@ -65,6 +65,14 @@ class ConclaveRuntimeError(Error, RuntimeError):
     name = "kState"
 
 
+class ConclaveCancelledError(ConclaveRuntimeError):
+    """The caller has ended the work. The package does not raise it by itself, since Ctrl-C is
+    KeyboardInterrupt: a function of progress may, to end what tells it."""
+
+    code = 116
+    name = "kCancelled"
+
+
 class ConclaveUnsupportedError(Error, NotImplementedError):
     """No kernel runs this; the message has the reason of every one."""
 
@@ -115,6 +123,7 @@ _BY_CODE: dict[int, type[Error]] = {
     113: ConclaveUnsupportedError,
     114: ConclaveMemoryError,
     115: ConclaveRuntimeError,
+    116: ConclaveCancelledError,
     199: ConclaveRuntimeError,
     200: ConclaveFileNotFoundError,
 }

@@ -120,14 +120,11 @@ def test_progress_is_told_on_this_thread(source, tmp_path):
 
 @pytest.mark.parametrize("phase", ["converting", "measuring"])
 def test_what_progress_raises_ends_it(phase, source, tmp_path):
-    class StopError(Exception):
-        pass
-
     def progress(name, done, total):
         if name == phase:
-            raise StopError(phase)
+            raise conclave.ConclaveCancelledError(phase)
 
-    with pytest.raises(StopError, match=phase):
+    with pytest.raises(conclave.ConclaveCancelledError, match=phase):
         conclave.convert_model(source, tmp_path / "out", FORMAT, tokens=1, progress=progress)
     assert list(tmp_path.iterdir()) == []
 

@@ -58,7 +58,7 @@ void tell(const conclave_convert_options& given, std::string_view phase, int64_t
                                  .reason = nullptr};
   const conclave_status status = given.progress(given.progress_user, &told);
   if (status == CONCLAVE_OK) return;
-  throw Error(find_code(status).value_or(ErrorCode::kState),
+  throw Error(find_code(status).value_or(ErrorCode::kCancelled),
               {.what = "the caller's function ended the conversion" +
                        (told.reason == nullptr ? "" : ": " + std::string(told.reason)),
                .tensor = "options.progress",

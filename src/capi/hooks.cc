@@ -1,5 +1,6 @@
 #include "capi/hooks.h"
 
+#include "capi/guard.h"
 #include "capi/structs.h"
 #include "capi/values.h"
 
@@ -104,8 +105,16 @@ void CLog::log(LogLevel level, std::string_view message) {
 }
 
 void CLog::progress(std::string_view phase, int64_t done, int64_t total) {
-  if (log_.progress == nullptr) return;
-  log_.progress(log_.user, std::string(phase).c_str(), done, total);
+  if (log_.progress != nullptr) {
+    log_.progress(log_.user, std::string(phase).c_str(), done, total);
+  }
+  if (log_.should_end == nullptr) return;
+  const conclave_status status = log_.should_end(log_.user);
+  if (status == CONCLAVE_OK) return;
+  throw Error(find_code(status).value_or(ErrorCode::kCancelled),
+              {.what = "the caller's function ended the work",
+               .tensor = "log.should_end",
+               .found = "status " + std::to_string(status)});
 }
 
 }  // namespace conclave::inline v0::capi

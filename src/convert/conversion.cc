@@ -84,11 +84,12 @@ class Conversion {
         directory_(asked.destination, asked.source, asked.existing) {}
 
   ConversionReport run() {
-    const bool removes = asked_.unfinished == UnfinishedModel::kRemove && directory_.is_new();
+    const bool removes = asked_.unfinished == UnfinishedModel::kRemove;
     try {
       return write();
     } catch (...) {
-      if (removes) directory_.discard();
+      // The next conversion has no use for a directory without a finished shard.
+      if (directory_.is_new() && (removes || records_.empty())) directory_.discard();
       throw;
     }
   }

@@ -30,6 +30,7 @@ constexpr std::array kCodeNames = {
     CodeName{ErrorCode::kUnsupported, "kUnsupported"},
     CodeName{ErrorCode::kOutOfMemory, "kOutOfMemory"},
     CodeName{ErrorCode::kForked, "kForked"},
+    CodeName{ErrorCode::kCancelled, "kCancelled"},
     CodeName{ErrorCode::kInternal, "kInternal"},
     CodeName{ErrorCode::kFileNotFound, "kFileNotFound"},
     CodeName{ErrorCode::kFileAccess, "kFileAccess"},

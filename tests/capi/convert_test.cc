@@ -348,7 +348,7 @@ TEST_F(Converting, DamagedModels_AreNamed) {
 struct Watcher {
   int calls = 0;
   int last = 0;  // 0: all go on
-  conclave_status status = CONCLAVE_ERROR_STATE;
+  conclave_status status = CONCLAVE_ERROR_CANCELLED;
   const char* reason = nullptr;
   std::vector<std::string> phases = {};
 };
@@ -389,14 +389,14 @@ TEST_F(Converting, ACallersFunction_SeesAndEndsIt) {
   for (const conclave_status no_status : {-1, 1, 100000}) {
     Watcher watcher{.last = 1, .status = no_status};
     options.progress_user = &watcher;
-    expect_refused(CONCLAVE_ERROR_STATE, std::to_string(no_status), &options);
+    expect_refused(CONCLAVE_ERROR_CANCELLED, std::to_string(no_status), &options);
   }
 
   options.flags = CONCLAVE_CONVERT_KEEP_UNFINISHED;
   Watcher late{.last = all.calls};
   options.progress_user = &late;
   EXPECT_EQ(conclave_convert_model(context_.get(), kSmall, out().c_str(), kForm, &options, nullptr),
-            CONCLAVE_ERROR_STATE);
+            CONCLAVE_ERROR_CANCELLED);
   EXPECT_TRUE(fs::exists(out() + ".partial"));
   Watcher rest;
   options.progress_user = &rest;

@@ -2,6 +2,7 @@
 #include "capi/handles.h"
 #include "support/layer_fixture.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -165,6 +166,41 @@ TEST(Logs, ReceiveProgress) {
   const auto context = make<conclave_context>(&conclave_context_create, &options);
   EXPECT_EQ(forward_once(context.get()), CONCLAVE_OK);
   EXPECT_GT(last, 0);
+}
+
+// The call has made nothing, and the context serves on.
+TEST(Logs, EndLongWork) {
+  struct Answer {
+    std::atomic<int> asked{0};
+    conclave_status status = CONCLAVE_OK;
+  };
+  struct Case {
+    conclave_status answer;
+    conclave_status expected;
+  };
+  Answer answer;
+  auto log = sized<conclave_log>();
+  log.user = &answer;
+  log.should_end = [](void* user) {
+    auto& state = *static_cast<Answer*>(user);
+    ++state.asked;
+    return state.status;
+  };
+  auto options = sized<conclave_context_options>();
+  options.num_threads = 2;
+  options.log = &log;
+  const auto context = make<conclave_context>(&conclave_context_create, &options);
+  EXPECT_EQ(forward_once(context.get()), CONCLAVE_OK);
+  EXPECT_GT(answer.asked, 0);
+  for (const Case& given :
+       {Case{CONCLAVE_ERROR_CANCELLED, CONCLAVE_ERROR_CANCELLED},
+        Case{CONCLAVE_ERROR_STATE, CONCLAVE_ERROR_STATE}, Case{1, CONCLAVE_ERROR_CANCELLED},
+        Case{-1, CONCLAVE_ERROR_CANCELLED}}) {
+    answer.status = given.answer;
+    expect_error(forward_once(context.get()), given.expected, "log.should_end");
+  }
+  answer.status = CONCLAVE_OK;
+  EXPECT_EQ(forward_once(context.get()), CONCLAVE_OK);
 }
 
 TEST(Contexts, BadOptions_NameTheField) {

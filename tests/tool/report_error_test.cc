@@ -43,6 +43,7 @@ TEST(ExitCodes, EveryClassOfError_HasItsCode) {
   EXPECT_EQ(exit_code(ErrorCode::kExpertId), ExitCode::kBadInput);
   EXPECT_EQ(exit_code(ErrorCode::kOutOfMemory), ExitCode::kResources);
   EXPECT_EQ(exit_code(ErrorCode::kFileWrite), ExitCode::kResources);
+  EXPECT_EQ(exit_code(ErrorCode::kCancelled), ExitCode::kCancelled);
   EXPECT_EQ(exit_code(ErrorCode::kInternal), ExitCode::kInternal);
 }
 

@@ -1,5 +1,6 @@
 #include "output/progress.h"
 
+#include "interrupt.h"
 #include "output/numbers.h"
 #include "output/report_error.h"
 #include "output/terminal.h"
@@ -59,6 +60,7 @@ void Console::log(LogLevel level, std::string_view message) {
 }
 
 void Console::progress(std::string_view phase, int64_t done, int64_t total) {
+  check_interrupt();
   if (!enabled_ || total <= 0) return;
   const std::scoped_lock lock(mutex_);
   const Clock::time_point now = Clock::now();

@@ -23,6 +23,7 @@ class Console final : public LogSink {
 
   // Warnings and errors go to stderr; the rest is dropped.
   void log(LogLevel level, std::string_view message) override;
+  // Throws Error(kCancelled) if an InterruptScope has noted a signal.
   void progress(std::string_view phase, int64_t done, int64_t total) override;
 
   // Names the current subject, shown before the library's phase: "layer 3".

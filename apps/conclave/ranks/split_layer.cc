@@ -1,5 +1,7 @@
 #include "ranks/split_layer.h"
 
+#include "interrupt.h"
+
 #include <algorithm>
 #include <span>
 #include <string_view>
@@ -58,12 +60,18 @@ void gather(const RankTeam& team, int64_t num_tokens, Tensor& tensor) {
   if (team.leads()) tensor = std::move(all);
 }
 
+// Weights of a large layer take minutes.
+MoeLayer load(const SplitLayer& split) {
+  const InterruptScope interrupt;
+  return MoeLayer::create(split.context, split.spec, split.source, split.options,
+                          split.team.parallel());
+}
+
 }  // namespace
 
 LayerRun run_split_layer(const SplitLayer& split, const LayerInput& input, int32_t repetitions) {
   const RankTeam& team = split.team;
-  MoeLayer layer =
-      MoeLayer::create(split.context, split.spec, split.source, split.options, team.parallel());
+  MoeLayer layer = load(split);
   if (input.adapter != nullptr) layer.add_adapter(*input.adapter);
   // Without tokens there is nothing to time, on any rank.
   const int32_t timed = input.num_tokens() == 0 ? 0 : repetitions;

@@ -14,10 +14,14 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 namespace conclave::tool {
 namespace {
@@ -68,6 +72,24 @@ void fill_worker(void* state, int32_t) noexcept {
   }
 }
 
+// Removes shards of a model that will not be whole.
+class WrittenShards {
+ public:
+  WrittenShards() = default;
+  WrittenShards(const WrittenShards&) = delete;
+  WrittenShards& operator=(const WrittenShards&) = delete;
+  ~WrittenShards() {
+    std::error_code ignored;
+    for (const std::filesystem::path& path : paths_) std::filesystem::remove(path, ignored);
+  }
+
+  void add(std::filesystem::path path) { paths_.push_back(std::move(path)); }
+  void keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
 void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& json) {
   std::ofstream file(path);
   file << json_text(json, 2) << '\n';
@@ -89,6 +111,7 @@ void write_checkpoint(const Context& context, const SynthModel& model,
   uint64_t done = 0;
   std::vector<std::vector<std::byte>> buffers(
       static_cast<size_t>(context.executor().concurrency()));
+  WrittenShards written;
   for (const SynthShard& shard : shards) {
     SafetensorsWriter writer(directory / shard.file_name, {{"format", "pt"}});
     for (const SynthTensor& tensor : shard.tensors) {
@@ -109,7 +132,9 @@ void write_checkpoint(const Context& context, const SynthModel& model,
       console.progress("writing", static_cast<int64_t>(done), static_cast<int64_t>(total));
     }
     writer.finish();
+    written.add(directory / shard.file_name);
   }
+  written.keep();
   write_json(directory / "model.safetensors.index.json", make_index(shards));
   // Written last: without it the directory is not a model.
   write_json(directory / "config.json", make_config(model));

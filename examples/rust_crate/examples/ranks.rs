@@ -453,7 +453,7 @@ fn conversions(model: &str, folder: &str) -> Result<()> {
     };
     let error = refused(
         convert_model(&context, model, &result, "int8-channel", stopped),
-        "CONCLAVE_ERROR_STATE",
+        "CONCLAVE_ERROR_CANCELLED",
     );
     assert!(error.message.contains("the user has left") && !result.exists());
     let options = ConvertOptions {

@@ -8,7 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-/// Is told the phase, and how many bytes of how many of it are done; a break is a reason to end.
+/// Is told the phase, and how many bytes of how many of it are done; a break is a reason to end, with
+/// `CONCLAVE_ERROR_CANCELLED`.
 pub type Progress<'a> = dyn FnMut(&str, u64, u64) -> ControlFlow<String> + 'a;
 
 /// Without layers all are converted; zeros are the library's defaults.
@@ -125,7 +126,7 @@ extern "C" fn progress(user: *mut c_void, told: *mut ffi::ConvertProgress) -> ff
         Ok(ControlFlow::Break(reason)) => {
             watching.reason = CString::new(reason.replace('\0', " ")).unwrap_or_default();
             told.reason = watching.reason.as_ptr();
-            ffi::ERROR_STATE
+            ffi::ERROR_CANCELLED
         }
         Err(panic) => {
             watching.panic = Some(panic);

@@ -12,6 +12,7 @@ pub const ERROR_INVALID_ARGUMENT: Status = 100;
 pub const ERROR_NULL_POINTER: Status = 101;
 pub const ERROR_SHAPE: Status = 104;
 pub const ERROR_STATE: Status = 112;
+pub const ERROR_CANCELLED: Status = 116;
 pub const ERROR_INTERNAL: Status = 199;
 pub const ERROR_COMM_PEER_LOST: Status = 700;
 pub const ERROR_COMM_TIMEOUT: Status = 701;

@@ -49,6 +49,10 @@ typedef struct conclave_log {
   void* user;
   void (*message)(void* user, int32_t level, const char* text);
   void (*progress)(void* user, const char* phase, int64_t done, int64_t total);
+  // Asked where progress is told, or would be, whether long work should go on; or NULL. A status
+  // other than CONCLAVE_OK ends it, so that nothing is made, and is that of the call; a number that
+  // is no status becomes CONCLAVE_ERROR_CANCELLED.
+  conclave_status (*should_end)(void* user);
 } conclave_log;
 
 enum {

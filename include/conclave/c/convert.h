@@ -66,8 +66,8 @@ typedef struct conclave_convert_options {
   int64_t tokens;        // random rows on which outputs of layers are compared; 0: 32
   uint64_t seed;         // these rows are drawn from it
   // Told on the calling thread how far the conversion is, piece by piece, or NULL. A status other
-  // than CONCLAVE_OK, such as CONCLAVE_ERROR_STATE, ends it and is that of the call; a number that
-  // is no status becomes CONCLAVE_ERROR_STATE.
+  // than CONCLAVE_OK, such as CONCLAVE_ERROR_CANCELLED, ends it and is that of the call, as does a
+  // number that is no status, which becomes CONCLAVE_ERROR_CANCELLED.
   conclave_status (*progress)(void* user, conclave_convert_progress* progress);
   void* progress_user;
 } conclave_convert_options;
