@@ -40,6 +40,9 @@ class LayerStats:
     expert_load: tuple[int, ...] | None  # rows of each expert [E]; None if they are not counted
     timings_ns: dict[str, int] | None  # route, dispatch, experts, shared, combine, total; CPU only
     refit_epoch: int = 0  # the number of the last refit that was committed
+    # Rows of the gate that have NaN now, whose experts are chosen only where nothing else can be;
+    # on a GPU those of the gate that was made or reloaded, whatever refits have brought since.
+    gate_rows_with_nan: int = 0
 
     @property
     def balance(self) -> float | None:

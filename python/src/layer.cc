@@ -283,6 +283,7 @@ nb::dict PyLayer::stats() {
   dict["skipped_ids"] = status.skipped_ids;
   dict["tokens_without_finite_logit"] = status.tokens_without_finite_logit;
   dict["refit_epoch"] = status.refit_epoch;
+  dict["gate_rows_with_nan"] = status.gate_rows_with_nan;
   dict["expert_load"] = counts_ ? nb::cast(load) : nb::none();
   dict["timings"] = counts_ && !queue_ ? nb::object(timings_of(timings)) : nb::none();
   return dict;

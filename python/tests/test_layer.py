@@ -303,6 +303,18 @@ def test_ids_that_are_none(problem):
     assert layer.stats().skipped_ids == 1
 
 
+def test_rows_of_a_gate_with_nan_are_counted(problem):
+    router = problem.router.copy()
+    router[[1, 4], 3] = numpy.nan
+    with pytest.warns(RuntimeWarning, match=r"2 of 6 rows of the gate have NaN, 1, 4"):
+        layer = conclave.Layer.from_tensors(problem.spec, **problem.weights, router=router)
+    assert layer.stats().gate_rows_with_nan == 2
+    layer.reset_stats()
+    assert layer.stats().gate_rows_with_nan == 2
+    layer.reload(**problem.weights, router=problem.router)
+    assert layer.stats().gate_rows_with_nan == 0
+
+
 def test_part_of_the_experts_by_a_map(problem):
     """Two ranks of three experts each: their partial sums add up."""
     total = numpy.zeros((9, 40))

@@ -98,7 +98,8 @@ conclave_layer_stats stats_of(const MoeLayer& layer) {
           .placement_epoch = layer.placement_epoch(),
           .num_adapters = std::ssize(adapters),
           .adapter_bytes = adapter_bytes,
-          .refit_epoch = status.refit_epoch};
+          .refit_epoch = status.refit_epoch,
+          .gate_rows_with_nan = status.gate_rows_with_nan};
 }
 
 }  // namespace

@@ -34,10 +34,10 @@ std::vector<int64_t> rows_with_nan(const ConstTensorView& gate) {
 
 }  // namespace
 
-void warn_of_nan_rows(const Context& context, const ConstTensorView& gate) {
+int64_t count_nan_rows(const Context& context, const ConstTensorView& gate) {
   constexpr size_t kMostNamed = 8;
   std::vector<int64_t> rows = rows_with_nan(gate);
-  if (rows.empty()) return;
+  if (rows.empty()) return 0;
   const size_t count = rows.size();
   rows.resize(std::min(count, kMostNamed));
   context.log(
@@ -45,6 +45,7 @@ void warn_of_nan_rows(const Context& context, const ConstTensorView& gate) {
       fmt::format("router: {} of {} rows of the gate have NaN, {}{}: their logits compare "
                   "as -infinity, so that tokens choose other experts",
                   count, gate.shape[0], fmt::join(rows, ", "), count > kMostNamed ? ", ..." : ""));
+  return static_cast<int64_t>(count);
 }
 
 }  // namespace conclave::inline v0

@@ -358,10 +358,12 @@ MovableExperts HostEngine::movable(LayerWeights& weights, ForwardGate& /*gate*/)
 }
 
 KernelCounts HostEngine::counts(const LayerWeights& weights) const {
-  const HostCounts& counts = *static_cast<const HostWeights&>(weights).counts;
+  const auto& own = static_cast<const HostWeights&>(weights);
+  const HostCounts& counts = *own.counts;
   return {.skipped_ids = counts.skipped_ids.load(std::memory_order_relaxed),
           .tokens_without_finite_logit =
-              counts.tokens_without_finite_logit.load(std::memory_order_relaxed)};
+              counts.tokens_without_finite_logit.load(std::memory_order_relaxed),
+          .gate_rows_with_nan = own.packed.gate_rows_with_nan.get()};
 }
 
 }  // namespace

@@ -448,7 +448,8 @@ LayerStatus Layer::status() const {
           .tokens = shared_->tokens.load(std::memory_order_relaxed),
           .skipped_ids = counts.skipped_ids,
           .tokens_without_finite_logit = counts.tokens_without_finite_logit,
-          .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire)};
+          .refit_epoch = shared_->refit_epoch.load(std::memory_order_acquire),
+          .gate_rows_with_nan = counts.gate_rows_with_nan};
 }
 
 }  // namespace conclave::inline v0

@@ -2,6 +2,7 @@
 // in parallel.
 #pragma once
 
+#include "core/relaxed_count.h"
 #include "gemm/gate_product.h"
 #include "layer/expert_slabs.h"
 #include "layer/lent_experts.h"
@@ -37,7 +38,8 @@ struct PackedWeights {
   LentExperts lent_residual;
   // XXH3-64 of the matrices below as their source had them.
   WeightTable<uint64_t> stored_hashes;
-  std::unique_ptr<gemm::DenseProduct> gate;         // null without a gate
+  std::unique_ptr<gemm::DenseProduct> gate;  // null without a gate
+  RelaxedCount gate_rows_with_nan;
   std::unique_ptr<gemm::DenseProduct> shared_gate;  // null except for SharedMode::kSigmoidGate
   std::unique_ptr<gemm::DenseProduct> mix_gate;     // null except for SharedMode::kSoftmaxMix
   std::unique_ptr<gemm::DenseProduct> latent_down;  // null without a latent projection

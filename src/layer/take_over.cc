@@ -35,6 +35,7 @@ std::vector<int32_t> all_places(const ExpertSlabs& slabs) {
 void copy_rest(const PackedWeights& from, HostAllocator& allocator, PackedWeights& to) {
   to.stored_hashes = from.stored_hashes;
   to.gate = copy_of(from.gate, allocator);
+  to.gate_rows_with_nan = from.gate_rows_with_nan;
   to.shared_gate = copy_of(from.shared_gate, allocator);
   to.mix_gate = copy_of(from.mix_gate, allocator);
   to.latent_down = copy_of(from.latent_down, allocator);

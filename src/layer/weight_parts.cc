@@ -139,7 +139,7 @@ void load_dense(const Context& context, const LayerPlan& plan, const WeightSourc
       to.*one.vector = is_there ? load_vector(source, one.id) : std::vector<float>();
     } else if (is_there) {
       const ConstTensorView matrix = loader.load(one.id, 0);
-      if (one.id == weights::kRouter) warn_of_nan_rows(context, matrix);
+      if (one.id == weights::kRouter) to.gate_rows_with_nan = count_nan_rows(context, matrix);
       to.*one.product = gemm::make_dense_product(matrix, plan.isa, context.host_allocator());
       to.stored_hashes[one.id] = hash_of(matrix);
     }
@@ -153,6 +153,7 @@ void swap_dense(PackedWeights& a, PackedWeights& b, const WantedWeights& wants) 
     if (one.product == nullptr) continue;
     std::swap(a.*one.product, b.*one.product);
     std::swap(a.stored_hashes[one.id], b.stored_hashes[one.id]);
+    if (one.id == weights::kRouter) std::swap(a.gate_rows_with_nan, b.gate_rows_with_nan);
   }
 }
 

@@ -248,6 +248,7 @@ TEST_F(Layers, ATokenWithNan_IsTheOnlyOneWithoutNumbers) {
   auto stats = sized<conclave_layer_stats>();
   ASSERT_EQ(conclave_layer_get_stats(layer_.get(), &stats), CONCLAVE_OK);
   EXPECT_EQ(stats.tokens_without_finite_logit, 1);
+  EXPECT_EQ(stats.gate_rows_with_nan, 0);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "support/sanitizers.h"
 
 #include "conclave/placement.h"
+#include "conclave/refit.h"
 
 #include <gtest/gtest.h>
 
@@ -112,6 +113,35 @@ TEST(Loading, AGateWithNan_IsToldToTheLog) {
     EXPECT_NE(warnings.texts.back().find("12 of 12 rows"), std::string::npos);
     EXPECT_NE(warnings.texts.back().find("6, 7, ...:"), std::string::npos) << warnings.texts.back();
   }
+}
+
+TEST(Loading, AGateWithNan_IsCountedWhileTheLayerHasIt) {
+  const MoeSpec spec = make_spec(12, 2, 40, 24, DType::kF32);
+  const auto whole = make_synthetic_source(spec, 11);
+  const NanGate damaged(*whole, {3, 7});
+  const Context context({.num_threads = 1});
+  MoeLayer layer = MoeLayer::create(context, spec, damaged);
+  EXPECT_EQ(layer.status().gate_rows_with_nan, 2);
+  EXPECT_EQ(layer.on_ranks(context, {}).status().gate_rows_with_nan, 2);
+  layer.reload(*whole, ReloadMode::kStaged);
+  EXPECT_EQ(layer.status().gate_rows_with_nan, 0);
+  layer.reload(NanGate(*whole, {0, 5, 11}), ReloadMode::kInPlace);
+  EXPECT_EQ(layer.status().gate_rows_with_nan, 3);
+  {
+    Refit refit(layer);
+    refit.stage(*whole);
+    EXPECT_EQ(layer.status().gate_rows_with_nan, 3);
+    refit.commit();
+  }
+  EXPECT_EQ(layer.status().gate_rows_with_nan, 0);
+  // A refit that leaves the gate alone leaves its count.
+  layer.reload(damaged, ReloadMode::kStaged);
+  {
+    Refit refit(layer, {.scope = {.experts = {1}}});
+    refit.stage(*whole);
+    refit.commit();
+  }
+  EXPECT_EQ(layer.status().gate_rows_with_nan, 2);
 }
 
 bool is_routed(WeightId role) {

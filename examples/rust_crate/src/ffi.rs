@@ -287,6 +287,7 @@ pub struct LayerStats {
     pub num_adapters: i64,
     pub adapter_bytes: usize,
     pub refit_epoch: u64,
+    pub gate_rows_with_nan: i64,
 }
 
 #[repr(C)]

@@ -38,6 +38,7 @@ pub struct Stats {
     pub tokens: i64,
     pub num_adapters: i64,
     pub refit_epoch: u64,
+    pub gate_rows_with_nan: i64,
 }
 
 impl<R> Layer<Packed, R> {
@@ -168,6 +169,7 @@ impl<W, R> Layer<W, R> {
             tokens: stats.tokens,
             num_adapters: stats.num_adapters,
             refit_epoch: stats.refit_epoch,
+            gate_rows_with_nan: stats.gate_rows_with_nan,
         })
     }
 

@@ -320,15 +320,16 @@ int64_t CudaEngine::check(const ForwardArgs& args) const {
 }
 
 KernelCounts CudaEngine::counts(const LayerWeights& weights) const {
-  const DeviceSide& side = *static_cast<const WeightsOnDevice&>(weights).side;
+  const auto& on_device = static_cast<const WeightsOnDevice&>(weights);
+  const DeviceSide& side = *on_device.side;
   CudaCounters counters;
   cuda::check(cudaMemcpyAsync(&counters, side.counters.as(), sizeof(counters),
                               cudaMemcpyDeviceToHost, side.stream.get()),
               "cudaMemcpyAsync");
   cuda::check(cudaStreamSynchronize(side.stream.get()), "cudaStreamSynchronize");
-  return {
-      .skipped_ids = static_cast<int64_t>(counters.skipped_ids),
-      .tokens_without_finite_logit = static_cast<int64_t>(counters.tokens_without_finite_logit)};
+  return {.skipped_ids = static_cast<int64_t>(counters.skipped_ids),
+          .tokens_without_finite_logit = static_cast<int64_t>(counters.tokens_without_finite_logit),
+          .gate_rows_with_nan = on_device.own.gate_rows_with_nan.get()};
 }
 
 }  // namespace

@@ -255,6 +255,7 @@ CudaWeights take_over_cuda_weights(const Context& context, DeviceAllocator& allo
   const TakeOver take_over(allocator, held, stream);
   const std::vector<MlpPair> pairs = mlp_pairs(plan, held);
   CudaWeights weights;
+  weights.gate_rows_with_nan = held.weights.gate_rows_with_nan;
   const std::vector<MlpSource> missing = take_over.experts(pairs, weights);
   take_over.own(weights);
   place_experts(allocator, plan, stream, weights);

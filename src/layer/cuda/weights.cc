@@ -286,7 +286,8 @@ void fill_cuda_weights(const Context& context, const CudaPlan& plan, const Weigh
   PinnedRings rings;
   UploadLanes lanes(source, to_cuda(stream), plan.device.ordinal, context.executor(), rings);
   if (plan.spec.has_gate) {
-    warn_of_nan_rows(context, lanes.own().read_matrix(weights::kRouter).view());
+    weights.gate_rows_with_nan =
+        count_nan_rows(context, lanes.own().read_matrix(weights::kRouter).view());
   }
   fill_rest(plan, source, lanes.own(), weights);
   fill_mlp(routed_source(plan, places), source, lanes, weights.routed, context);

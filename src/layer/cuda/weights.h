@@ -2,6 +2,7 @@
 // up rows, and [E, H, I], rows at multiples of 16 bytes.
 #pragma once
 
+#include "core/relaxed_count.h"
 #include "experts/cuda/device_experts.h"
 #include "experts/cuda/scale_bytes.h"
 #include "layer/cuda/device_memory.h"
@@ -80,6 +81,7 @@ struct CudaWeights {
   CudaMlpWeights routed;
   CudaMlpWeights shared;
   CudaMlpWeights residual;
+  RelaxedCount gate_rows_with_nan;
   WeightTable<CudaLayerWeight> own;  // by LayerWeight, but for tensors of the router's own:
   std::array<DeviceMemory, routing::kMaxTensorsOfRouter> router_tensors;  // in the row's order
   DeviceMemory local_expert;   // [ids] int32; empty if all experts are here, in order, for good

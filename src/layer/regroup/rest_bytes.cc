@@ -164,6 +164,7 @@ void match_gate(const MoeSpec& spec, PackedWeights& weights) {
   if (!spec.has_gate) {
     weights.gate = nullptr;
     weights.stored_hashes[weights::kRouter] = 0;
+    weights.gate_rows_with_nan = 0;
     weights.router.logit_bias.clear();
     weights.router.input_scale.clear();
     return;
@@ -184,6 +185,7 @@ std::vector<std::byte> bytes_of_rest(const PackedWeights& weights) {
   for (const WeightId id : weights::kAll) {
     writer.number(static_cast<int64_t>(weights.stored_hashes[id]));
   }
+  writer.number(weights.gate_rows_with_nan.get());
   for (const auto vector : kVectors) writer.block(std::as_bytes(std::span(weights.*vector)));
   write_router(weights.router, writer);
   for (const StaticScales& scales : {weights.static_scales, weights.shared_static_scales}) {
@@ -200,6 +202,7 @@ void read_rest(std::span<const std::byte> bytes, const Context& context, const L
   for (const WeightId id : weights::kAll) {
     weights.stored_hashes[id] = static_cast<uint64_t>(reader.number());
   }
+  weights.gate_rows_with_nan = reader.number();
   for (const auto vector : kVectors) weights.*vector = values_of<float>(reader.block());
   weights.router = read_router(reader, plan.spec);
   for (StaticScales* scales : {&weights.static_scales, &weights.shared_static_scales}) {
