@@ -167,6 +167,10 @@ struct ResidualRule {
 // How a stack is read when its shape fits both [E, rows, cols] and [E, cols, rows].
 enum class StackOrder : uint8_t { kByShape, kRowsFirst, kColsFirst };
 
+// Whether the model's class in transformers says that its stacks are [E, in, out]. PEFT asks it from
+// 0.19 on, and takes those of a class that does not for [E, out, in].
+enum class StackWords : uint8_t { kUnknown, kUnsaid };
+
 struct Architecture {
   std::string_view name;
   std::span<const std::string_view> model_types;
@@ -191,6 +195,7 @@ struct Architecture {
   std::span<const ExpertForm> expert_forms = {};
   std::span<const NamePattern> once = {};
   StackOrder ambiguous_stack = StackOrder::kRowsFirst;
+  StackWords cols_first_words = StackWords::kUnknown;
   // For layers with 2E experts for two modalities: which E are read, and the table that reads the E
   // for images, if there is one.
   enum class Modality : uint8_t { kOnly, kFirst, kSecond } modality = Modality::kOnly;

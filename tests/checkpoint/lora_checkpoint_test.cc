@@ -2,6 +2,7 @@
 #include "conclave/lora_checkpoint.h"
 
 #include "checkpoint/lora/name_pattern.h"
+#include "support/layer_fixture.h"
 
 #include "conclave/checkpoint.h"
 #include "conclave/error.h"
@@ -17,7 +18,9 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -231,6 +234,97 @@ TEST(LoraCheckpoint, StacksWithColumnsFirst_AreTurnedWhereShapesSaySo) {
   const LoraAdapter plain = LoraCheckpoint::open(straight.save(kConfig)).layer(1, model);
   EXPECT_EQ(at(find(plain, WeightMatrix::kDown, 9).a, 1, 4), 5000 + 19 * 36 + 4);
   check_adapter(plain, spec);
+}
+
+// A model of this family of one layer, whose shapes fit both ways: gate_up_proj [E, in, out] with 2
+// I = H, or down_proj with I = H.
+class AmbiguousModel {
+ public:
+  AmbiguousModel(const std::string& type, int64_t hidden, int64_t inner)
+      : folder_(fs::temp_directory_path() /
+                ("conclave_ambiguous_" + std::to_string(getpid()) + "_" + type +
+                 std::to_string(hidden) + "_" + std::to_string(inner))) {
+    fs::create_directories(folder_);
+    const std::string sizes = R"("hidden_size": )" + std::to_string(hidden) +
+                              R"(, "intermediate_size": )" + std::to_string(inner) +
+                              R"(, "moe_intermediate_size": )" + std::to_string(inner);
+    std::ofstream(folder_ / "config.json")
+        << R"({"model_type": ")" + type + R"(", "num_hidden_layers": 1, "num_local_experts": 3,
+               "num_experts": 3, "num_experts_per_tok": 1, "hidden_act": "silu", )" +
+               sizes + "}";
+    const std::string block =
+        "model.layers.0." + std::string(type == "llama4_text" ? "feed_forward." : "mlp.");
+    const bool has_shared = type == "llama4_text";
+    std::vector<std::pair<std::string, std::vector<int64_t>>> tensors = {
+        {block + "experts.gate_up_proj", {3, hidden, 2 * inner}},
+        {block + "experts.down_proj", {3, inner, hidden}},
+        {block + (has_shared ? "router.weight" : "gate.weight"), {3, hidden}}};
+    if (has_shared) {
+      tensors.push_back({block + "shared_expert.gate_proj.weight", {inner, hidden}});
+      tensors.push_back({block + "shared_expert.up_proj.weight", {inner, hidden}});
+      tensors.push_back({block + "shared_expert.down_proj.weight", {hidden, inner}});
+    }
+    SafetensorsWriter writer(folder_ / "model.safetensors");
+    for (const auto& [name, shape] : tensors) writer.declare(name, DType::kF32, shape);
+    for (const auto& [name, shape] : tensors) {
+      const std::vector<float> zeros(
+          static_cast<size_t>(Shape(std::span<const int64_t>(shape)).num_elements()));
+      writer.write(std::as_bytes(std::span(zeros)));
+    }
+    writer.finish();
+  }
+  AmbiguousModel(const AmbiguousModel&) = delete;
+  AmbiguousModel& operator=(const AmbiguousModel&) = delete;
+  ~AmbiguousModel() { fs::remove_all(folder_); }
+
+  Checkpoint open() const { return Checkpoint::open(folder_); }
+
+ private:
+  fs::path folder_;
+};
+
+constexpr const char* kOlderConfig =
+    R"({"peft_type": "LORA", "peft_version": "0.18.1", "r": 2, "lora_alpha": 2})";
+
+// From 0.19 on PEFT turns stacks of Llama 4, before it did not.
+TEST(LoraCheckpoint, StacksThatFitBothWays_AreTurnedByTheVersion) {
+  const std::string module = "model.layers.0.feed_forward.experts";
+  {
+    const AmbiguousModel saved_model("llama4_text", 8, 4);
+    const Checkpoint model = saved_model.open();
+    SavedAdapter gate_up("both_ways_up");
+    gate_up.put(module, {6, 8}, {8, 6}, 100);
+    // W[i, o] changes by the sum over r of B[o, r E + e] A[e r + r, i].
+    const LoraAdapter straight = LoraCheckpoint::open(gate_up.save(kOlderConfig)).layer(0, model);
+    EXPECT_EQ(at(find(straight, WeightMatrix::kUp, 2).a, 1, 5), 100 + 5 * 8 + 5);
+    EXPECT_EQ(at(find(straight, WeightMatrix::kUp, 2).b, 1, 0), 1100 + (4 + 1) * 6 + 2);
+    check_adapter(straight, model.layer(0).spec);
+    // By that of B[i, r E + e] A[e r + r, o].
+    const LoraAdapter turned = LoraCheckpoint::open(gate_up.save(kConfig)).layer(0, model);
+    EXPECT_EQ(at(find(turned, WeightMatrix::kUp, 2).a, 1, 5), 1100 + 5 * 6 + 3 + 2);
+    EXPECT_EQ(at(find(turned, WeightMatrix::kUp, 2).b, 1, 0), 100 + 4 * 8 + 4 + 1);
+    check_adapter(turned, model.layer(0).spec);
+  }
+  const AmbiguousModel saved_model("llama4_text", 8, 8);
+  const Checkpoint model = saved_model.open();
+  SavedAdapter down("both_ways_down");
+  down.put(module, {6, 8}, {8, 6}, 100);
+  const LoraAdapter straight = LoraCheckpoint::open(down.save(kOlderConfig)).layer(0, model);
+  EXPECT_EQ(at(find(straight, WeightMatrix::kDown, 2).a, 1, 5), 100 + 5 * 8 + 5);
+  EXPECT_EQ(at(find(straight, WeightMatrix::kDown, 2).b, 3, 0), 1100 + 3 * 6 + 2);
+  const LoraAdapter turned = LoraCheckpoint::open(down.save(kConfig)).layer(0, model);
+  EXPECT_EQ(at(find(turned, WeightMatrix::kDown, 2).a, 1, 5), 1100 + 5 * 6 + 3 + 2);
+  EXPECT_EQ(at(find(turned, WeightMatrix::kDown, 2).b, 3, 0), 100 + 4 * 8 + 3);
+}
+
+// Files of this family have stacks either way, and its class has had both.
+TEST(LoraCheckpoint, StacksOfAFamilyWithBothOrders_AreRefusedWhereShapesDoNotTell) {
+  const AmbiguousModel saved_model("qwen3_moe", 8, 8);
+  const Checkpoint model = saved_model.open();
+  SavedAdapter down("both_orders");
+  down.put("model.layers.0.mlp.experts", {6, 8}, {8, 6}, 100);
+  const LoraCheckpoint adapters = LoraCheckpoint::open(down.save(kConfig));
+  EXPECT_EQ(code_of([&] { adapters.layer(0, model); }), ErrorCode::kUnsupported);
 }
 
 struct Wrong {

@@ -29,6 +29,7 @@ constinit const Architecture kLlama4 = {
     .weight_on_input = {.otherwise = true},
     .once = kOnce,
     .ambiguous_stack = StackOrder::kColsFirst,
+    .cols_first_words = StackWords::kUnsaid,
 };
 
 }  // namespace conclave::inline v0::checkpoint

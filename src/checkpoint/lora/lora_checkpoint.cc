@@ -1,5 +1,6 @@
 #include "conclave/lora_checkpoint.h"
 
+#include "checkpoint/architecture.h"
 #include "checkpoint/lora/lora_config.h"
 #include "checkpoint/lora/lora_factors.h"
 #include "checkpoint/lora/lora_names.h"
@@ -144,12 +145,14 @@ LoraAdapter LoraCheckpoint::layer(int64_t index, const Checkpoint& model) const 
                  .limit = std::to_string(model.num_hidden_layers()) + " layers"});
   }
   const CheckpointLayer& own = model.layer(index);
+  const checkpoint::Architecture* const family = checkpoint::find_architecture(model.model_type());
   const auto is = [&](const char* word) { return own.layout.find(word) != std::string::npos; };
   return impl_->read(
       index, own.spec,
       {.order = is("interleaved") ? GateUpOrder::kInterleaved : GateUpOrder::kConcatenated,
-       .axes = is("transposed") ? checkpoint::AxisOrder::kColsFirst
-                                : checkpoint::AxisOrder::kRowsFirst});
+       .axes =
+           is("transposed") ? checkpoint::AxisOrder::kColsFirst : checkpoint::AxisOrder::kRowsFirst,
+       .words = family == nullptr ? checkpoint::StackWords::kUnknown : family->cols_first_words});
 }
 
 }  // namespace conclave::inline v0

@@ -262,6 +262,9 @@ class Reader {
     const auto turned = may_be_turned() ? fitting(true) : forms.end();
     // With 2 I = H or I = H shapes do not tell what is turned. The version does of most models.
     if (straight != forms.end() && turned != forms.end() && has_columns_first()) {
+      if (layout_.words == checkpoint::StackWords::kUnsaid) {
+        return config_.may_turn_stacks() ? *straight : *turned;
+      }
       refuse(pair.a, ErrorCode::kUnsupported,
              {.what = "stacked factors do not say whether they change rows or columns first",
               .found = text_of(pair.a->shape[0], pair.a->shape[1]) + " and lora_B " +

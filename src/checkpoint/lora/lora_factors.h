@@ -1,6 +1,7 @@
 // Reads the factors of a layer's experts from an adapter's tensors.
 #pragma once
 
+#include "checkpoint/architecture.h"
 #include "checkpoint/lora/lora_config.h"
 #include "checkpoint/lora/lora_names.h"
 #include "checkpoint/name_pattern.h"
@@ -30,6 +31,7 @@ int64_t largest_rank(const LoraPair& pair, const LoraConfig& config);
 struct StackLayout {
   GateUpOrder order = GateUpOrder::kConcatenated;
   checkpoint::AxisOrder axes = checkpoint::AxisOrder::kRowsFirst;
+  checkpoint::StackWords words = checkpoint::StackWords::kUnknown;
 };
 
 // Throws as LoraCheckpoint::layer.
