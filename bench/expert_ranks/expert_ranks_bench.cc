@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -77,19 +79,29 @@ class Subject {
         layer_(conclave::MoeLayer::create(context, spec, source, options, parallel)),
         workspace_(context, layer_.workspace_bytes()) {}
 
-  // Forgets the call before. With `ranks`, all of them bring as many tokens.
-  void prepare(int64_t tokens, uint64_t seed, int32_t ranks) {
+  // Forgets the call before. The call has `tokens` of each seed, one behind the other. With
+  // `ranks`, all of them bring as many.
+  void prepare(int64_t tokens, std::span<const uint64_t> seeds, int32_t ranks) {
     const MoeSpec& spec = layer_.spec();
-    conclave::Tensor rows(DType::kBF16, {tokens, spec.hidden_size});
-    conclave::fill_random(rows.view(), seed);
+    const int64_t all = tokens * std::ssize(seeds);
+    conclave::Tensor rows(DType::kBF16, {all, spec.hidden_size});
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < seeds.size(); ++i) {
+      const auto first = static_cast<int64_t>(i) * tokens;
+      conclave::fill_random({.data = rows.as<uint16_t>() + first * spec.hidden_size,
+                             .dtype = DType::kBF16,
+                             .shape = {tokens, spec.hidden_size}},
+                            seeds[i]);
+      const std::vector<int32_t> own = even_ids(spec, tokens, seeds[i]);
+      ids.insert(ids.end(), own.begin(), own.end());
+    }
     hidden_ = queue_.upload(rows.const_view());
-    const std::vector<int32_t> ids = even_ids(spec, tokens, seed);
-    const conclave::Shape slots{tokens, spec.top_k};
+    const conclave::Shape slots{all, spec.top_k};
     ids_ = queue_.upload({.data = ids.data(), .dtype = DType::kI32, .shape = slots});
     const std::vector<float> equal(ids.size(), 1.0F / static_cast<float>(spec.top_k));
     weights_ = queue_.upload({.data = equal.data(), .dtype = DType::kF32, .shape = slots});
-    out_ = queue_.allocate(DType::kBF16, {tokens, spec.hidden_size});
-    rank_tokens_.assign(static_cast<size_t>(ranks), tokens);
+    out_ = queue_.allocate(DType::kBF16, {all, spec.hidden_size});
+    rank_tokens_.assign(static_cast<size_t>(ranks), all);
   }
   double microseconds(int32_t forwards, int32_t replays) {
     const auto enqueue = [&] {
@@ -164,10 +176,14 @@ void run_rank(const Settings& settings, const conclave::WeightSource& source, in
   Subject experts(context, spec, source, {.max_tokens = most * groups}, partial);
   Subject alone(context, spec, source, {.max_tokens = most}, {});
   for (const int64_t tokens : settings.tokens) {
-    const uint64_t seed = 10 + static_cast<uint64_t>(settings.slices ? 0 : rank);
-    over_ranks.prepare(tokens, seed, groups);
-    experts.prepare(tokens * groups, settings.slices ? seed : 5, groups);
-    alone.prepare(tokens, seed, 1);
+    // Its experts alone have the tokens of all ranks, so that they compute the same products.
+    std::vector<uint64_t> seeds(static_cast<size_t>(groups));
+    std::iota(seeds.begin(), seeds.end(), uint64_t{10});
+    const std::span<const uint64_t> own =
+        std::span(seeds).subspan(static_cast<size_t>(settings.slices ? 0 : rank), 1);
+    over_ranks.prepare(tokens, own, groups);
+    experts.prepare(tokens, seeds, groups);
+    alone.prepare(tokens, own, 1);
     Times times;
     // No rank allocates while another's kernels wait for it.
     comm->barrier("prepared");
