@@ -1,6 +1,7 @@
 #include "layer_run.h"
 
 #include "device_run.h"
+#include "interrupt.h"
 #include "output/numbers.h"
 
 #include <fmt/format.h>
@@ -73,6 +74,7 @@ void run_on_host(const MoeLayer& layer, const LayerInput& input, int32_t repetit
 
   std::vector<double> times_ms;
   for (int32_t i = 0; i < repetitions; ++i) {
+    check_interrupt();
     const auto begin = std::chrono::steady_clock::now();
     layer.forward(args);
     const auto end = std::chrono::steady_clock::now();

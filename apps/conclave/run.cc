@@ -8,6 +8,7 @@
 #include "input/layer_selection.h"
 #include "input/machine_options.h"
 #include "input/shape_options.h"
+#include "interrupt.h"
 #include "layer_table.h"
 #include "output/numbers.h"
 #include "output/results_file.h"
@@ -186,6 +187,7 @@ class RunCommand {
   }
 
   LayerRow run_one(const CheckpointLayer& info) {
+    check_interrupt();
     console_.subject(fmt::format("layer {}", info.index));
     const Batch batch = batches_.load(info.index, info.spec);
     LayerInput input = batch.view();
@@ -228,6 +230,7 @@ class RunCommand {
     return row;
   }
 
+  const InterruptScope interrupt_;  // files that are not whole go before it ends
   const RunOptions& options_;
   const RankTeam& team_;
   const OutputFormat format_;

@@ -147,6 +147,15 @@ TEST_F(LongWork, InterruptedSynth_LeavesNoShards) {
   EXPECT_TRUE(fs::is_empty(out));
 }
 
+TEST_F(LongWork, InterruptedRun_LeavesNoResults) {
+  const std::string out = scratch_ / "results";
+  const auto has_begun = [&] { return !fs::is_empty(scratch_.path()); };
+  expect_cancelled(interrupted({"run", testing::bundled("mixtral-tiny"), "--random", "64",
+                                "--repetitions", "100000", "--output", out},
+                               out, has_begun));
+  EXPECT_TRUE(fs::is_empty(scratch_.path()));
+}
+
 TEST_F(LongWork, InterruptedConversion_GoesOnWhenItIsCalledAgain) {
   const std::string model = scratch_ / "model";
   const std::string out = scratch_ / "out";

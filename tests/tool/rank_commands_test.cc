@@ -1,4 +1,5 @@
 // Runs conclave over several ranks: threads, and processes that it or a launcher starts.
+#include "ranks/process_mark.h"
 #include "tool_process.h"
 
 #include "conclave/comm.h"
@@ -11,10 +12,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <sys/types.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace conclave::testing {
@@ -232,6 +235,109 @@ TEST_F(OwnProcesses, StoppedLeader_IsATimeoutThatTheStarterNames) {
   EXPECT_NE(run.result.err.find("[kCommTimeout]: rank 0"), std::string::npos) << run.result.err;
   EXPECT_NE(run.result.err.find("and was ended"), std::string::npos) << run.result.err;
   EXPECT_LT(run.took, 25s);
+}
+
+// Runs ranks for minutes with a directory of their own for temporary files, and sends the signal to
+// the process that `find` finds, which the words of the run lead to.
+SignalledRun run_and_signal(const ScratchDirectory& scratch, const std::string& transport,
+                            int signal,
+                            const std::function<std::optional<pid_t>(const std::string&)>& find) {
+  const std::string output = scratch / "results";
+  std::atomic<bool> over{false};
+  std::chrono::steady_clock::time_point sent;
+  std::thread sender([&] {
+    for (; !over; std::this_thread::sleep_for(20ms)) {
+      if (!find_rank(output, 1)) continue;
+      std::this_thread::sleep_for(1500ms);  // layers run by then
+      const auto pid = find(output);
+      sent = std::chrono::steady_clock::now();
+      if (pid) ::kill(*pid, signal);
+      return;
+    }
+  });
+  SignalledRun run;
+  run.result = run_tool(
+      {"run", bundled("qwen3-moe-tiny"), "--ranks", "2", "--transport", transport, "--random",
+       "256", "--repetitions", "100000", "--rank-timeout", "2", "--output", output},
+      {.environment = {"LSAN_OPTIONS=detect_leaks=0", "TMPDIR=" + scratch.path().string()}});
+  run.took = std::chrono::steady_clock::now() - sent;
+  over = true;
+  sender.join();
+  return run;
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+  const size_t name_end = stat.rfind(") ");
+  return name_end == std::string::npos ? 0 : std::stoi(stat.substr(name_end + 4));
+}
+
+// The process between the test and its ranks that the test has started.
+std::optional<pid_t> find_starter(const std::string& output) {
+  auto pid = find_rank(output, 1);
+  while (pid && *pid > 1 && parent_of(*pid) != ::getpid()) pid = parent_of(*pid);
+  return pid && *pid > 1 ? pid : std::nullopt;
+}
+
+// The starter's child.
+std::optional<pid_t> find_launcher(const std::string& output) {
+  const auto starter = find_starter(output);
+  auto pid = find_rank(output, 1);
+  while (starter && pid && *pid > 1 && parent_of(*pid) != *starter) pid = parent_of(*pid);
+  return starter && pid && *pid > 1 ? pid : std::nullopt;
+}
+
+int count_reports(const ScratchDirectory& scratch) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch.path())) {
+    count += entry.path().filename().string().starts_with("conclave-ranks-") ? 1 : 0;
+  }
+  return count;
+}
+
+TEST_F(OwnProcesses, KilledStarter_IsCleanedUpByTheNext) {
+  const ScratchDirectory scratch;
+  const SignalledRun killed = run_and_signal(scratch, "tcp", SIGKILL, &find_starter);
+  EXPECT_EQ(killed.result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(count_reports(scratch), 1);
+  // Those of others stay: without a name, of a process that lives, of another machine.
+  const auto make = [&](const std::string& name, const std::string& starter) {
+    std::filesystem::create_directory(scratch / name);
+    if (!starter.empty()) write_text(scratch / (name + "/starter"), starter);
+  };
+  const std::string own = tool::process_mark(std::to_string(::getpid()));
+  make("conclave-ranks-unnamed", "");
+  make("conclave-ranks-living", tool::place_of_marks() + "\n" + own + "\n");
+  make("conclave-ranks-elsewhere", "far away pid:[7]\n1 1\n");
+  make("conclave-ranks-halfway", tool::place_of_marks() + "\n1 1");
+  make("other", tool::place_of_marks() + "\n1 1\n");
+  const ToolResult next = run_tool(
+      {"run", bundled("qwen3-moe-tiny"), "--ranks", "2", "--transport", "tcp", "--random", "4"},
+      {.environment = {"TMPDIR=" + scratch.path().string()}});
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_EQ(count_reports(scratch), 4);
+  EXPECT_TRUE(std::filesystem::exists(scratch / "other"));
+}
+
+TEST_F(OwnProcesses, InterruptedStarter_EndsItsRanksAndLeavesNothing) {
+  const ScratchDirectory scratch;
+  const SignalledRun run = run_and_signal(scratch, "tcp", SIGINT, &find_starter);
+  EXPECT_EQ(run.result.exit_code, 130) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCancelled]"), std::string::npos) << run.result.err;
+  EXPECT_LT(run.took, 15s);
+  EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
+  EXPECT_FALSE(find_rank(scratch / "results", 0));
+}
+
+TEST_F(MpiProcesses, StoppedLauncher_IsATimeoutAndIsEnded) {
+  const ScratchDirectory scratch;
+  const SignalledRun run = run_and_signal(scratch, "mpi", SIGSTOP, &find_launcher);
+  EXPECT_EQ(run.result.exit_code, 6) << run.result.err;
+  EXPECT_NE(run.result.err.find("[kCommTimeout]"), std::string::npos) << run.result.err;
+  EXPECT_NE(run.result.err.find("launcher's process was stopped"), std::string::npos)
+      << run.result.err;
+  EXPECT_LT(run.took, 25s);
+  EXPECT_EQ(count_reports(scratch), 0);
 }
 
 TEST_F(OwnProcesses, StoppedRank_IsATimeoutAndIsEnded) {

@@ -1,9 +1,12 @@
 #include "ranks/launch.h"
 
+#include "interrupt.h"
 #include "output/report_error.h"
 #include "output/terminal.h"
 #include "ranks/launchers.h"
 #include "ranks/own_command.h"
+#include "ranks/process_mark.h"
+#include "ranks/report_directory.h"
 
 #include "conclave/error.h"
 
@@ -14,9 +17,6 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -40,76 +40,6 @@ constexpr auto kGrace = 5s;
 constexpr auto kRound = 20ms;  // between two looks at the ranks
 constexpr int kRoundsOfStates = 25;
 
-std::string report_file(const std::string& directory, int32_t rank) {
-  return fmt::format("{}/rank.{}", directory, rank);
-}
-std::string process_file(const std::string& directory, int32_t rank) {
-  return fmt::format("{}/process.{}", directory, rank);
-}
-
-std::string contents_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// Whole or not at all: the starter looks at any time.
-void say_to_starter(const std::string& path, int64_t number) {
-  {
-    std::ofstream file(path + ".new");
-    file << number << "\n";
-  }
-  std::error_code ignored;
-  std::filesystem::rename(path + ".new", path, ignored);
-}
-
-class ReportDirectory {
- public:
-  ReportDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "conclave-ranks-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(ErrorCode::kFileWrite, {.what = "cannot make a directory for the ranks' reports",
-                                          .file = name,
-                                          .found = std::strerror(errno)});
-    }
-    path_ = name;
-  }
-  ReportDirectory(const ReportDirectory&) = delete;
-  ReportDirectory& operator=(const ReportDirectory&) = delete;
-  ~ReportDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-
-  const std::string& path() const { return path_; }
-  std::optional<ExitCode> code_of(int32_t rank) const {
-    std::ifstream file(report_file(path_, rank));
-    int code = 0;
-    if (!(file >> code)) return std::nullopt;
-    return static_cast<ExitCode>(code);
-  }
-  // The process that has said that it is this rank.
-  std::optional<pid_t> process_of(int32_t rank) const {
-    pid_t pid = 0;
-    std::ifstream file(process_file(path_, rank));
-    if (!(file >> pid) || pid <= 0) return std::nullopt;
-    return pid;
-  }
-  // Whether it is no later process of that number: a rank's environment has this directory.
-  bool is_rank(pid_t pid) const {
-    return contents_of(fmt::format("/proc/{}/environ", pid)).find(path_) != std::string::npos;
-  }
-
- private:
-  std::string path_;
-};
-
-// "R", "S", "T" where a signal has stopped it, "Z" where it has ended; empty where it is not there.
-// The name in parentheses may hold anything.
-std::string state_of(pid_t pid) {
-  const std::string stat = contents_of(fmt::format("/proc/{}/stat", pid));
-  const size_t name_end = stat.rfind(") ");
-  return name_end == std::string::npos ? "" : stat.substr(name_end + 2, 1);
-}
 bool has_ended(pid_t pid) {
   return state_of(pid) == "Z" || (::kill(pid, 0) != 0 && errno == ESRCH);
 }
@@ -195,6 +125,18 @@ class Launched {
   ~Launched() { end(); }
 
   void add(pid_t child) { children_.push_back({.pid = child}); }
+  // Ends those that were stopped for longer than that, however long they run otherwise. As for
+  // ranks, rounds are counted.
+  void end_stopped(std::chrono::milliseconds patience) {
+    for (Child& child : children_) {
+      if (!child.running) continue;
+      child.rounds_stopped = state_of(child.pid) == "T" ? child.rounds_stopped + 1 : 0;
+      if (child.rounds_stopped * kRoundsOfStates * kRound < patience) continue;
+      ::kill(child.pid, SIGKILL);
+      child.was_stopped = true;
+    }
+  }
+  bool was_stopped() const { return std::ranges::any_of(children_, &Child::was_stopped); }
   bool runs() {
     for (Child& child : children_) {
       if (child.running && ::waitpid(child.pid, &child.status, WNOHANG) != 0) child.running = false;
@@ -213,10 +155,14 @@ class Launched {
       while (runs() && Clock::now() < until) std::this_thread::sleep_for(kRound);
     }
   }
+  // Whether each rank is one of these, and no launcher between.
+  bool are_ranks(int32_t ranks) const {
+    return ranks > 1 && children_.size() == static_cast<size_t>(ranks);
+  }
   // The loss of a rank that is not done, as told by its process where each rank is one of these.
   CommError loss_of(int32_t rank, int32_t ranks) const {
-    const bool is_rank = ranks > 1 && children_.size() == static_cast<size_t>(ranks);
-    const Child* const child = is_rank ? &children_[static_cast<size_t>(rank)] : nullptr;
+    const Child* const child = are_ranks(ranks) ? &children_[static_cast<size_t>(rank)] : nullptr;
+    if (child != nullptr && child->was_stopped) return stopped(rank);
     if (child != nullptr && child->ended_here) {
       return {ErrorCode::kCommTimeout, rank, "run",
               "its process did not come to its end in time, and was ended"};
@@ -227,6 +173,9 @@ class Launched {
                            WTERMSIG(child->status));
     }
     return {ErrorCode::kCommPeerLost, rank, "run", ending};
+  }
+  static CommError stopped(int32_t rank) {
+    return {ErrorCode::kCommTimeout, rank, "run", "its process was stopped, and was ended"};
   }
   // How the first one that failed has ended; empty if none has.
   std::string failure() const {
@@ -247,6 +196,8 @@ class Launched {
     int status = 0;
     bool running = true;
     bool ended_here = false;
+    int64_t rounds_stopped = 0;  // in which it was found stopped, one after the other
+    bool was_stopped = false;
   };
   std::vector<Child> children_;
 };
@@ -257,9 +208,14 @@ void wait_for(Launched& launched, const ReportDirectory& reports, int32_t ranks,
   auto until = Clock::time_point::max();
   int32_t reported = 0;
   bool knows_loss = false;
+  const InterruptScope interrupt;
   for (int64_t round = 1; launched.runs() && Clock::now() < until; ++round) {
     std::this_thread::sleep_for(kRound);
-    if (round % kRoundsOfStates == 0) watch.look();
+    check_interrupt();
+    if (round % kRoundsOfStates == 0) {
+      watch.look();
+      launched.end_stopped(patience + kGrace);
+    }
     if (watch.lost() && !std::exchange(knows_loss, true)) {
       until = std::min(until, Clock::now() + patience + kGrace);
     }
@@ -278,6 +234,27 @@ void wait_for(Launched& launched, const ReportDirectory& reports, int32_t ranks,
   launched.end();
 }
 
+// A launcher that was ended by force leaves its ranks alone.
+void end_orphans(const ReportDirectory& reports, int32_t ranks) {
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const auto pid = reports.process_of(rank);
+    if (pid && !has_ended(*pid) && reports.is_rank(*pid)) ::kill(*pid, SIGKILL);
+  }
+}
+
+// One that was stopped before all of its ranks were done.
+void check_launcher(const Launched& launched, const ReportDirectory& reports, int32_t ranks) {
+  if (!launched.was_stopped()) return;
+  int32_t rank = 0;
+  while (rank < ranks && reports.code_of(rank)) ++rank;
+  if (rank == ranks) return;
+  end_orphans(reports, ranks);
+  throw CommError(ErrorCode::kCommTimeout, -1, "run",
+                  fmt::format("the launcher's process was stopped, and was ended before rank {} "
+                              "was done",
+                              rank));
+}
+
 // The launcher itself has said on stderr why.
 void check_started(const Launched& launched, const ReportDirectory& reports, int32_t ranks) {
   const std::string failure = launched.failure();
@@ -294,6 +271,7 @@ ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t 
   // Whoever waits for a deadline says sooner who is late.
   RankWatch watch(reports, ranks, patience + kGrace);
   wait_for(launched, reports, ranks, patience, watch);
+  if (!launched.are_ranks(ranks)) check_launcher(launched, reports, ranks);
   check_started(launched, reports, ranks);
   ExitCode worst = ExitCode::kOk;
   std::optional<int32_t> lost;
@@ -307,9 +285,7 @@ ExitCode outcome_of(Launched& launched, const ReportDirectory& reports, int32_t 
   const bool nobody_said_so = lost && reports.code_of(0).value_or(ExitCode::kOk) == ExitCode::kOk;
   if (!nobody_said_so) return worst;
   const bool was_stopped = std::ranges::find(watch.stopped(), *lost) != watch.stopped().end();
-  report_error(was_stopped ? CommError(ErrorCode::kCommTimeout, *lost, "run",
-                                       "its process was stopped, and was ended")
-                           : launched.loss_of(*lost, ranks));
+  report_error(was_stopped ? Launched::stopped(*lost) : launched.loss_of(*lost, ranks));
   return worst;
 }
 
@@ -349,12 +325,12 @@ bool was_launched_here() { return !environment_value(kReportsVariable).empty(); 
 
 void announce_to_launcher(int32_t rank) {
   const std::string directory = environment_value(kReportsVariable);
-  if (!directory.empty()) say_to_starter(process_file(directory, rank), ::getpid());
+  if (!directory.empty()) report_process(directory, rank);
 }
 
 void report_to_launcher(int32_t rank, ExitCode code) {
   const std::string directory = environment_value(kReportsVariable);
-  if (!directory.empty()) say_to_starter(report_file(directory, rank), static_cast<int64_t>(code));
+  if (!directory.empty()) report_code(directory, rank, code);
 }
 
 }  // namespace conclave::tool

@@ -1,5 +1,7 @@
 #include "ranks/meeting.h"
 
+#include "ranks/process_mark.h"
+
 #include "conclave/error.h"
 
 #include <fmt/format.h>
@@ -26,24 +28,6 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// A process as nobody confuses it with a later one of the same number: "4711 8312004". Empty where
-// it has ended.
-std::string process_mark(const std::string& pid) {
-  const std::string stat = text_of("/proc/" + pid + "/stat");
-  // The name in parentheses may hold anything: fields count from behind the last one.
-  const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 >= stat.size()) return {};
-  const char state = stat[name_end + 2];
-  if (state == 'Z' || state == 'X') return {};
-  size_t at = name_end + 2;
-  constexpr int kFieldsBeforeStart = 19;
-  for (int i = 0; i < kFieldsBeforeStart && at != std::string::npos; ++i) {
-    at = stat.find(' ', at + 1);
-  }
-  if (at == std::string::npos) return {};
-  return pid + " " + stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
-}
-
 [[noreturn]] void refuse(const std::string& what, const std::string& file,
                          const std::string& found) {
   throw Error(ErrorCode::kFileWrite, {.what = what, .file = file, .found = found});
@@ -55,7 +39,7 @@ std::optional<std::string> said_by_living(const std::string& path) {
   const size_t line_end = text.find('\n');
   if (line_end == std::string::npos) return std::nullopt;
   const std::string mark = text.substr(0, line_end);
-  if (process_mark(mark.substr(0, mark.find(' '))) != mark) return std::nullopt;
+  if (!is_there(mark)) return std::nullopt;
   return text.substr(line_end + 1);
 }
 
