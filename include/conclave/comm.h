@@ -265,6 +265,11 @@ struct TransportInfo {
   std::string reason;  // why it is not usable, or what its ranks are
   // Variables of the environment: where one is set, a launcher has started this process as a rank.
   std::vector<std::string> launch_variables;
+  // Its ranks meet by ConnectOptions::exchange, so that whoever starts processes may start them.
+  bool meets_by_exchange = false;
+  // The kind of the device whose memory it carries, of which each rank has one of its own: "cuda".
+  // Empty: that of the host.
+  std::string device_kind;
 };
 CONCLAVE_API std::vector<TransportInfo> transports();
 

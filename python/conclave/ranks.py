@@ -23,6 +23,8 @@ class Transport:
     name: str
     usable: bool
     reason: str  # why it is not usable, or what its ranks are
+    meets_by_exchange: bool = False  # of texts: whoever starts processes may start its ranks
+    device_kind: str = ""  # whose memory it carries, one for each rank: "cuda"; "": the host's
 
 
 def transports() -> list[Transport]:

@@ -353,11 +353,13 @@ void bind_communicator(nb::module_& module) {
       [] {
         nb::list rows;
         for (const TransportInfo& row : transports()) {
-          rows.append(nb::make_tuple(row.name, row.usable, row.reason));
+          rows.append(nb::make_tuple(row.name, row.usable, row.reason, row.meets_by_exchange,
+                                     row.device_kind));
         }
         return rows;
       },
-      "Each transport's name, whether it is usable, and why not or what its ranks are.");
+      "Each transport's name, whether it is usable, why not or what its ranks are, whether its "
+      "ranks meet by texts, and the kind of the device whose memory it carries.");
 }
 
 }  // namespace conclave::python

@@ -199,7 +199,11 @@ conclave_status conclave_transports_json(char** json) noexcept {
     char*& to = capi::required(json, "json");
     capi::Json rows = capi::Json::array();
     for (const conclave::TransportInfo& row : conclave::transports()) {
-      rows.push_back({{"name", row.name}, {"usable", row.usable}, {"reason", row.reason}});
+      rows.push_back({{"name", row.name},
+                      {"usable", row.usable},
+                      {"reason", row.reason},
+                      {"meets_by_exchange", row.meets_by_exchange},
+                      {"device_kind", row.device_kind}});
     }
     to = capi::copy_json(rows);
   });

@@ -41,8 +41,10 @@ constexpr CommunicatorRow kTcp{
     .supports = tcp_supports,
     .connect = connect_tcp,
     .make_group = nullptr,
-    .launch = tcp_launch};
+    .launch = tcp_launch,
+    .meets_by_exchange = true};
 
+constexpr std::string_view kNcclDeviceKind = "cuda";
 #if CONCLAVE_BUILD_CUDA
 constexpr CommunicatorRow kNccl{.name = "nccl",
                                 .ranks = "processes or threads with a GPU each",
@@ -50,14 +52,18 @@ constexpr CommunicatorRow kNccl{.name = "nccl",
                                 .connect = connect_nccl,
                                 .make_group = nullptr,
                                 .library = nccl_library_text,
-                                .launch = nccl_launch};
+                                .launch = nccl_launch,
+                                .meets_by_exchange = true,
+                                .device_kind = kNcclDeviceKind};
 #else
 constexpr CommunicatorRow kNccl{
     .name = "nccl",
     .ranks = "processes or threads with a GPU each",
     .supports = [](const ConnectOptions&) { return Support::no("this build has no CUDA support"); },
     .connect = nullptr,
-    .make_group = nullptr};
+    .make_group = nullptr,
+    .meets_by_exchange = true,
+    .device_kind = kNcclDeviceKind};
 #endif
 
 constexpr std::array kCommunicators = {

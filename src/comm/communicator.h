@@ -31,6 +31,9 @@ struct CommunicatorRow {
   std::vector<std::string> (*launch)(int32_t ranks) = nullptr;
   // A process where one of these is set is a rank that a launcher has started.
   std::span<const std::string_view> launch_variables = {};
+  // As in TransportInfo.
+  bool meets_by_exchange = false;
+  std::string_view device_kind = {};
 };
 Catalog<CommunicatorRow> communicator_catalog();
 

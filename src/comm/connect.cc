@@ -55,6 +55,8 @@ std::vector<TransportInfo> transports() {
     info.reason = support ? std::string(row.ranks) : support.reason();
     if (support && row.library != nullptr) info.reason += ", by " + row.library();
     info.launch_variables.assign(row.launch_variables.begin(), row.launch_variables.end());
+    info.meets_by_exchange = row.meets_by_exchange;
+    info.device_kind = row.device_kind;
   }
   return infos;
 }

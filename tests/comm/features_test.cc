@@ -6,10 +6,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace conclave {
@@ -194,7 +197,48 @@ TEST(Connect, TransportsAreThoseOfTheCatalog) {
   const std::vector<TransportInfo> infos = transports();
   const auto rows = comm::communicator_catalog().rows();
   ASSERT_EQ(infos.size(), rows.size());
-  for (size_t i = 0; i < infos.size(); ++i) EXPECT_EQ(infos[i].name, rows[i].name);
+  for (size_t i = 0; i < infos.size(); ++i) {
+    EXPECT_EQ(infos[i].name, rows[i].name);
+    EXPECT_EQ(infos[i].meets_by_exchange, rows[i].meets_by_exchange);
+    EXPECT_EQ(infos[i].device_kind, rows[i].device_kind);
+  }
+}
+
+// Two ranks that are threads, with texts in memory.
+int count_connected(const std::string& transport) {
+  std::barrier meet(2);
+  std::vector<std::string> texts(2);
+  std::atomic<int> connected{0};
+  const auto join = [&](int32_t rank) {
+    const auto exchange = [&, rank](const std::string& mine) {
+      texts[static_cast<size_t>(rank)] = mine;
+      meet.arrive_and_wait();
+      std::vector<std::string> all = texts;
+      meet.arrive_and_wait();
+      return all;
+    };
+    const auto comm =
+        connect(transport, {.rank = rank, .size = 2, .exchange = exchange, .timeout = 10s});
+    comm->barrier("connected");
+    ++connected;
+  };
+  std::thread other([&] { join(1); });
+  join(0);
+  other.join();
+  return connected;
+}
+
+// The tool starts their ranks itself.
+TEST(Connect, TransportsThatMeetByExchange_NeedNoMore) {
+  int seen = 0;
+  for (const TransportInfo& info : transports()) {
+    SCOPED_TRACE(info.name);
+    EXPECT_FALSE(info.meets_by_exchange && !info.launch_variables.empty());
+    if (!info.usable || !info.meets_by_exchange || !info.device_kind.empty()) continue;
+    EXPECT_EQ(count_connected(info.name), 2);
+    ++seen;
+  }
+  EXPECT_GT(seen, 0);
 }
 
 TEST(Connect, BadOptions_AreRefused) {

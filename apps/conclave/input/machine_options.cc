@@ -86,12 +86,13 @@ Context make_context(const MachineOptions& options, LogSink* log) {
 // Ranks with a GPU each have no device in common.
 static std::string device_of(const MachineOptions& options, const RankTeam& team) {
   const std::string& given = options.device;
-  if (team.device().empty() || (team.alone() && given.starts_with("cuda"))) return given;
-  if (given.empty() || given == "cuda") return team.device();
+  const std::string kind = team.device().substr(0, team.device().find(':'));
+  if (kind.empty() || (team.alone() && given.starts_with(kind))) return given;
+  if (given.empty() || given == kind) return team.device();
   throw Error(ErrorCode::kInvalidArgument,
               {.what = "the ranks of this transport have a GPU each",
                .tensor = "--device",
-               .expected = "cuda, or none",
+               .expected = kind + ", or none",
                .found = given,
                .hint = "CUDA_VISIBLE_DEVICES says which GPUs they share out"});
 }

@@ -4,15 +4,12 @@
 #include "ranks/meeting.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace conclave::tool {
 namespace {
-
-constexpr std::array kProcessTransports = {ProcessTransport{.name = "tcp"},
-                                           ProcessTransport{.name = "nccl", .has_gpus = true}};
 
 constexpr std::string_view kPhase = "connect";
 
@@ -67,8 +64,12 @@ std::unique_ptr<Communicator> connect_members(const ProcessTransport& transport,
 }  // namespace
 
 std::optional<ProcessTransport> find_process_transport(std::string_view name) {
-  const auto found = std::ranges::find(kProcessTransports, name, &ProcessTransport::name);
-  return found == kProcessTransports.end() ? std::nullopt : std::optional(*found);
+  for (TransportInfo& info : transports()) {
+    if (info.name != name || !info.meets_by_exchange) continue;
+    return ProcessTransport{.name = std::move(info.name),
+                            .device_kind = std::move(info.device_kind)};
+  }
+  return std::nullopt;
 }
 
 std::unique_ptr<Communicator> connect_all(const std::optional<LaunchedRank>& launched,
@@ -86,7 +87,9 @@ std::unique_ptr<Communicator> connect_all(const std::optional<LaunchedRank>& lau
 
 void connect_groups(const ProcessTransport& transport, const RankOptions& options,
                     ConnectedRank& rank) {
-  if (transport.has_gpus) rank.device = gpu_of_rank(*rank.all);
+  if (!transport.device_kind.empty()) {
+    rank.device = device_of_rank(*rank.all, transport.device_kind);
+  }
   const int32_t me = rank.all->rank();
   const int32_t tp_size = options.tensor_ranks;
   const int32_t tp_rank = me % tp_size;

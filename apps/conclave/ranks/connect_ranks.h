@@ -18,8 +18,8 @@ namespace conclave::tool {
 // A transport whose ranks this tool starts itself where no launcher has, and which meet over an
 // exchange of texts.
 struct ProcessTransport {
-  std::string_view name;
-  bool has_gpus = false;  // carries memory of a GPU, of which each rank has one
+  std::string name;
+  std::string device_kind;  // each rank has a device of it; empty: ranks are on the host
 };
 // None for threads, and for ranks that another launcher starts.
 std::optional<ProcessTransport> find_process_transport(std::string_view name);

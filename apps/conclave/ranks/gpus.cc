@@ -25,11 +25,11 @@ struct Gpus {
 };
 
 // Layers could run on so many. It asks the driver, and takes no memory of a device.
-Gpus usable_gpus(int32_t most) {
+Gpus usable_gpus(const std::string& kind, int32_t most) {
   Gpus gpus;
   try {
     for (; gpus.count < most; ++gpus.count) {
-      const Context asked({.device = fmt::format("cuda:{}", gpus.count), .num_threads = 1});
+      const Context asked({.device = fmt::format("{}:{}", kind, gpus.count), .num_threads = 1});
     }
   } catch (const Error& error) {
     // A build without CUDA names the device, a machine the driver's reason.
@@ -73,8 +73,8 @@ struct View {
 
 }  // namespace
 
-void check_gpus(const std::string& transport, int32_t ranks) {
-  const Gpus gpus = usable_gpus(ranks);
+void check_gpus(const ProcessTransport& transport, int32_t ranks) {
+  const Gpus gpus = usable_gpus(transport.device_kind, ranks);
   if (gpus.count < ranks) {
     const std::string hint =
         gpus.count > 0 ? fmt::format("--ranks {}, or more devices in CUDA_VISIBLE_DEVICES; {}",
@@ -84,9 +84,9 @@ void check_gpus(const std::string& transport, int32_t ranks) {
     refuse_fewer(ranks, gpus, hint);
   }
   for (const TransportInfo& info : transports()) {
-    if (info.name != transport || info.usable || ranks == 1) continue;
+    if (info.name != transport.name || info.usable || ranks == 1) continue;
     throw Error(ErrorCode::kUnsupported,
-                {.what = "ranks cannot be connected by transport " + transport,
+                {.what = "ranks cannot be connected by transport " + transport.name,
                  .tensor = "--transport",
                  .found = info.reason,
                  .hint = fmt::format("install libnccl.so.2, such as PyPI's nvidia-nccl-cu13, and "
@@ -95,8 +95,8 @@ void check_gpus(const std::string& transport, int32_t ranks) {
   }
 }
 
-std::string gpu_of_rank(Communicator& all) {
-  const Gpus gpus = usable_gpus(all.size());
+std::string device_of_rank(Communicator& all, const std::string& kind) {
+  const Gpus gpus = usable_gpus(kind, all.size());
   const View mine{.machine = view_of_machine(), .gpus = gpus.count};
   std::vector<View> views(static_cast<size_t>(all.size()));
   all.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(views)),
@@ -122,7 +122,7 @@ std::string gpu_of_rank(Communicator& all) {
                              "CUDA_VISIBLE_DEVICES; {}",
                              kOnTheCpu)});
   }
-  return fmt::format("cuda:{}", ordinals[static_cast<size_t>(all.rank())]);
+  return fmt::format("{}:{}", kind, ordinals[static_cast<size_t>(all.rank())]);
 }
 
 }  // namespace conclave::tool

@@ -214,14 +214,15 @@ std::optional<Seat> process_seat(const std::string& launched_by) {
 
 ExitCode run_on_processes(const RankOptions& options, const ProcessTransport& transport,
                           const std::string& launched_by, const Work& work) {
-  const std::string name(transport.name);
-  if (const auto seat = process_seat(launched_by)) return run_as_rank(options, name, *seat, work);
+  if (const auto seat = process_seat(launched_by)) {
+    return run_as_rank(options, transport.name, *seat, work);
+  }
   const auto ranks = static_cast<int32_t>(options.ranks.value_or(1));
   check_split(ranks, options.tensor_ranks);
-  if (transport.has_gpus) check_gpus(name, ranks);
+  if (!transport.device_kind.empty()) check_gpus(transport, ranks);
   if (ranks > 1) return start_ranks(ranks, options.timeout());
   RankTeam alone;
-  if (transport.has_gpus) alone.use_device("cuda:0");
+  if (!transport.device_kind.empty()) alone.use_device(transport.device_kind + ":0");
   return work(alone);
 }
 

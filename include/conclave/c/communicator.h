@@ -102,8 +102,10 @@ CONCLAVE_C_API conclave_status conclave_survivors(conclave_communicator* failed,
                                                   conclave_communicator** out,
                                                   int32_t* old_ranks) CONCLAVE_C_NOTHROW;
 
-// A JSON list of transports: [{"name": "tcp", "usable": true, "reason": "..."}]; `reason` says why
-// not, or what its ranks are. Free it with conclave_text_free.
+// A JSON list of transports: [{"name": "tcp", "usable": true, "reason": "...",
+// "meets_by_exchange": true, "device_kind": ""}]; `reason` says why not, or what its ranks are;
+// ranks that meet by exchange may be started by anybody; `device_kind` is that of the devices whose
+// memory it carries, one for each rank, "" the host. Free it with conclave_text_free.
 CONCLAVE_C_API conclave_status conclave_transports_json(char** json) CONCLAVE_C_NOTHROW;
 
 #if defined(__cplusplus)
