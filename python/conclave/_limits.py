@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from conclave import _frameworks
 from conclave.errors import ConclaveTypeError, ConclaveUnsupportedError, ConclaveValueError
 
 Array = Any
+
+_Kind = TypeVar("_Kind")
 
 _MOST_LAYERS = 2**31 - 1
 
@@ -117,6 +119,41 @@ def real(name: str, value: Any) -> float:
         )
 
 
+def instance(name: str, value: Any, kind: type[_Kind], expected: str) -> _Kind:
+    """The value of an argument that is an object of a class.
+
+    Raises:
+        ConclaveTypeError: naming the argument and what was expected.
+    """
+    if not isinstance(value, kind):
+        raise ConclaveTypeError(f"{name}: expected {expected}, found {type(value).__name__}")
+    return value
+
+
+def matrix_shape(name: str, value: Any, expected: str) -> tuple[int, int]:
+    """The shape of an argument that is an array with two axes.
+
+    Raises:
+        ConclaveTypeError, ConclaveValueError: naming the argument and what was expected.
+    """
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        raise ConclaveTypeError(f"{name}: expected {expected}, found {type(value).__name__}")
+    if len(shape) != 2:
+        raise ConclaveValueError(f"{name}: expected {expected}, found {list(shape)}")
+    return int(shape[0]), int(shape[1])
+
+
+def reals(name: str, values: Any) -> list[float]:
+    """The values of an argument that lists numbers: a sequence, or an array.
+
+    Raises:
+        ConclaveTypeError: naming the argument, and the place.
+    """
+    plain_values = values.tolist() if hasattr(values, "tolist") else values
+    return [real(f"{name}[{i}]", v) for i, v in enumerate(listed(name, plain_values))]
+
+
 def text(name: str, value: Any) -> str:
     """The value of an argument that is a text.
 
@@ -145,7 +182,7 @@ def integers(name: str, values: Any, low: int, high: int) -> list[int]:
     Raises:
         ConclaveTypeError, ConclaveValueError: naming the argument, the place and its limits.
     """
-    return [integer(f"{name}[{i}]", v, low, high) for i, v in enumerate(_listed(name, values))]
+    return [integer(f"{name}[{i}]", v, low, high) for i, v in enumerate(listed(name, values))]
 
 
 def texts(name: str, values: Any) -> list[str]:
@@ -154,10 +191,15 @@ def texts(name: str, values: Any) -> list[str]:
     Raises:
         ConclaveTypeError: naming the argument, and the place.
     """
-    return [text(f"{name}[{i}]", value) for i, value in enumerate(_listed(name, values))]
+    return [text(f"{name}[{i}]", value) for i, value in enumerate(listed(name, values))]
 
 
-def _listed(name: str, values: Any) -> list[Any]:
+def listed(name: str, values: Any) -> list[Any]:
+    """The values of an argument that lists something.
+
+    Raises:
+        ConclaveTypeError: naming the argument.
+    """
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConclaveTypeError(f"{name}: expected a list, found {type(values).__name__}")
     try:

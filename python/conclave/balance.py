@@ -47,8 +47,8 @@ class ExpertSlots:
         return self.num_experts, list(self.logical_of), list(self.first_of)
 
 
-def _floats(load: Array) -> list[float]:
-    return [float(rows) for rows in (load.tolist() if hasattr(load, "tolist") else load)]
+def _parts_of(argument: str, slots: Any) -> tuple[int, list[int], list[int]]:
+    return _limits.instance(argument, slots, ExpertSlots, "ExpertSlots")._parts()
 
 
 def balance_rules() -> list[str]:
@@ -88,18 +88,18 @@ def balance_experts(
         ConclaveValueError: for loads that are not finite, negative or all zero, and whatever else
             has no meaning, by the argument's name.
     """
-    before = previous.logical_of if isinstance(previous, ExpertSlots) else (previous or ())
-    rows = _floats(load)
+    before = previous.logical_of if isinstance(previous, ExpertSlots) else previous
+    rows = _limits.reals("load", load)
     logical_of, first_of = _conclave.balance_experts(
         rows,
-        rule,
+        _limits.text("rule", rule),
         _limits.integer("num_ranks", num_ranks, -_MOST, _MOST),
         _limits.integer("num_redundant_experts", num_redundant_experts, -_MOST, _MOST),
         _limits.integer("num_nodes", num_nodes, -_MOST, _MOST),
         _limits.integer("num_groups", num_groups, -_MOST, _MOST),
-        [int(expert) for expert in before],
-        distinct_ranks,
-        least_gain,
+        [] if before is None else _limits.integers("previous", before, 0, _MOST),
+        _limits.flag("distinct_ranks", distinct_ranks),
+        _limits.real("least_gain", least_gain),
     )
     return ExpertSlots(len(rows), tuple(logical_of), tuple(first_of))
 
@@ -112,19 +112,21 @@ def spread_over(before: ExpertSlots, old_ranks: Sequence[int]) -> ExpertSlots:
     Raises:
         ConclaveValueError: for ranks that there are not, or that are named twice.
     """
-    num_experts, logical_of, first_of = _conclave.spread_over(*before._parts(), list(old_ranks))
+    num_experts, logical_of, first_of = _conclave.spread_over(
+        *_parts_of("before", before), _limits.integers("old_ranks", old_ranks, -1, _MOST)
+    )
     return ExpertSlots(num_experts, tuple(logical_of), tuple(first_of))
 
 
 def balancedness(load: Array, slots: ExpertSlots) -> float:
     """The mean over ranks of the rows that each would have had, over the largest: 1 is perfect."""
-    return _conclave.balancedness(_floats(load), *slots._parts())
+    return _conclave.balancedness(_limits.reals("load", load), *_parts_of("slots", slots))
 
 
 def moved_experts(before: ExpertSlots, after: ExpertSlots) -> int:
     """Slots whose expert was not on their rank before: as many experts travel."""
-    if before.first_of != after.first_of:
+    _, old, old_first = _parts_of("before", before)
+    num_experts, new, first = _parts_of("after", after)
+    if old_first != first:
         raise ConclaveValueError("moved_experts: the two have other ranks or numbers of slots")
-    return _conclave.moved_experts(
-        after.num_experts, list(before.logical_of), list(after.logical_of), list(after.first_of)
-    )
+    return _conclave.moved_experts(num_experts, old, new, first)

@@ -6,10 +6,13 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from conclave import _conclave
+from conclave import _conclave, _limits
 from conclave.errors import ConclaveValueError
-from conclave.layer import Layer
+from conclave.layer import Layer, copying, required_ranks
 from conclave.ranks import Communicator
+
+_MOST = 2**31 - 1
+_MOST_STEPS = 2**63 - 1
 
 _logger = logging.getLogger("conclave.balancer")
 
@@ -65,21 +68,25 @@ class Balancer:
         processor_share: float = 0.05,
         piece_bytes: int = 256 << 10,
     ) -> None:
-        self._layers = list(layers)
+        self._layers = [
+            _limits.instance(f"layers[{i}]", layer, Layer, "a Layer")
+            for i, layer in enumerate(_limits.listed("layers", layers))
+        ]
         self._seen = [self._counted(layer) for layer in self._layers]
         self._core = _conclave.Balancer(
             [layer._core for layer in self._layers],
-            communicator,
-            rule,
-            num_nodes,
-            least_gain,
-            window_size,
-            step_interval,
-            log_balancedness,
-            log_balancedness_interval,
-            use_async,
-            processor_share,
-            piece_bytes,
+            required_ranks(communicator, "communicator"),
+            _limits.text("rule", rule),
+            _limits.integer("num_nodes", num_nodes, -_MOST, _MOST),
+            _limits.real("least_gain", least_gain),
+            _limits.integer("window_size", window_size, -_MOST_STEPS, _MOST_STEPS),
+            _limits.integer("step_interval", step_interval, -_MOST_STEPS, _MOST_STEPS),
+            _limits.flag("log_balancedness", log_balancedness),
+            _limits.integer(
+                "log_balancedness_interval", log_balancedness_interval, -_MOST_STEPS, _MOST_STEPS
+            ),
+            _limits.flag("use_async", use_async),
+            *copying(processor_share, piece_bytes),
             _logger.info,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from conclave import _conclave
+from conclave import _conclave, _limits
 from conclave.balance import ExpertSlots
 from conclave.checkpoint import Checkpoint, Feed
 from conclave.layer import Layer, copying, required_ranks, slots_of, source_of
@@ -55,7 +55,7 @@ class Migration:
         piece_bytes: int = 256 << 10,
     ) -> None:
         self._core: _conclave.Migration | None = _conclave.Migration(
-            layer._core,
+            _limits.instance("layer", layer, Layer, "a Layer")._core,
             *slots_of(layer, slots),
             required_ranks(communicator, "communicator"),
             *source_of(source),

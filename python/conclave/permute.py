@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from conclave import _conclave, _device_permute, _frameworks, _gradients, _limits
-from conclave.errors import ConclaveValueError
+from conclave.errors import ConclaveTypeError, ConclaveValueError
 
 Array = Any
 
@@ -19,7 +19,13 @@ _MOST_EXPERTS = 2**24  # as placements have
 
 
 def _check_map(expert_map: Array | Sequence[int] | None, num_experts: int) -> None:
-    if expert_map is not None and len(expert_map) != num_experts:
+    if expert_map is None:
+        return
+    if isinstance(expert_map, (str, bytes)) or not hasattr(expert_map, "__len__"):
+        raise ConclaveTypeError(
+            f"expert_map: expected a list or an array, found {type(expert_map).__name__}"
+        )
+    if len(expert_map) != num_experts:
         raise ConclaveValueError(
             f"expert_map: expected {num_experts} entries, found {len(expert_map)}"
         )
@@ -35,10 +41,7 @@ def _local_of(expert_map: Array | Sequence[int] | None) -> list[int]:
 
 
 def _check_ids(topk_ids: Array) -> tuple[int, int]:
-    shape = tuple(getattr(topk_ids, "shape", ()))
-    if len(shape) != 2:
-        raise ConclaveValueError(f"topk_ids: expected shape [T, top_k], found {list(shape)}")
-    return int(shape[0]), int(shape[1])
+    return _limits.matrix_shape("topk_ids", topk_ids, "shape [T, top_k]")
 
 
 def _num_local(num_experts: int, n_local_expert: int, local_of: Sequence[int]) -> int:
@@ -132,6 +135,7 @@ def moe_permute(
     n_expert = _limits.integer("n_expert", n_expert, 1, _MOST_EXPERTS)
     n_local_expert = _limits.integer("n_local_expert", n_local_expert, -1, _MOST_EXPERTS)
     _check_map(expert_map, n_expert)
+    _, width = _limits.matrix_shape("hidden_states", hidden_states, "shape [T, H]")
     _gradients.refuse(
         {
             "hidden_states": hidden_states,
@@ -147,9 +151,7 @@ def moe_permute(
     num_local = n_local_expert if unread else _num_local(n_expert, n_local_expert, local_of)
     rows = permuted_hidden_states
     if rows is None:
-        rows = _frameworks.empty_like(
-            hidden_states, (slots, hidden_states.shape[1]), None, "permuted_hidden_states"
-        )
+        rows = _frameworks.empty_like(hidden_states, (slots, width), None, "permuted_hidden_states")
     if on_device:
         return _device_permute.permute(
             hidden_states, a1q_scale, topk_ids, n_expert, num_local, expert_map, rows
@@ -193,12 +195,16 @@ def moe_unpermute(
             "topk_weights": topk_weights,
         }
     )
+    rows, _ = _limits.matrix_shape("permuted_hidden_states", permuted_hidden_states, "shape [N, H]")
+    if not hasattr(inv_permuted_idx, "reshape"):
+        raise ConclaveTypeError(
+            f"inv_permuted_idx: expected an array, found {type(inv_permuted_idx).__name__}"
+        )
     if _frameworks.device_of(out) != "cpu":
         _device_permute.unpermute(
             out, permuted_hidden_states, topk_weights, inv_permuted_idx, expert_first_token_offset
         )
         return
-    rows = int(permuted_hidden_states.shape[0])
     if expert_first_token_offset is not None:
         rows = int(expert_first_token_offset[-1])
     _conclave.unpermute(

@@ -21,6 +21,7 @@ Array = Any
 
 _SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 _PUBLISHED_EPSILON = 1e-20
+_MOST_GROUPS = 2**31 - 1
 
 
 class RoutingMethodType(enum.IntEnum):
@@ -115,13 +116,8 @@ def _check_pair(hidden_states: Array | None, gating_output: Array) -> None:
         )
 
 
-def _check_topk(topk: int, num_experts: int) -> None:
-    if not 1 <= topk <= num_experts:
-        raise ConclaveValueError(f"topk: expected 1 to {num_experts}, found {topk}")
-
-
 def _check_score(scoring_func: str) -> None:
-    if scoring_func not in _SCORES:
+    if not isinstance(scoring_func, str) or scoring_func not in _SCORES:
         raise ConclaveValueError(
             f"scoring_func: expected one of {', '.join(_SCORES)}, found {scoring_func!r}"
         )
@@ -178,6 +174,9 @@ def route(
         nothing, -1.
     """
     _check_pair(None, gating_output)
+    _limits.instance("router", router, RouterSpec, "a RouterSpec")
+    if tensors is not None:
+        _limits.instance("tensors", tensors, Mapping, "arrays by name")  # type: ignore[type-abstract]
     _gradients.refuse(
         {
             "gating_output": gating_output,
@@ -191,7 +190,7 @@ def route(
     if hash_table is not None:
         own["hash_table"] = hash_table
     tokens, num_experts = (int(n) for n in gating_output.shape)
-    _check_topk(topk, num_experts)
+    topk = _limits.integer("topk", topk, 1, num_experts)
     if expert_budget is not None:
         expert_budget = _limits.integer("expert_budget", expert_budget, topk, num_experts)
     device = _frameworks.device_of(gating_output)
@@ -297,7 +296,9 @@ def fused_topk_bias(
     _check_score(scoring_func)
     _refuse_gradients(gating_output, e_score_correction_bias)
     hashed = hash_indices_table is not None
-    rows = int(hash_indices_table.shape[0]) if hash_indices_table is not None else 0
+    rows = 0
+    if hash_indices_table is not None:
+        rows, _ = _limits.matrix_shape("hash_indices_table", hash_indices_table, "shape [vocab, k]")
     biased = e_score_correction_bias is not None and not hashed
     router = _rule(
         name="hash" if hashed else "topk",
@@ -305,7 +306,7 @@ def fused_topk_bias(
         has_selection_bias=biased,
         renormalize="sum" if renormalize else "none",
         epsilon=_PUBLISHED_EPSILON if renormalize else 0.0,
-        scale=routed_scaling_factor,
+        scale=_limits.real("routed_scaling_factor", routed_scaling_factor),
         vocab_size=rows,
     )
     bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
@@ -377,6 +378,7 @@ def grouped_topk(
     _check_score(scoring_func)
     _refuse_gradients(gating_output, e_score_correction_bias)
     biased = e_score_correction_bias is not None
+    num_expert_group = _limits.integer("num_expert_group", num_expert_group, 0, _MOST_GROUPS)
     grouped = num_expert_group > 1
     router = _rule(
         score=scoring_func,
@@ -386,7 +388,7 @@ def grouped_topk(
         group_score="top2_sum" if biased or not grouped else "max",
         renormalize="sum" if renormalize else "none",
         epsilon=_PUBLISHED_EPSILON if renormalize else 0.0,
-        scale=routed_scaling_factor,
+        scale=_limits.real("routed_scaling_factor", routed_scaling_factor),
     )
     bias = _float_vector(e_score_correction_bias, "e_score_correction_bias") if biased else None
     return route(gating_output, topk, router, selection_bias=bias)

@@ -402,3 +402,117 @@ def test_adapters_come_from_a_directory_or_from_arrays() -> None:
         with pytest.raises(ConclaveTypeError, match=rf"^{name}: .*beside arrays"):
             made.load_adapter(**{name: value}, **factors)
     assert made.adapters == []
+
+
+LOGITS = numpy.random.default_rng(3).standard_normal((2, E), dtype="float32")
+IDS = numpy.array([[0, 1], [1, 2]], dtype="int32")
+SLOTS = conclave.balance_experts([1.0, 2.0, 3.0], num_ranks=1)
+
+
+def with_right(call: Callable[..., Any], **right: Any) -> Callable[..., None]:
+    """The call with right arguments but for those that are given."""
+
+    def made(**given: Any) -> None:
+        call(**(right | given))
+
+    made.__name__ = call.__name__
+    return made
+
+
+route = with_right(
+    conclave.route, gating_output=LOGITS, topk=2, router=conclave.RouterSpec(renormalize="sum")
+)
+fused = with_right(
+    conclave.fused_topk, hidden_states=ROWS, gating_output=LOGITS, topk=2, renormalize=True
+)
+biased = with_right(
+    conclave.fused_topk_bias,
+    hidden_states=ROWS,
+    gating_output=LOGITS,
+    e_score_correction_bias=None,
+    topk=2,
+    renormalize=True,
+)
+grouped = with_right(
+    conclave.grouped_topk,
+    hidden_states=ROWS,
+    gating_output=LOGITS,
+    topk=1,
+    renormalize=True,
+    num_expert_group=3,
+    topk_group=2,
+)
+align = with_right(conclave.moe_align_block_size, topk_ids=IDS, block_size=2, num_experts=E)
+permute = with_right(
+    conclave.moe_permute, hidden_states=ROWS, a1q_scale=None, topk_ids=IDS, n_expert=E
+)
+unpermute = with_right(
+    conclave.moe_unpermute,
+    out=ROWS.copy(),
+    permuted_hidden_states=numpy.zeros((4, H), dtype="float32"),
+    topk_weights=numpy.ones((2, 2), dtype="float32"),
+    inv_permuted_idx=numpy.arange(4, dtype="int32"),
+)
+balance = with_right(conclave.balance_experts, load=[1.0, 2.0, 3.0], num_ranks=1)
+balanced = with_right(conclave.balancedness, load=[1.0, 2.0, 3.0], slots=SLOTS)
+spread = with_right(conclave.spread_over, before=SLOTS, old_ranks=[0])
+moved = with_right(conclave.moved_experts, before=SLOTS, after=SLOTS)
+
+NO_ARRAYS = (None, 3, "x", object(), range(3))
+OTHERS: list[tuple[Callable[..., None], str, tuple[Any, ...]]] = [
+    (route, "gating_output", NO_ARRAYS),
+    (route, "topk", (None, *NO_NUMBERS, 0, LOGITS)),
+    (route, "router", (None, 3, "topk", {}, conclave.RouterSpec)),
+    (route, "tensors", (3, "x", [1], LOGITS)),
+    (fused, "topk", (None, *NO_NUMBERS, 0)),
+    (fused, "scoring_func", (None, 3, b"softmax", [], LOGITS, "best")),
+    (biased, "hash_indices_table", (3, "x", IDS[0])),
+    (biased, "routed_scaling_factor", (None, "x", [])),
+    (grouped, "num_expert_group", (None, *NO_NUMBERS)),
+    (align, "topk_ids", (None, 3, [[0, 1]], IDS[0])),
+    (align, "expert_map", (3, "abc", [0])),
+    (permute, "hidden_states", (None, 3, ROWS[0])),
+    (permute, "topk_ids", (None, 3, [[0, 1]], IDS[0])),
+    (unpermute, "permuted_hidden_states", (None, 3, ROWS[0])),
+    (unpermute, "inv_permuted_idx", (None, 3, "x", [0, 1, 2, 3])),
+    (balance, "load", (None, 3, "abc", ["x"], [None])),
+    (balance, "rule", (None, *NO_TEXTS, "best")),
+    (balance, "previous", (3, "abc", [None], [0.5], ROWS)),
+    (balance, "distinct_ranks", (None, *NO_FLAGS)),
+    (balance, "least_gain", (None, "x", [])),
+    (balanced, "load", (None, 3, "abc", ["x"])),
+    (balanced, "slots", (None, 3, [0, 1, 2])),
+    (spread, "before", (None, 3, [0, 1, 2])),
+    (spread, "old_ranks", (None, 3, "abc", [0.5], [-2])),
+    (moved, "before", (None, 3, "x")),
+    (moved, "after", (None, 3, "x")),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "values"), OTHERS, ids=lambda v: getattr(v, "__name__", v)
+)
+def test_wrong_arguments_of_functions_are_errors_by_name(
+    call: Callable[..., None], name: str, values: tuple[Any, ...]
+) -> None:
+    call()
+    for value in values:
+        with pytest.raises(conclave.Error, match=rf"^{name}\b"):
+            call(**{name: value})
+
+
+def test_wrong_arguments_of_a_balancer_are_errors_by_name(layer: conclave.Layer) -> None:
+    for given, name in (
+        ({"layers": 3}, "layers"),
+        ({"layers": [ROWS]}, r"layers\[0\]"),
+        ({"communicator": "x"}, "communicator"),
+        ({"rule": 3}, "rule"),
+        ({"num_nodes": "1"}, "num_nodes"),
+        ({"use_async": 1}, "use_async"),
+        ({"processor_share": "x"}, "processor_share"),
+    ):
+        right = {"layers": [layer], "communicator": everyone()}
+        with pytest.raises(conclave.Error, match=rf"^{name}"):
+            conclave.Balancer(**(right | given))
+    with pytest.raises(ConclaveTypeError, match=r"^layer\b"):
+        conclave.Migration(ROWS, SLOTS, everyone())
