@@ -178,6 +178,7 @@ bool Array::take_torch(nb::handle object) {
   if (torch == nullptr || !nb::isinstance(object, torch->tensor_type)) return false;
   try {
     take_capsule(torch->to_dlpack(object));
+    refuse_negated(object);
     // The capsule keeps the tensor, but another thread may meanwhile give the tensor other memory.
     storage_ = object.attr("untyped_storage")();
     return true;
@@ -188,6 +189,14 @@ bool Array::take_torch(nb::handle object) {
     refuse(ErrorCode::kDevice, name_, "a tensor cannot be handed over",
            "a strided tensor in memory", reason);
   }
+}
+
+// PyTorch hands over the imaginary part of a conjugate as it lies in memory, where each number has
+// the other sign. Elements of such rows lie apart, so that usual tensors are not asked.
+void Array::refuse_negated(nb::handle object) const {
+  if (strides_.empty() || strides_.back() == 1 || !nb::cast<bool>(object.attr("is_neg")())) return;
+  refuse(ErrorCode::kStride, name_, "a tensor stands for the negative of its memory",
+         "memory with the values themselves", "Tensor.is_neg()", "pass tensor.resolve_neg()");
 }
 
 bool Array::take_dlpack(nb::handle object, uintptr_t stream) {

@@ -56,6 +56,7 @@ class Array {
 
  private:
   bool take_torch(nb::handle object);
+  void refuse_negated(nb::handle object) const;
   bool take_dlpack(nb::handle object, uintptr_t stream);
   bool take_relabelled(nb::handle object, uintptr_t stream);
   bool take_buffer(nb::handle object);

@@ -45,6 +45,19 @@ def run(problem):
     return check
 
 
+def test_negatives_that_are_not_in_memory_are_refused(torch, problem):
+    values = torch.from_numpy(problem.down.copy())
+    negated = torch.complex(torch.zeros_like(values), -values).conj().imag
+    assert negated.is_neg() and torch.equal(negated, values)
+    with pytest.raises(ConclaveValueError, match=r"^down: .*resolve_neg"):
+        conclave.Layer.from_tensors(problem.spec, gate_up=problem.gate_up, down=negated)
+    layer = conclave.Layer.from_tensors(
+        problem.spec, gate_up=problem.gate_up, down=negated.resolve_neg()
+    )
+    out = layer(problem.hidden, **problem.routing)
+    numpy.testing.assert_array_equal(out, problem.layer()(problem.hidden, **problem.routing))
+
+
 def test_numpy_of_every_kind(problem, run):
     run(problem.hidden)
     read_only = problem.hidden.copy()
