@@ -197,7 +197,7 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
             (CodeKernelForm{.bits = 4, .offsets = true, .in_order = true}));
   EXPECT_EQ(form(DType::kU4, 16, WeightZero::kOffset),
             (CodeKernelForm{.bits = 4, .columns_of_sum = 16, .offsets = true}));
-  EXPECT_EQ(form(DType::kI8, 128), CodeKernelForm{.bits = 8});
+  EXPECT_EQ(form(DType::kI8, 128), (CodeKernelForm{.bits = 8, .in_order = true}));
   // Slices of a rank may cut what a group shares.
   ExpertsProblem sizes =
       problem(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128});
@@ -231,7 +231,7 @@ TEST(StreamPlan, BytesWithOffsets_HaveKernelsOfTheirOwn) {
   EXPECT_EQ(code_kernel_form(sizes_of(DType::kI8, groups(16, WeightZero::kOffset))),
             (CodeKernelForm{.bits = 8, .columns_of_sum = 16, .offsets = true}));
   EXPECT_EQ(code_kernel_form(sizes_of(DType::kI8, groups(32, WeightZero::kPoint))),
-            CodeKernelForm{.bits = 8});
+            (CodeKernelForm{.bits = 8, .in_order = true}));
   // These kernels take the numbers of bytes in the complement of two.
   for (const quant::WeightFormat& format : quant::format_catalog().rows()) {
     if (format.codes == nullptr || !format.codes->whole.fit || bit_size(format.element) != 8) {

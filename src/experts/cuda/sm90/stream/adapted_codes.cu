@@ -4,6 +4,7 @@
 #include "experts/cuda/sm90/stream/adapted_codes.h"
 #include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_products.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -43,6 +44,8 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
     return form.steps ? stream::find_adapted_of_bytes_with_steps(tile)
                       : stream::find_adapted_of_bytes_with_offsets(tile);
   }
+  // A table makes the same numbers of bytes, whose sums are as long.
+  if (form == kSignedBytesForm) return find_stored<8>({.bits = 8}, tile);
   if (form.in_order) {
     if (form.steps) return stream::find_adapted_in_order_with_steps(tile);
     if (form.offsets) return stream::find_adapted_in_order_with_offsets(tile);

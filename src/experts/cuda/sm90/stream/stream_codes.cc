@@ -5,6 +5,7 @@
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/byte_offsets.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
 
@@ -43,6 +44,15 @@ constexpr std::array kByteOffsetTiles = {
     byte_offset_tile<kSteps>(16, 128), byte_offset_tile<kSteps>(16, 256),
     byte_offset_tile<kSteps>(32, 128), byte_offset_tile<kSteps>(32, 256),
     byte_offset_tile<kSteps>(64, 128), byte_offset_tile<kSteps>(96, 128)};
+constexpr DeviceTile signed_byte_tile(int32_t tokens, int32_t weight_rows) {
+  return {.tokens = tokens,
+          .features = weight_rows,
+          .depth = 128,
+          .stages = signed_byte_stages(tokens, weight_rows)};
+}
+constexpr std::array kSignedByteTiles = {signed_byte_tile(16, 128), signed_byte_tile(16, 256),
+                                         signed_byte_tile(32, 128), signed_byte_tile(32, 256),
+                                         signed_byte_tile(64, 128), signed_byte_tile(96, 128)};
 // Forms of fewer checkpoints have fewer kernels, of which each adds to the library.
 template <CodeKernelForm kForm>
 constexpr std::array kFewTiles = {tile_of(kForm, 16, 128), tile_of(kForm, 64, 128)};
@@ -111,10 +121,9 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
                       .in_pairs = order == CodeOrder::kLanesOfPairs,
                       .exact = factor_form(problem) == FactorForm::kExact,
                       .steps = has_steps(factor_form(problem))};
-  // Bytes lie as they are stored; without offsets a table gives them the same values.
-  const bool are_whole = quant::format_of(problem.weight_dtype).codes->whole.fit;
-  if (form.bits == 8 && are_whole && form.offsets && form.columns_of_sum == 32) {
-    form.in_order = true;
+  if (form.bits == 8) {
+    form.in_order = are_signed_bytes(problem) && form.columns_of_sum == 32;
+    return form;
   }
   if (form.in_pairs && all_share(64)) form.columns_of_sum = 64;
   if (form.in_order && !form.offsets && all_share(128)) form.columns_of_sum = 128;
@@ -133,6 +142,7 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
     return form.steps ? std::span<const DeviceTile>(kByteOffsetTiles<true>)
                       : std::span<const DeviceTile>(kByteOffsetTiles<false>);
   }
+  if (form == kSignedBytesForm) return kSignedByteTiles;
   if (form.in_order) {
     if (form.steps) {
       return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true, .steps = true}>;

@@ -2,6 +2,8 @@
 #include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_kernel.h"
 #include "experts/cuda/sm90/stream/codes_tiles.cuh"
+#include "experts/cuda/sm90/stream/signed_byte_kernels.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 
 namespace conclave::inline v0::experts {
@@ -57,6 +59,7 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
     return form.steps ? stream::find_kernels_of_bytes_with_steps(tile)
                       : stream::find_kernels_of_bytes_with_offsets(tile);
   }
+  if (form == kSignedBytesForm) return stream::find_kernels_of_signed_bytes(tile);
   if (form.in_order) {
     if (form.steps) return stream::find_kernels_in_order_with_steps(tile);
     if (form.offsets) return stream::find_kernels_in_order_with_offsets(tile);
