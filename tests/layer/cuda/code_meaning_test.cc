@@ -97,9 +97,11 @@ TEST_F(CudaCodeMeaning, CodesBehindProjections_AreWithinTheBar) {
 
 constexpr const char* kManyRows = "cuda.tile_codes_sm90";
 
-// Those of rows have one scale, no offset, and values that bf16 holds.
+// Those of rows have one scale, no offset, and values that bf16 holds. Floats of a byte have no
+// zero points.
 bool has_kernel_of_many_rows(const CodedForm& form) {
   const QuantSpec& quant = form.quant;
+  if (form.dtype == DType::kF8E4M3 && quant.zeros != WeightZero::kNone) return false;
   if (quant.weights == WeightScale::kBlock) return quant.block_cols <= 128;
   return quant.zeros != WeightZero::kOffset && quant::format_of(form.dtype).codes->exact_in_bf16;
 }

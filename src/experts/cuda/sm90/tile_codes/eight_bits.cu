@@ -8,10 +8,6 @@ KernelPair find_kernels_of_8_bits(const DeviceTile& tile) {
   return find_tile<Codes{.bits = 8, .steps_of_sum = 1, .rounded = true}>(tile);
 }
 
-KernelPair find_shifted_kernels_of_8_bits(const DeviceTile& tile) {
-  return find_tile<Codes{.bits = 8, .steps_of_sum = 1, .offsets = true, .rounded = true}>(tile);
-}
-
 KernelPair find_kernels_of_8_bits_with_steps(const DeviceTile& tile) {
   return find_tile<Codes{.bits = 8, .steps_of_sum = 1, .rounded = true, .steps = true}>(tile);
 }

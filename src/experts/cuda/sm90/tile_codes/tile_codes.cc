@@ -3,6 +3,7 @@
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/code_values.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "quant/weight_format.h"
 
@@ -79,6 +80,11 @@ Support tile_codes_supports(const ExpertsProblem& problem) {
   }
   if (row_terms(problem) != 1 || problem.quant.has_column_order) {
     return Support::no("takes rows that all experts share, as bf16 values");
+  }
+  // Kernels with a table of 8 bits have no zero points.
+  if (bit_size(problem.weight_dtype) == 8 && problem.quant.zeros != WeightZero::kNone &&
+      !are_signed_bytes(problem)) {
+    return Support::no("takes codes of 8 bits with zero points where they are whole numbers");
   }
   return supports_scales(problem);
 }

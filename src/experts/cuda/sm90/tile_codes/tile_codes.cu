@@ -1,15 +1,35 @@
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/stream/codes_kernel.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "experts/cuda/sm90/tile_codes/byte_steps.h"
 #include "experts/cuda/sm90/tile_codes/kernels.h"
+#include "experts/cuda/sm90/tile_codes/signed_bytes.h"
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
 
 namespace conclave::inline v0::experts {
 namespace {
 
+tile_codes::KernelPair find_kernels_of_signed_bytes(const ExpertsProblem& problem,
+                                                    const DeviceTile& tile) {
+  if (tile_codes_form(problem).whole_rows) {
+    return tile_codes::find_kernels_of_rows_of_signed_bytes(tile);
+  }
+  switch (factor_form(problem)) {
+    case FactorForm::kScaleSteps:
+      return tile_codes::find_kernels_of_8_bits_with_steps(tile);
+    case FactorForm::kSteps:
+      return tile_codes::find_shifted_kernels_of_8_bits_with_steps(tile);
+    case FactorForm::kOffsets:
+      return tile_codes::find_shifted_kernels_of_8_bits(tile);
+    default:
+      return tile_codes::find_kernels_of_signed_bytes(tile);
+  }
+}
+
 tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const TileCodesForm form = tile_codes_form(problem);
+  if (are_signed_bytes(problem)) return find_kernels_of_signed_bytes(problem, tile);
   if (code_order(problem) == CodeOrder::kLanesOfNumbers) {
     if (form.whole_rows) return tile_codes::find_kernels_of_rows_in_order(tile);
     switch (factor_form(problem)) {
@@ -41,14 +61,7 @@ tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceT
     return form.shifts ? tile_codes::find_shifted_kernels_of_4_bits(tile)
                        : tile_codes::find_kernels_of_4_bits(tile);
   }
-  if (factor_form(problem) == FactorForm::kScaleSteps) {
-    return tile_codes::find_kernels_of_8_bits_with_steps(tile);
-  }
-  if (factor_form(problem) == FactorForm::kSteps) {
-    return tile_codes::find_shifted_kernels_of_8_bits_with_steps(tile);
-  }
-  return form.shifts ? tile_codes::find_shifted_kernels_of_8_bits(tile)
-                     : tile_codes::find_kernels_of_8_bits(tile);
+  return tile_codes::find_kernels_of_8_bits(tile);
 }
 
 }  // namespace
