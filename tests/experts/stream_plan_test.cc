@@ -2,6 +2,7 @@
 // workspace.
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/counters.h"
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
@@ -330,6 +331,7 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
         for (const size_t at : {layout.codes, layout.scales, layout.values}) {
           EXPECT_EQ(at % 256, 0);
         }
+        EXPECT_GE(layout.codes, static_cast<size_t>(stream::kCounterBytes));
         EXPECT_GE(layout.scales - layout.codes, static_cast<size_t>(rows * layout.stride));
         EXPECT_GE(layout.values - layout.scales, static_cast<size_t>(rows * scales) * 4);
         const auto values = grouped ? 0 : static_cast<size_t>(rows * layout.stride) * 4;
@@ -337,6 +339,18 @@ TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {
       }
     }
   }
+}
+
+TEST(StreamPlan, WorkspacesOfPlainRowsAndCodes_BeginWithCounters) {
+  const ExpertsProblem plain = problem(DType::kBF16);
+  const int64_t row_bytes = stream_sm90_stride(plain) * 2;
+  EXPECT_EQ(stream_sm90_bytes(plain, 5),
+            static_cast<size_t>(stream::kCounterBytes + 5 * plain.top_k * row_bytes));
+  const ExpertsProblem coded =
+      problem(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32});
+  const StreamCodesWorkspace layout = stream_codes_workspace(coded, 10);
+  EXPECT_EQ(layout.rows, static_cast<size_t>(stream::kCounterBytes));
+  EXPECT_GE(layout.bytes, layout.rows + static_cast<size_t>(10 * layout.stride * 2));
 }
 
 // Offsets exceed 2^31: there are as many rows as 16384 tokens with 8 experts make in the widest

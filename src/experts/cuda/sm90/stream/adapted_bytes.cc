@@ -19,7 +19,6 @@ AdaptedBytesWorkspace adapted_bytes_workspace(const ExpertsProblem& problem, int
   const StreamBytesWorkspace base = stream_bytes_workspace(problem, rows);
   const auto values = static_cast<size_t>(rows * base.stride) * sizeof(float);
   return {.stride = base.stride,
-          .hand_over = base.hand_over,
           .codes = base.codes,
           .scales = base.scales,
           .values = base.values,

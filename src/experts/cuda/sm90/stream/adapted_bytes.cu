@@ -76,12 +76,10 @@ class AdaptedBytes final : public AdapterKernel {
     if (groups.max_rows == 0) return;
     const AdaptedBytesWorkspace layout = adapted_bytes_workspace(problem_, groups.max_rows);
     auto* const base = static_cast<std::byte*>(call.experts.workspace);
-    const Intermediate rows{
-        .stride = layout.stride,
-        .hand_over = reinterpret_cast<stream::HandOver*>(base + layout.hand_over),
-        .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
-        .scales = reinterpret_cast<float*>(base + layout.scales),
-        .values = reinterpret_cast<float*>(base + layout.values)};
+    const Intermediate rows{.stride = layout.stride,
+                            .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
+                            .scales = reinterpret_cast<float*>(base + layout.scales),
+                            .values = reinterpret_cast<float*>(base + layout.values)};
     make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
     run_up(call, rows, stream);
     make_adapter_terms(call, AdaptedProduct::kDown,
@@ -98,7 +96,6 @@ class AdaptedBytes final : public AdapterKernel {
  private:
   struct Intermediate {
     int64_t stride = 0;
-    stream::HandOver* hand_over = nullptr;
     uint8_t* codes = nullptr;
     float* scales = nullptr;
     float* values = nullptr;
@@ -128,7 +125,7 @@ class AdaptedBytes final : public AdapterKernel {
     params.output_stride = rows.stride;
     params.scales.tokens = experts.input.scales;
     params.scales.row_stride = experts.input.scale_stride;
-    params.hand_over = rows.hand_over;
+    stream::set_counters(params, experts.workspace);
     stream::enqueue("experts.stream_bytes_sm90.adapted_up", kernels_.up, params,
                     experts.groups.max_tiles, problem_.gpu().multiprocessors, stream);
   }
@@ -160,7 +157,7 @@ class AdaptedBytes final : public AdapterKernel {
         kernels_.down.token_box);
     params.scales.tokens = rows.scales;
     params.scales.block_stride = experts.groups.max_rows;
-    params.hand_over = rows.hand_over;
+    stream::set_counters(params, experts.workspace);
     stream::set_output(params, experts);
     stream::enqueue("experts.stream_bytes_sm90.adapted_down", kernels_.down, params,
                     experts.groups.max_tiles, problem_.gpu().multiprocessors, stream);

@@ -21,9 +21,8 @@ std::unique_ptr<AdapterKernel> make_adapted_int8(const ExpertsProblem& problem,
 // Layout of the intermediate in a workspace, in bytes; each part is 256-byte aligned. Activated
 // rows are float32 until they are quantised, whatever their scales.
 struct AdaptedBytesWorkspace {
-  int64_t stride = 0;    // elements per row of codes and values
-  size_t hand_over = 0;  // as StreamBytesWorkspace has these
-  size_t codes = 0;
+  int64_t stride = 0;  // elements per row of codes and values
+  size_t codes = 0;    // as StreamBytesWorkspace has these
   size_t scales = 0;
   size_t values = 0;
   size_t bytes = 0;

@@ -13,7 +13,9 @@ class CodesKernel final : public DeviceExpertsKernel {
  public:
   CodesKernel(const KernelNames& names, const KernelPair& kernels, const ExpertsProblem& problem,
               const DeviceExperts& weights, const DeviceTile& tile)
-      : products_(names, kernels, problem, weights, tile) {}
+      : products_(names, kernels, problem, weights, tile) {
+    products_.begin_by_tiles();
+  }
 
   int32_t tile_tokens() const override { return products_.tile().tokens; }
   std::string describe() const override { return products_.describe(); }

@@ -47,6 +47,12 @@ class CodesProducts {
     }
   }
 
+  // Lets the down product begin tile by tile, if no launch lies between the two.
+  void begin_by_tiles() {
+    if (rounds_rows() || !begins_by_tiles(tile_)) return;
+    up_.items_before = down_.items_before = static_cast<uint32_t>(up_.feature_tiles);
+  }
+
   // These are known before a call; an owner may add to them.
   const Parameters& up() const { return up_; }
   const Parameters& down() const { return down_; }
@@ -89,6 +95,7 @@ class CodesProducts {
     params.output = rounds_rows() ? rows.floats : rows.rows;
     params.output_stride = rows.stride;
     if (rounds_rows() && has_factors_by_row()) params.row_factors = call.input.scales;
+    set_counters(params, call.workspace);
     enqueue(names_.up, kernels_.up, params, call.groups.max_tiles, problem_.gpu().multiprocessors,
             stream);
   }
@@ -120,6 +127,7 @@ class CodesProducts {
                             .dtype = DType::kBF16},
                            kernels_.down.token_box);
     if (rounds_rows() && has_factors_by_row()) params.row_factors = rows.factors;
+    set_counters(params, call.workspace);
     set_output(params, call);
     enqueue(names_.down, kernels_.down, params, call.groups.max_tiles,
             problem_.gpu().multiprocessors, stream);

@@ -57,8 +57,6 @@ struct Shape {
   // gathering them costs a quarter of the time of a product that is not limited by memory.
   bool sorted = false;
   int consumers = 2;  // warpgroups that multiply
-  // Blocks draw the items of the up product too, since what follows an item differs in length.
-  bool draws_up = false;
   // Tokens have a ring of so many stages of an atom each, if it is not that of the weights.
   int token_stages = 0;
 };
@@ -166,12 +164,13 @@ struct Config {
   // weights for them. With few rows per expert such experts are rare, and finding them always costs
   // time.
   static constexpr bool kCutsEvenly = kMaxTokens > 96;
-  // The thread that loads weights draws the down product's items from a counter and tells the
-  // others through a ring. The ring needs no signal that a slot is free: each item in flight holds
-  // at least one of kStages stages, and only one item is drawn ahead.
-  static constexpr int kItems = kIsByte ? kStages + 3 : 1;
-  static constexpr bool kDrawsUp = kShape.draws_up;
-  static_assert(kIsByte || !kDrawsUp);
+  // The thread that loads weights draws items from a counter and tells the others through a ring.
+  // The ring needs no signal that a slot is free: each item in flight holds at least one of kStages
+  // stages, and only one item is drawn ahead.
+  static constexpr int kItems = kStages + 3;
+  // An item of the up product is counted once by all of its block, where these meet behind it
+  // anyhow, or else by each of its warps.
+  static constexpr uint32_t kCountsOfItem = kIsByte ? 1 : kConsumerWarps;
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 64 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
   static_assert(!kIsInteger || kScaling == Scaling::kRow);
@@ -323,10 +322,11 @@ struct Params {
   bool wide_stores = true;   // output rows are 16-byte aligned
   activation::DeviceActivation activation;
   ScaleParams scales;
-  HandOver* hand_over = nullptr;  // for kernels that draw items
-  void* tickets = nullptr;        // TicketCounter, for up products that draw items
+  HandOver* hand_over = nullptr;
+  void* tickets = nullptr;  // TicketCounter, for the up product
   // The down product begins an item when this many items of the up product have stored its rows,
-  // which those count; 0: when the launch of the up product is done, and nothing is counted.
+  // which those count, kCountsOfItem times; 0: when the launch of the up product is done, and
+  // nothing is counted.
   uint32_t items_before = 0;
   // Up: the kernel before this one has waited for the grouping, so tiles can be read before the
   // wait.
@@ -368,10 +368,6 @@ struct CodedParams : Params {
   Bf16Values values;  // for kernels that take a table
   int32_t least = 0;  // the value of code 0, for kernels of codes in order
 };
-
-// True if blocks draw their items from a counter instead of taking fixed turns.
-template <class Config, Product kProduct>
-inline constexpr bool kDraws = kProduct == Product::kDown ? Config::kIsByte : Config::kDrawsUp;
 
 // True if TMA loads the token rows; otherwise warps gather them.
 template <class Config, Product kProduct>

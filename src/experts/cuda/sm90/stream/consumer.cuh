@@ -219,6 +219,14 @@ struct Consumer : Products<Config> {
       run_down(item.tile, item.feature_tile);
     }
   }
+
+  // Counts for the down product that this warp has stored its part of an item. Warpgroups do not
+  // meet for it: one may be stages ahead of the others.
+  __device__ __forceinline__ void count_item(const Item& item) const {
+    if (params.items_before == 0) return;
+    __syncwarp();
+    if (lane == 0) ptx::add_release(&params.tiles[item.tile_index].done, 1);
+  }
 };
 
 }  // namespace conclave::inline v0::experts::stream

@@ -5,6 +5,7 @@
 #include "cuda/launch.h"
 #include "experts/cuda/device_experts.h"
 #include "experts/cuda/sm90/stream/config.cuh"
+#include "experts/cuda/sm90/stream/counters.h"
 #include "experts/cuda/sm90/tensor_maps.h"
 
 #include <algorithm>
@@ -106,6 +107,26 @@ Parameters with_groups(Parameters params, const GroupedRows& groups) {
   params.row_slot = groups.row_slot;
   params.top_k = groups.top_k;
   return params;
+}
+
+template <class Parameters>
+void set_counters(Parameters& params, void* workspace) {
+  auto* const base = static_cast<std::byte*>(workspace);
+  params.hand_over = reinterpret_cast<HandOver*>(base);
+  params.tickets = base + kTicketsAt;
+}
+
+// The intermediate rows of kernels that have nothing else in a workspace.
+inline void* rows_behind_counters(void* workspace) {
+  return static_cast<std::byte*>(workspace) + kCounterBytes;
+}
+
+// True if the down product of rows that no launch lies between begins on a tile when the up product
+// has stored its rows. In narrow tiles items are short, and counts cost more than the end of the up
+// product that they hide. Sorted rows may lie where the down product writes.
+inline bool begins_by_tiles(const DeviceTile& tile) {
+  constexpr int32_t kLeastTokens = 32;
+  return tile.tokens >= kLeastTokens && !tile.sorted_input;
 }
 
 // True if 16-byte stores may write these rows of 16-bit elements.

@@ -1,5 +1,5 @@
-// Fills the ring: one thread loads the weights, and token rows that lie in order, by TMA; three
-// warps gather other token rows and the block scales.
+// Loads that fill the ring: one thread makes those of weights, and of token rows that lie in order,
+// by TMA (drawn_producer.cuh); three warps gather other token rows and the block scales.
 #pragma once
 
 #include "cuda/device/barrier.cuh"
@@ -155,58 +155,6 @@ __device__ __forceinline__ void prefetch_ahead(const Walk<Config>& walk, int32_t
   }
 }
 
-// The down product draws only after all blocks of this kernel have let it begin, and so it sees
-// these zeros.
-__device__ __forceinline__ void clear_hand_over(const Params& params) {
-  if (blockIdx.x != 0) return;
-  *params.hand_over = HandOver();
-  __threadfence();
-}
-
-template <class Config, Product kProduct>
-__device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
-  int32_t ahead = 0;
-  auto index = static_cast<int32_t>(blockIdx.x);
-  if (kProduct == Product::kUp && !params.groups_are_done) ptx::grid_dependency_wait();
-  const Walk<Config> walk(params);
-  Item item = walk.at(index);
-  if (index < walk.items && (kProduct == Product::kDown || params.groups_are_done)) {
-    // Weights depend on no earlier kernel: the ring fills while its last blocks still run.
-    ahead = load_ahead<Config, kProduct>(params, shared, item.tile, item.feature_tile);
-    if constexpr (kProduct == Product::kDown) prefetch_ahead(walk, index, ahead);
-  }
-  ptx::grid_dependency_wait();
-  if constexpr (Config::kIsByte) clear_hand_over(params);
-  // Earlier kernels stored the rows through the generic proxy.
-  ptx::fence_proxy_async();
-  // This follows the wait: the kernel that may begin now relies on everything before this one being
-  // done.
-  ptx::grid_launch_dependents();
-  RingPosition<Config::kStages> ring;
-  while (index < walk.items) {
-    index += static_cast<int32_t>(gridDim.x);
-    const Item next = walk.at(index);
-    for (int32_t first = 0; first < params.depth_stages; first += Config::kBurst) {
-      const int32_t end = min(first + Config::kBurst, params.depth_stages);
-      claim_stages(shared, ring, ahead, end - first);
-      for (int32_t stage = first; stage < end; ++stage) {
-        if (ahead > 0) {
-          --ahead;
-        } else {
-          expect_stage<Config, kProduct>(params, shared, ring.slot, item.tile.count);
-          load_weights<Config, kProduct>(params, shared, ring.slot, item.tile.expert,
-                                         item.feature_tile, stage);
-        }
-        if constexpr (kRowsInOrder<Config, kProduct> && !Config::kHasTokenRing) {
-          load_rows<Config>(params, shared, ring.slot, item.tile, stage);
-        }
-        ring.advance();
-      }
-    }
-    item = next;
-  }
-}
-
 // Atoms of K that kernels with a ring of tokens multiply, two by two.
 __device__ __forceinline__ int32_t even_atoms(const Params& params, int32_t atom_depth) {
   return (params.depth + 2 * atom_depth - 1) / (2 * atom_depth) * 2;
@@ -219,20 +167,19 @@ __device__ __forceinline__ void produce_rows(const Params& params, SharedStorage
   ptx::grid_dependency_wait();
   // Earlier kernels stored the rows through the generic proxy.
   ptx::fence_proxy_async();
-  const Walk<Config> walk(params);
   const int32_t atoms = even_atoms(params, Config::kAtomDepth);
   RingPosition<Config::kTokenStages> ring;
-  auto index = static_cast<int32_t>(blockIdx.x);
-  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
-    const TokenTile tile = walk.at(index).tile;
-    const int32_t boxes = token_boxes<Config>(tile.count);
+  uint32_t order = 0;
+  for (Item item = await_item(shared, order); item.tile.count > 0;
+       item = await_item(shared, ++order)) {
+    const int32_t boxes = token_boxes<Config>(item.tile.count);
     for (int32_t atom = 0; atom < atoms; ++atom) {
       uint64_t* const full = &shared.tokens_full[ring.slot];
       ptx::mbarrier_wait(&shared.tokens_empty[ring.slot], ring.phase ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, boxes * kBoxBytes);
       for (int32_t box = 0; box < boxes; ++box) {
         ptx::tma_load_2d(&params.rows, full, shared.tokens[ring.slot][0] + box * kBoxBytes,
-                         atom * Config::kAtomDepth, tile.begin + box * Config::kTokenBox,
+                         atom * Config::kAtomDepth, item.tile.begin + box * Config::kTokenBox,
                          ptx::CacheHint::kEvictLast);
       }
       ring.advance();
@@ -254,7 +201,7 @@ __device__ __forceinline__ void find_source_rows(const Params& params, int32_t* 
                                                  const TokenTile& tile) {
   __syncwarp();
   for (int32_t r = static_cast<int32_t>(threadIdx.x % 32); r < tile.count; r += 32) {
-    // The load bypasses L1, because it may come before the wait.
+    // The load bypasses L1, because it may come before the kernel's wait.
     source_rows[r] = __ldcg(params.row_slot + tile.begin + r) / params.top_k;
   }
   __syncwarp();
@@ -352,46 +299,22 @@ __device__ __forceinline__ void gather(const Params& params, SharedStorage<Confi
                                        int32_t warp) {
   int32_t* source_rows = shared.source_rows[warp];
   RingPosition<Config::kStages> ring;
-  const auto gather_item = [&](const Item& item) {
+  uint32_t order = 0;
+  for (Item item = await_item(shared, order); item.tile.count > 0;
+       item = await_item(shared, ++order)) {
     const float* weight_scales = nullptr;
     if constexpr (Config::kBlockScales) {
       weight_scales = find_weight_scales<Config, kProduct>(params, item.tile, item.feature_tile,
                                                            static_cast<int32_t>(threadIdx.x % 2));
+    }
+    if constexpr (!kRowsInOrder<Config, kProduct>) {
+      find_source_rows<Config>(params, source_rows, item.tile);
     }
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
       gather_stage<Config, kProduct>(params, source_rows, shared, ring.slot, item.tile,
                                      weight_scales, stage, warp);
       ring.advance();
-    }
-  };
-  if constexpr (kDraws<Config, kProduct>) {
-    uint32_t order = 0;
-    for (Item item = await_item(shared, order); item.tile.count > 0;
-         item = await_item(shared, ++order)) {
-      if constexpr (!kRowsInOrder<Config, kProduct>) {
-        find_source_rows<Config>(params, source_rows, item.tile);
-      }
-      gather_item(item);
-    }
-  } else {
-    bool waits = true;
-    const auto wait = [&] {
-      if (waits) ptx::grid_dependency_wait();
-      waits = false;
-    };
-    if (kProduct == Product::kUp && !params.groups_are_done) wait();
-    const Walk<Config> walk(params);
-    auto index = static_cast<int32_t>(blockIdx.x);
-    Item next = walk.at(index);
-    for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
-      const Item item = next;
-      next = walk.at(index + static_cast<int32_t>(gridDim.x));
-      if constexpr (!kRowsInOrder<Config, kProduct>) {
-        find_source_rows<Config>(params, source_rows, item.tile);
-      }
-      wait();
-      gather_item(item);
     }
   }
   ptx::cp_async_wait_group<0>();

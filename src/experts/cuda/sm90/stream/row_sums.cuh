@@ -131,20 +131,10 @@ __device__ __forceinline__ void gather_and_sum(const Params& params, SummedStora
     --pending;
     sums.add_up(static_cast<int32_t>(counts >> (8 * pending) & 0xffU));
   };
-  bool waits = true;
-  const auto wait = [&] {
-    if (waits) ptx::grid_dependency_wait();
-    waits = false;
-  };
-  if (!params.groups_are_done) wait();
-  const Walk<Config> walk(params);
-  auto index = static_cast<int32_t>(blockIdx.x);
-  Item next = walk.at(index);
-  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
-    const Item item = next;
-    next = walk.at(index + static_cast<int32_t>(gridDim.x));
+  uint32_t order = 0;
+  for (Item item = await_item(shared, order); item.tile.count > 0;
+       item = await_item(shared, ++order)) {
     find_source_rows<Config>(params, source_rows, item.tile);
-    wait();
     for (int32_t stage = 0; stage < params.depth_stages; ++stage) {
       ptx::mbarrier_wait(&shared.empty[ring.slot], ring.phase ^ 1);
       gather_stage<Config, Product::kUp>(params, source_rows, shared, ring.slot, item.tile, nullptr,
@@ -163,11 +153,10 @@ template <class Config>
 __device__ __forceinline__ void sum_in_order(const Params& params, SummedStorage<Config>& shared,
                                              int32_t warp) {
   RowSums<Config> sums(shared, warp);
-  const Walk<Config> walk(params);
-  auto index = static_cast<int32_t>(blockIdx.x);
-  for (; index < walk.items; index += static_cast<int32_t>(gridDim.x)) {
-    const int32_t count = walk.at(index).tile.count;
-    for (int32_t stage = 0; stage < params.depth_stages; ++stage) sums.add_up(count);
+  uint32_t order = 0;
+  for (Item item = await_item(shared, order); item.tile.count > 0;
+       item = await_item(shared, ++order)) {
+    for (int32_t stage = 0; stage < params.depth_stages; ++stage) sums.add_up(item.tile.count);
   }
 }
 

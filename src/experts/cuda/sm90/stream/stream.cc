@@ -1,6 +1,7 @@
 #include "experts/cuda/sm90/stream/stream.h"
 
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/counters.h"
 
 #include <array>
 #include <string>
@@ -31,8 +32,9 @@ int64_t stream_sm90_stride(const ExpertsProblem& problem) {
 }
 
 size_t stream_sm90_bytes(const ExpertsProblem& problem, int64_t tokens) {
-  return static_cast<size_t>(tokens * problem.top_k * stream_sm90_stride(problem) *
-                             byte_size(problem.weight_dtype));
+  return static_cast<size_t>(stream::kCounterBytes + tokens * problem.top_k *
+                                                         stream_sm90_stride(problem) *
+                                                         byte_size(problem.weight_dtype));
 }
 
 }  // namespace conclave::inline v0::experts

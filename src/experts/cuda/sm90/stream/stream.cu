@@ -50,6 +50,8 @@ class StreamKernel final : public DeviceExpertsKernel {
     up_ = stream::up_params(problem, weights, kernels_.up);
     up_.output_stride = intermediate_stride();
     down_ = stream::down_params(problem, weights, kernels_.down);
+    if (!stream::begins_by_tiles(tile)) return;
+    up_.items_before = down_.items_before = static_cast<uint32_t>(up_.feature_tiles);
   }
 
   int32_t tile_tokens() const override { return tile_.tokens; }
@@ -77,17 +79,19 @@ class StreamKernel final : public DeviceExpertsKernel {
           kernels_.up.token_box);
     }
     params.input_weights = call.input_weights;
-    params.output = call.workspace;
+    params.output = stream::rows_behind_counters(call.workspace);
+    stream::set_counters(params, call.workspace);
     stream::enqueue("experts.stream_sm90.up", kernels_.up, params, call.groups.max_tiles,
                     problem_.gpu().multiprocessors, stream);
   }
 
   void run_down(const DeviceExpertsCall& call, CUstream_st* stream) const {
     Params params = with_groups(down_, call.groups);
-    params.rows = map_rows(
-        problem_,
-        {call.workspace, intermediate_stride(), call.groups.max_rows, problem_.intermediate_size},
-        kernels_.down.token_box);
+    params.rows = map_rows(problem_,
+                           {stream::rows_behind_counters(call.workspace), intermediate_stride(),
+                            call.groups.max_rows, problem_.intermediate_size},
+                           kernels_.down.token_box);
+    stream::set_counters(params, call.workspace);
     set_output(params, call);
     stream::enqueue("experts.stream_sm90.down", kernels_.down, params, call.groups.max_tiles,
                     problem_.gpu().multiprocessors, stream);

@@ -14,35 +14,26 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// Computes the block's items as the producer draws and tells them.
+// Computes the block's items as they are drawn.
 template <class Config, Product kProduct, class Consumer>
-__device__ __forceinline__ void consume_drawn(const Params& params, SharedStorage<Config>& shared) {
+__device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
   Consumer consumer(params, shared);
   uint32_t order = 0;
   for (Item item = await_item(shared, order); item.tile.count > 0;
        item = await_item(shared, ++order)) {
     consumer.template run_item<kProduct>(item);
-    if constexpr (kProduct == Product::kUp) consumer.count_item(item);
+    // Read anew, since registers of those that multiply are few.
+    if constexpr (kProduct == Product::kUp) consumer.count_item(told_item(shared, order));
   }
 }
 
-// Computes the block's items in fixed turns, as the producers load them.
-template <class Config, Product kProduct, class Consumer>
-__device__ __forceinline__ void consume(const Params& params, SharedStorage<Config>& shared) {
-  Consumer consumer(params, shared);
-  // The down product may read the tiles before it waits: it begins when every block of the up
-  // product has waited for the grouping.
-  if (kProduct == Product::kUp && !params.groups_are_done) ptx::grid_dependency_wait();
-  const Walk<Config> walk(params);
-  auto index = static_cast<int32_t>(blockIdx.x);
-  Item item = walk.at(index);
-  ptx::grid_dependency_wait();
-  while (index < walk.items) {
-    index += static_cast<int32_t>(gridDim.x);
-    const Item next = walk.at(index);
-    consumer.template run_item<kProduct>(item);
-    if constexpr (kProduct == Product::kUp && Config::kIsByte) consumer.count_item(item);
-    item = next;
+// Runs the thread that draws items.
+template <class Config, Product kProduct>
+__device__ __forceinline__ void produce(const Params& params, SharedStorage<Config>& shared) {
+  if constexpr (kProduct == Product::kUp) {
+    produce_up(params, shared);
+  } else {
+    produce_down(params, shared);
   }
 }
 
@@ -71,11 +62,7 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
     if constexpr (Config::kMovesRegisters) {
       ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     }
-    if constexpr (kDraws<Config, kProduct>) {
-      consume_drawn<Config, kProduct, Consumer>(params, shared);
-    } else {
-      consume<Config, kProduct, Consumer>(params, shared);
-    }
+    consume<Config, kProduct, Consumer>(params, shared);
     return;
   }
   if constexpr (Config::kMovesRegisters) {
@@ -83,16 +70,7 @@ __device__ __forceinline__ void run_block(const Params& params, SharedStorage<Co
   }
   const int32_t helper = warp - Config::kConsumerWarps - 1;
   if (helper < 0) {
-    if (!ptx::elect_one()) return;
-    if constexpr (kDraws<Config, kProduct>) {
-      if constexpr (kProduct == Product::kUp) {
-        produce_drawn_up(params, shared);
-      } else {
-        produce_drawn(params, shared);
-      }
-    } else {
-      produce<Config, kProduct>(params, shared);
-    }
+    if (ptx::elect_one()) produce<Config, kProduct>(params, shared);
   } else if constexpr (Config::kHasTokenRing) {
     if (helper == 0 && ptx::elect_one()) produce_rows<Config>(params, shared);
   } else if (helper < gather_warps<Config, kProduct>()) {

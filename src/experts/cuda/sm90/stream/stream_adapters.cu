@@ -71,7 +71,7 @@ class StreamAdapters final : public AdapterKernel {
     make_adapter_terms(call, AdaptedProduct::kGateUp, call.source, stream);
     run_up(call, stream);
     make_adapter_terms(call, AdaptedProduct::kDown,
-                       {.rows = call.experts.workspace,
+                       {.rows = stream::rows_behind_counters(call.experts.workspace),
                         .dtype = problem_.weight_dtype,
                         .stride = intermediate_stride(),
                         .columns = problem_.intermediate_size,
@@ -89,7 +89,8 @@ class StreamAdapters final : public AdapterKernel {
     params.input = experts.input.data;
     params.input_stride = experts.input.row_stride;
     params.input_weights = experts.input_weights;
-    params.output = experts.workspace;
+    params.output = stream::rows_behind_counters(experts.workspace);
+    stream::set_counters(params, experts.workspace);
     stream::enqueue("experts.stream_sm90.adapted_up", kernels_.up, params, experts.groups.max_tiles,
                     problem_.gpu().multiprocessors, stream);
   }
@@ -98,9 +99,10 @@ class StreamAdapters final : public AdapterKernel {
     const DeviceExpertsCall& experts = call.experts;
     AdaptedParams params = stream::with_terms(with_groups(down_, experts.groups), call.down);
     params.rows = map_rows(problem_,
-                           {experts.workspace, intermediate_stride(), experts.groups.max_rows,
-                            problem_.intermediate_size},
+                           {stream::rows_behind_counters(experts.workspace), intermediate_stride(),
+                            experts.groups.max_rows, problem_.intermediate_size},
                            kernels_.down.token_box);
+    stream::set_counters(params, experts.workspace);
     stream::set_output(params, experts);
     stream::enqueue("experts.stream_sm90.adapted_down", kernels_.down, params,
                     experts.groups.max_tiles, problem_.gpu().multiprocessors, stream);

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "experts/cuda/common/vocabulary.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/counters.h"
 
 #include <array>
 #include <string>
@@ -44,7 +45,7 @@ StreamBytesWorkspace stream_bytes_workspace(const ExpertsProblem& problem, int64
     scales = 1;
   }
   const auto codes = static_cast<size_t>(rows * layout.stride);
-  layout.codes = kAlignment;
+  layout.codes = stream::kCounterBytes;
   layout.scales = layout.codes + aligned(codes);
   layout.values = layout.scales + aligned(static_cast<size_t>(rows * scales) * sizeof(float));
   layout.bytes = layout.values;

@@ -26,13 +26,11 @@ std::unique_ptr<DeviceExpertsKernel> make_stream_int8(const ExpertsProblem& prob
 // Layout of the intermediate in a workspace, in bytes; each part from the codes on is 256-byte
 // aligned.
 struct StreamBytesWorkspace {
-  static constexpr size_t kTickets = 16;  // TicketCounter, behind HandOver
-  int64_t stride = 0;    // elements per row of codes and values: I rounded up to 16
-  size_t hand_over = 0;  // stream::HandOver
-  size_t codes = 0;      // [rows, stride]
-  size_t scales = 0;  // float32: [ceil(I / 128), rows] with block scales, [rows] with dynamic row
-                      // scales
-  size_t values = 0;  // [rows, stride] float32, only with dynamic row scales
+  int64_t stride = 0;  // elements per row of codes and values: I rounded up to 16
+  size_t codes = 0;    // [rows, stride], behind the counters
+  size_t scales = 0;   // float32: [ceil(I / 128), rows] with block scales, [rows] with dynamic row
+                       // scales
+  size_t values = 0;   // [rows, stride] float32, only with dynamic row scales
   size_t bytes = 0;
 };
 StreamBytesWorkspace stream_bytes_workspace(const ExpertsProblem& problem, int64_t rows);

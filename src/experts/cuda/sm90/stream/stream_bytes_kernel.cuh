@@ -21,16 +21,9 @@ namespace conclave::inline v0::experts::stream {
 using ByteKernel = KernelOf<ByteParams>;
 using ByteKernelPair = KernelPairOf<ByteParams>;
 
-// Turns that are fixed beforehand make up neither for a block that makes a tile's codes, nor for a
-// multiprocessor that is further from memory.
-constexpr Shape drawing(Shape shape) {
-  shape.draws_up = true;
-  return shape;
-}
-
 template <class Element, Shape kShape, Product kProduct>
 ByteKernel kernel() {
-  using Config = Config<Element, drawing(kShape)>;
+  using Config = Config<Element, kShape>;
   return describe_kernel<Config>(stream_bytes_product<Config, kProduct>);
 }
 
@@ -94,8 +87,6 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
  private:
   struct Intermediate {
     int64_t stride = 0;
-    HandOver* hand_over = nullptr;
-    void* tickets = nullptr;
     uint8_t* codes = nullptr;
     float* scales = nullptr;
     float* values = nullptr;
@@ -123,8 +114,6 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     const StreamBytesWorkspace layout = stream_bytes_workspace(problem_, call.groups.max_rows);
     auto* base = static_cast<std::byte*>(call.workspace);
     return {.stride = layout.stride,
-            .hand_over = reinterpret_cast<HandOver*>(base + layout.hand_over),
-            .tickets = base + StreamBytesWorkspace::kTickets,
             .codes = reinterpret_cast<uint8_t*>(base + layout.codes),
             .scales = reinterpret_cast<float*>(base + layout.scales),
             .values = reinterpret_cast<float*>(base + layout.values)};
@@ -170,8 +159,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
     params.scales.row_stride = call.input.scale_stride;
     params.scales.output = rows.scales;
     params.scales.output_stride = call.groups.max_rows;
-    params.hand_over = rows.hand_over;
-    params.tickets = rows.tickets;
+    set_counters(params, call.workspace);
     params.items_before = items_before();
     params.groups_are_done = true;
     enqueue(names_.up, kernels_.up, params, call.groups.max_tiles, problem_.gpu().multiprocessors,
@@ -204,7 +192,7 @@ class StreamBytesKernel final : public DeviceExpertsKernel {
         kernels_.down.token_box);
     params.scales.tokens = rows.scales;
     params.scales.block_stride = call.groups.max_rows;
-    params.hand_over = rows.hand_over;
+    set_counters(params, call.workspace);
     params.items_before = items_before();
     params.finishes_rows = call.finish.apply;
     params.finish_weights = call.finish.weights;

@@ -5,6 +5,7 @@
 #include "experts/cuda/sm90/code_values.h"
 #include "experts/cuda/sm90/hopper_support.h"
 #include "experts/cuda/sm90/stream/byte_offsets.h"
+#include "experts/cuda/sm90/stream/counters.h"
 #include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "quant/gpu_rows.h"
 #include "quant/weight_format.h"
@@ -179,6 +180,7 @@ StreamCodesWorkspace stream_codes_workspace(const ExpertsProblem& problem, int64
   StreamCodesWorkspace layout;
   // TMA needs rows at multiples of 16 bytes.
   layout.stride = round_up(problem.intermediate_size, 8);
+  layout.rows = stream::kCounterBytes;
   layout.floats = end_of(layout.rows, rows * layout.stride * byte_size(DType::kBF16));
   layout.factors = layout.bytes = layout.floats;
   if (problem.quant.activations == ActivationScale::kNone) return layout;

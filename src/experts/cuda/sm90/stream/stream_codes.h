@@ -17,7 +17,7 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem);
 // The intermediate rows, where they begin in the workspace.
 struct StreamCodesWorkspace {
   int64_t stride = 0;  // elements
-  size_t rows = 0;     // bf16
+  size_t rows = 0;     // bf16, behind the counters
   size_t floats = 0;   // before they become values of codes
   size_t factors = 0;  // by row
   size_t bytes = 0;

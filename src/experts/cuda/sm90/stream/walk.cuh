@@ -22,19 +22,26 @@ __device__ __forceinline__ void cut_evenly(const Params& params, TokenTile& tile
 // Token tiles that are walked together.
 inline constexpr int32_t kTilesOfGroup = 4;
 
-// Waits for item number `order` that the drawing thread tells this block's warps.
-template <class Config>
-__device__ __forceinline__ Item await_item(SharedStorage<Config>& shared, uint32_t order) {
-  const uint32_t slot = order % Config::kItems;
-  ptx::mbarrier_wait(&shared.item_full[slot], order / Config::kItems % 2);
-  return shared.items[slot];
-}
+// Tells a block's warps item number `order`.
 template <class Config>
 __device__ __forceinline__ void tell_item(SharedStorage<Config>& shared, uint32_t order,
                                           const Item& item) {
   const uint32_t slot = order % Config::kItems;
   shared.items[slot] = item;
   ptx::mbarrier_arrive(&shared.item_full[slot]);
+}
+
+// Item number `order`, of which this warp has been told.
+template <class Config>
+__device__ __forceinline__ const Item& told_item(const SharedStorage<Config>& shared,
+                                                 uint32_t order) {
+  return shared.items[order % Config::kItems];
+}
+// Waits for item number `order`; one without rows says that none is left.
+template <class Config>
+__device__ __forceinline__ Item await_item(SharedStorage<Config>& shared, uint32_t order) {
+  ptx::mbarrier_wait(&shared.item_full[order % Config::kItems], order / Config::kItems % 2);
+  return told_item(shared, order);
 }
 
 // Calls run<N>() with the narrowest width of a product that holds `count` rows.
@@ -50,7 +57,7 @@ __device__ __forceinline__ void with_width(int32_t count, const Run& run) {
   run.template operator()<kWidths.of[kWidth]>();
 }
 
-// The order in which blocks walk over items: by groups of token tiles; within a group, all token
+// The order in which items are drawn: by groups of token tiles; within a group, all token
 // tiles of a feature tile, then the next feature tile. Tiles of one expert thus read their weights
 // at the same time, and from memory once.
 template <class Config>
