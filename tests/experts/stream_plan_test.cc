@@ -6,6 +6,7 @@
 #include "experts/cuda/sm90/stream/stream.h"
 #include "experts/cuda/sm90/stream/stream_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
+#include "experts/cuda/sm90/tile_codes/tile_codes.h"
 #include "quant/weight_format.h"
 
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <variant>
 
 namespace conclave::experts {
 namespace {
@@ -314,6 +316,22 @@ TEST(StreamPlan, Tiles_FitIntoSharedMemory) {
             problem(dtype, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32})),
         2);
   }
+}
+
+// Mixtral's 8 experts have 176 items of 192 weight rows, two turns of 132 multiprocessors, and 256
+// of 128; the items of 128 experts fill the device with either.
+TEST(StreamPlan, DownProductOfFewExperts_HasItemsThatEndTogether) {
+  ExpertsProblem sizes =
+      problem(DType::kI4, {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 128});
+  sizes.hidden_size = 4096;
+  sizes.intermediate_size = 14336;
+  std::get<cuda::DeviceInfo>(sizes.target).multiprocessors = 132;
+  const std::span<const DeviceTile> tiles = tile_codes_tiles(sizes);
+  ASSERT_EQ(tiles.size(), 2U);
+  EXPECT_EQ(tile_codes_down_tile(sizes, tiles.front()), tiles.back());
+  EXPECT_EQ(tile_codes_down_tile(sizes, tiles.back()), tiles.back());
+  sizes.num_local_experts = 128;
+  EXPECT_EQ(tile_codes_down_tile(sizes, tiles.front()), tiles.front());
 }
 
 TEST(StreamPlan, WorkspaceOfE4m3_PartsHoldTheirRows) {

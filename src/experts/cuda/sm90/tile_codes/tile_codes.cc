@@ -1,5 +1,6 @@
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
 
+#include "core/checked.h"
 #include "core/weight_types.h"
 #include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/code_values.h"
@@ -69,6 +70,14 @@ Support supports_scales(const ExpertsProblem& problem) {
   return Support::no("takes rows of one scale without offsets");
 }
 
+// Weight rows that a multiprocessor takes one after another in the down product, if each expert has
+// one tile of tokens.
+int64_t down_rows_in_turn(const ExpertsProblem& problem, const DeviceTile& tile) {
+  const int64_t items =
+      problem.num_local_experts * ceil_div(problem.hidden_size, int64_t{tile.features});
+  return ceil_div(items, int64_t{problem.gpu().multiprocessors}) * tile.features;
+}
+
 }  // namespace
 
 Support tile_codes_supports(const ExpertsProblem& problem) {
@@ -110,6 +119,15 @@ std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem) {
   if (form.whole_rows) return kTiles<8, false, true>;
   if (form.shifts) return kTiles<8, true>;
   return kTiles<8, false>;
+}
+
+DeviceTile tile_codes_down_tile(const ExpertsProblem& problem, const DeviceTile& tile) {
+  // Tiles of more tokens take longer for a weight row where tokens are few.
+  constexpr double kLeastGain = 1.15;
+  const DeviceTile& widest = tile_codes_tiles(problem).back();
+  const auto rows = static_cast<double>(down_rows_in_turn(problem, tile));
+  const auto rows_of_widest = static_cast<double>(down_rows_in_turn(problem, widest));
+  return rows >= kLeastGain * rows_of_widest ? widest : tile;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -72,7 +72,9 @@ std::unique_ptr<DeviceExpertsKernel> make_tile_codes(const ExpertsProblem& probl
   constexpr KernelNames kNames{.row = "cuda.tile_codes_sm90",
                                .up = "experts.tile_codes_sm90.up",
                                .down = "experts.tile_codes_sm90.down"};
-  return make_codes_kernel(kNames, find_kernels(problem, tile), problem, weights, tile);
+  tile_codes::KernelPair kernels = find_kernels(problem, tile);
+  kernels.down = find_kernels(problem, tile_codes_down_tile(problem, tile)).down;
+  return make_codes_kernel(kNames, kernels, problem, weights, tile);
 }
 
 }  // namespace conclave::inline v0::experts

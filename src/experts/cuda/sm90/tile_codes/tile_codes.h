@@ -15,6 +15,9 @@ namespace conclave::inline v0::experts {
 // all codes of one value and scale, so that only many scales average it out.
 Support tile_codes_supports(const ExpertsProblem& problem);
 std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem);
+// The tile of the down product where tokens are grouped for `tile`: another one if few experts have
+// so few items that these end together much better.
+DeviceTile tile_codes_down_tile(const ExpertsProblem& problem, const DeviceTile& tile);
 std::unique_ptr<DeviceExpertsKernel> make_tile_codes(const ExpertsProblem& problem,
                                                      const DeviceExperts& weights,
                                                      const DeviceTile& tile);
