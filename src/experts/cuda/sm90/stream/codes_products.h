@@ -47,9 +47,12 @@ class CodesProducts {
     }
   }
 
-  // Lets the down product begin tile by tile, if no launch lies between the two.
+  // Lets the down product begin on a tile when the up product has stored its rows. It cannot where
+  // a launch lies between the two, nor where sorted rows may lie where it writes. Items of narrow
+  // tiles are short: counts would cost more than the end of the up product that they hide.
   void begin_by_tiles() {
-    if (rounds_rows() || !begins_by_tiles(tile_)) return;
+    constexpr int32_t kLeastTokens = 32;
+    if (rounds_rows() || tile_.sorted_input || tile_.tokens < kLeastTokens) return;
     up_.items_before = down_.items_before = static_cast<uint32_t>(up_.feature_tiles);
   }
 

@@ -121,14 +121,6 @@ inline void* rows_behind_counters(void* workspace) {
   return static_cast<std::byte*>(workspace) + kCounterBytes;
 }
 
-// True if the down product of rows that no launch lies between begins on a tile when the up product
-// has stored its rows. In narrow tiles items are short, and counts cost more than the end of the up
-// product that they hide. Sorted rows may lie where the down product writes.
-inline bool begins_by_tiles(const DeviceTile& tile) {
-  constexpr int32_t kLeastTokens = 32;
-  return tile.tokens >= kLeastTokens && !tile.sorted_input;
-}
-
 // True if 16-byte stores may write these rows of 16-bit elements.
 inline bool has_wide_rows(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;

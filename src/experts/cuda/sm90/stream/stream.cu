@@ -50,8 +50,6 @@ class StreamKernel final : public DeviceExpertsKernel {
     up_ = stream::up_params(problem, weights, kernels_.up);
     up_.output_stride = intermediate_stride();
     down_ = stream::down_params(problem, weights, kernels_.down);
-    if (!stream::begins_by_tiles(tile)) return;
-    up_.items_before = down_.items_before = static_cast<uint32_t>(up_.feature_tiles);
   }
 
   int32_t tile_tokens() const override { return tile_.tokens; }
