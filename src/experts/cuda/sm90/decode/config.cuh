@@ -92,12 +92,11 @@ struct Config {
   static constexpr bool kTakesTable = kIsCoded && !kCodes.in_order && !kCodes.exact;
   // Sums are multiplied by numbers that a matrix, or its codes, have.
   static constexpr bool kHasSumFactors = kTakesTable || kCodes.exact;
-  static constexpr int kWarpsOfBox = decode_warps_of_box(kHasLanes);
-  static constexpr int kConsumerWarps = kDecodeWarps * kWarpsOfBox;
+  static constexpr int kConsumerWarps = kDecodeWarps;
   static constexpr int kConsumers = 32 * kConsumerWarps;  // threads
   static constexpr int kProducerWarp = kConsumerWarps;
   static constexpr int kFinishWarp = kConsumerWarps + 1;
-  static constexpr int kThreads = decode_threads(kHasLanes);
+  static constexpr int kDrawWarp = kConsumerWarps + 2;
   static constexpr bool kIsBF16 = kElement == DecodeElement::kBF16 || kIsCoded;
   static constexpr bool kBlockScales = kElement == DecodeElement::kE4M3Block;
   static constexpr bool kRowScales = kElement == DecodeElement::kE4M3Row || kIsInteger;
@@ -158,7 +157,6 @@ struct Shared {
 
 struct Thread {
   int warp;
-  int part;  // two warps share a box: which half is this one's
   int lane;
   int group;  // g: gives the token that it loads and its row of weights
   int quad;   // q
@@ -169,7 +167,6 @@ struct Thread {
 
   __device__ Thread()
       : warp(static_cast<int>(threadIdx.x) / 32),
-        part(warp / kDecodeWarps),
         lane(static_cast<int>(threadIdx.x) % 32),
         group(lane / 4),
         quad(lane % 4),

@@ -130,11 +130,39 @@ class LaneOperand {
         numbers_(make_numbers(params, shared, me)),
         codes_(shared.ring + me.row * kDecodeBoxBytes),
         // Results of tokens that do not take part are not used: any row will do for them.
-        x_(shared.rows + operand.row + me.part * kTurnsOfWarp * 128 + me.quad * 16),
+        x_(shared.rows + operand.row + me.quad * 16),
         factors_(shared.factors),
         groups_of_box_(operand.factors.columns == 0 ? 0 : operand.factors.groups) {}
 
+  // Calls run(mode), where the mode is a type of lanes.cuh. Choices are uniform over the grid.
+  template <class Run>
+  __device__ __forceinline__ void choose(const Run& run) const {
+    if constexpr (Config::kCodes.exact) {
+      if (operand_.has_near_scales) {
+        run(ScaleMode<true>());
+      } else {
+        run(ScaleMode<false>());
+      }
+    } else if constexpr (Config::kCodes.offsets || Config::kCodes.in_pairs) {
+      run(NumberMode<false, false>());
+    } else {
+      const bool is_long = operand_.factors.steps >= kStepsOfHalf;
+      if (operand_.has_zeros) {
+        if (is_long) {
+          run(NumberMode<true, true>());
+        } else {
+          run(NumberMode<true, false>());
+        }
+      } else if (is_long) {
+        run(NumberMode<false, true>());
+      } else {
+        run(NumberMode<false, false>());
+      }
+    }
+  }
+
   // Multiplies the warp's box of the stage in `slot`.
+  template <class Mode>
   __device__ __forceinline__ void multiply(int slot, int in_stage, int box,
                                            Sums<Config, kProducts>& sums) const {
     const LaneBox of_warp{.codes = codes_ + slot * kDecodeStageBytes +
@@ -146,24 +174,18 @@ class LaneOperand {
     if constexpr (Config::kCodes.exact) {
       const unsigned char* const scales =
           factors + group * operand_.scale_rows + operand_.scale_first + me_.row;
-      // Uniform over the grid.
-      if (operand_.has_near_scales) {
-        multiply_exact<Config, kProducts, true>(of_warp, scales, operand_.scale_rows, me_, sums);
-      } else {
-        multiply_exact<Config, kProducts, false>(of_warp, scales, operand_.scale_rows, me_, sums);
-      }
+      multiply_exact<Config, kProducts, Mode>(of_warp, scales, operand_.scale_rows, me_, sums);
     } else {
       const int first = group * operand_.box_rows + me_.row;
       const unsigned char* const seconds = factors + plan_.second_factor;
       const int unit = in_stage * operand_.box_rows + me_.row;
-      multiply_numbers<Config, kProducts>(
+      multiply_numbers<Config, kProducts, Mode>(
           of_warp,
           {.step_pairs = reinterpret_cast<const uint16_t*>(factors) + first,
            .step_units = reinterpret_cast<const float2*>(seconds) + unit,
            .scales = reinterpret_cast<const float*>(factors) + first,
            .offsets = reinterpret_cast<const float*>(seconds) + first,
            .zeros = reinterpret_cast<const uint16_t*>(seconds) + first,
-           .has_zeros = operand_.has_zeros,
            .rows = operand_.box_rows,
            .steps = operand_.factors.steps},
           numbers_, me_, sums);
@@ -279,8 +301,10 @@ __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& oper
   Sums<Config, kProducts> sums;
   if constexpr (Config::kHasLanes) {
     const LaneOperand<Config, kProducts> of_warp(operand, params, shared, me);
-    for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
-      of_warp.multiply(slot, in_stage, box, sums);
+    of_warp.choose([&]<class Mode>(Mode) {
+      for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
+        of_warp.template multiply<Mode>(slot, in_stage, box, sums);
+      });
     });
   } else {
     for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {

@@ -1,53 +1,17 @@
+#include "core/dcheck.h"
 #include "cuda/launch.h"
-#include "experts/cuda/sm90/decode/decode.cuh"
+#include "experts/cuda/sm90/decode/decode.h"
+#include "experts/cuda/sm90/decode/decode_kernels.h"
 
 namespace conclave::inline v0::experts {
 namespace {
 
-using Kernel = void (*)(DecodeParams);
-
-Kernel find_kernel(DecodeElement element) {
-  switch (element) {
-    case DecodeElement::kF16:
-      return decode::decode_experts<DecodeElement::kF16>;
-    case DecodeElement::kE4M3Block:
-      return decode::decode_experts<DecodeElement::kE4M3Block>;
-    case DecodeElement::kE4M3Row:
-      return decode::decode_experts<DecodeElement::kE4M3Row>;
-    case DecodeElement::kInt8Row:
-      return decode::decode_experts<DecodeElement::kInt8Row>;
-    case DecodeElement::kCodes4:
-      return decode::decode_experts<DecodeElement::kCodes4>;
-    case DecodeElement::kCodes4InOrder:
-      return decode::decode_experts<DecodeElement::kCodes4InOrder>;
-    case DecodeElement::kCodes4InOrderOffsets:
-      return decode::decode_experts<DecodeElement::kCodes4InOrderOffsets>;
-    case DecodeElement::kCodes4InOrderSteps:
-      return decode::decode_experts<DecodeElement::kCodes4InOrderSteps>;
-    case DecodeElement::kCodes4Offsets:
-      return decode::decode_experts<DecodeElement::kCodes4Offsets>;
-    case DecodeElement::kCodes4InPairs:
-      return decode::decode_experts<DecodeElement::kCodes4InPairs>;
-    case DecodeElement::kCodes4PairsInTerms:
-      return decode::decode_experts<DecodeElement::kCodes4PairsInTerms>;
-    case DecodeElement::kCodes4Terms:
-      return decode::decode_experts<DecodeElement::kCodes4Terms>;
-    case DecodeElement::kCodes4Powers:
-      return decode::decode_experts<DecodeElement::kCodes4Powers>;
-    case DecodeElement::kCodes4Floats:
-      return decode::decode_experts<DecodeElement::kCodes4Floats>;
-    case DecodeElement::kCodes8:
-      return decode::decode_experts<DecodeElement::kCodes8>;
-    case DecodeElement::kCodes8Offsets:
-      return decode::decode_experts<DecodeElement::kCodes8Offsets>;
-    case DecodeElement::kCodes8Steps:
-      return decode::decode_experts<DecodeElement::kCodes8Steps>;
-    case DecodeElement::kCodes8OffsetSteps:
-      return decode::decode_experts<DecodeElement::kCodes8OffsetSteps>;
-    case DecodeElement::kBF16:
-      break;
+DecodeKernel find_kernel(DecodeElement element) {
+  for (const auto find : {find_decode_plain, find_decode_codes, find_decode_lanes}) {
+    if (DecodeKernel const kernel = find(element); kernel != nullptr) return kernel;
   }
-  return decode::decode_experts<DecodeElement::kBF16>;
+  CONCLAVE_DCHECK(false);
+  return nullptr;
 }
 
 }  // namespace
@@ -59,7 +23,7 @@ void prepare_decode(DecodeElement element, size_t shared_bytes) {
 void launch_decode(DecodeElement element, const DecodeParams& params, CUstream_st* stream) {
   cuda::launch("experts.decode_sm90", find_kernel(element),
                {.blocks = params.plan.blocks,
-                .threads = decode_threads(params.plan.has_lanes),
+                .threads = kDecodeThreads,
                 .shared_bytes = params.shared.total,
                 .residency = cuda::Residency::kCooperative,
                 .stream = stream},

@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish(const DecodeParams& params, const Shared&
 }
 
 template <DecodeElement kElement>
-__global__ void __launch_bounds__(Config<kElement>::kThreads, 1)
+__global__ void __launch_bounds__(kDecodeThreads, 1)
     decode_experts(const __grid_constant__ DecodeParams params) {
   using Config = decode::Config<kElement>;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -118,6 +118,7 @@ __global__ void __launch_bounds__(Config<kElement>::kThreads, 1)
     init_barriers<Config>(params, shared);
   }
   if (threadIdx.x < kDecodeTileSlots) shared.tables->tiles[threadIdx.x] = kItemUnknown;
+  if (threadIdx.x == 0) shared.tables->begun = 0;
   __syncthreads();
   ptx::grid_dependency_wait();
   const int tokens = live_tokens(params);
@@ -129,6 +130,9 @@ __global__ void __launch_bounds__(Config<kElement>::kThreads, 1)
     produce<Config>(params, shared, me, tokens);
   } else if (me.warp == Config::kFinishWarp) {
     finish<Config>(params, shared, me);
+  } else if (me.warp == Config::kDrawWarp) {
+    ptx::mbarrier_wait(shared.tables_ready, 0);
+    if (me.lane == 0) draw_tiles(params, *shared.tables, Walk(params, shared.tables->units));
   } else if constexpr (Config::kBlockScales) {
     ptx::mbarrier_wait(shared.tables_ready, 0);
     ScaleProducer{params, shared, me.lane}.run(Walk(params, shared.tables->units));

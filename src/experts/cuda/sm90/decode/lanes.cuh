@@ -1,5 +1,4 @@
-// Boxes of codes in the order of lanes. Two warps share a box: each has half of its columns, 64 a
-// turn.
+// Boxes of codes in the order of lanes, 64 columns a turn.
 #pragma once
 
 #include "experts/cuda/sm90/codes_in_order.cuh"
@@ -13,7 +12,12 @@
 namespace conclave::inline v0::experts::decode {
 
 inline constexpr int kStepsOfTurn = 4;  // each has 16 columns
-inline constexpr int kTurnsOfWarp = 2;
+// Products of the two halves of a box follow each other, since each waits for the one before it in
+// its own half. Turns of a half are not unrolled: a launch of few microseconds fetches its
+// instructions anew.
+inline constexpr int kHalves = 2;
+inline constexpr int kTurnsOfHalf = 2;
+inline constexpr int kStepsOfHalf = kStepsOfTurn * kTurnsOfHalf;
 
 // The byte of a row in shared memory at which columns 8 chunk + 2 pair and the next lie: lanes of a
 // quad find what meets a word of their codes, of 32 columns, in 16 bytes.
@@ -28,7 +32,7 @@ __device__ __forceinline__ int lane_index_of(int column) {
 // A lane finds a box here, and its token's row beside it.
 struct LaneBox {
   const unsigned char* codes;  // the lane's first row; the second is eight below
-  const unsigned char* x;      // the lane's part of the warp's first turn
+  const unsigned char* x;      // the lane's part of the first turn
   int products;                // each has 16 rows
 };
 
@@ -66,7 +70,7 @@ struct LaneWords {
 
  private:
   static __device__ __forceinline__ int lane_chunk(const Thread& me, int turn) {
-    return ((2 * (me.part * kTurnsOfWarp + turn) + me.quad / 2) ^ me.row) * 16 + me.quad % 2 * 8;
+    return ((2 * turn + me.quad / 2) ^ me.row) * 16 + me.quad % 2 * 8;
   }
 };
 
@@ -84,6 +88,12 @@ template <class Config>
 __device__ __forceinline__ void multiply_step(float (&sums)[4], const uint32_t (&a)[4],
                                               const uint32_t (&b)[2]) {
   Config::multiply(sums, a[0], a[1], a[2], a[3], b[0], b[1]);
+}
+
+// Whether a box has no product `p`: loops over 2 have both, loops over 4 three or all.
+template <int kProducts>
+__device__ __forceinline__ bool is_past(const LaneBox& box, int p) {
+  return p > kProducts / 2 && p >= box.products;
 }
 
 // The values of codes in pairs, which the block's table has for each lane.
@@ -110,42 +120,57 @@ class PairValues {
 
 // Weights that bf16 holds. `scales` are those of the box's first group, of the lane's first row,
 // and `stride` bytes lie between groups.
-template <class Config, int kProducts, bool kNear>
+template <class Config, int kProducts, class Mode>
 __device__ __forceinline__ void multiply_exact(const LaneBox& box, const unsigned char* scales,
                                                int stride, const Thread& me,
                                                Sums<Config, kProducts>& sums) {
-  using Lane = LaneCodes<Config::kCodes.powers, kNear>;
+  using Lane = LaneCodes<Config::kCodes.powers, Mode::kNear>;
   constexpr int kScalesOfTurn = kStepsOfTurn / Lane::kStepsOfScale;
   constexpr int kChains = Sums<Config, kProducts>::kChains;
-  scales += me.part * kTurnsOfWarp * kScalesOfTurn * stride;
+#pragma unroll 1
+  for (int of_half = 0; of_half < kTurnsOfHalf; ++of_half) {
 #pragma unroll
-  for (int turn = 0; turn < kTurnsOfWarp; ++turn) {
-    const LaneRows b(box, turn);
+    for (int half = 0; half < kHalves; ++half) {
+      const int turn = half * kTurnsOfHalf + of_half;
+      const LaneRows b(box, turn);
 #pragma unroll
-    for (int p = 0; p < kProducts; ++p) {
-      if (p > 0 && p >= box.products) break;
-      const LaneWords words(box, me, turn, p);
-      const unsigned char* const of_turn = scales + turn * kScalesOfTurn * stride + p * 16;
+      for (int p = 0; p < kProducts; ++p) {
+        if (is_past<kProducts>(box, p)) break;
+        const LaneWords words(box, me, turn, p);
+        const unsigned char* const of_turn = scales + turn * kScalesOfTurn * stride + p * 16;
 #pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        LaneWeights a;
+        for (int word = 0; word < 2; ++word) {
+          LaneWeights a;
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const unsigned char* const own = of_turn + 8 * row + word * (kScalesOfTurn / 2) * stride;
-          const uint32_t first = Lane::scale_of(own[0]);
-          const uint32_t second = Config::kCodes.powers ? first : Lane::scale_of(own[stride]);
-          uint32_t weights[4];
-          Lane::weights_of(words.get(row, word), first, second, weights);
-          a.set(row, weights);
-        }
+          for (int row = 0; row < 2; ++row) {
+            const unsigned char* const own =
+                of_turn + 8 * row + word * (kScalesOfTurn / 2) * stride;
+            const uint32_t first = Lane::scale_of(own[0]);
+            const uint32_t second = Config::kCodes.powers ? first : Lane::scale_of(own[stride]);
+            uint32_t weights[4];
+            Lane::weights_of(words.get(row, word), first, second, weights);
+            a.set(row, weights);
+          }
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          multiply_step<Config>(sums.chain[p][step % kChains], a.of[step], b.of[2 * word + step]);
+          for (int step = 0; step < 2; ++step) {
+            multiply_step<Config>(sums.chain[p][half % kChains], a.of[step], b.of[2 * word + step]);
+          }
         }
       }
     }
   }
 }
+
+// Boxes of a matrix have these in common, so that loops over boxes are chosen by them.
+template <bool kNearScales>
+struct ScaleMode {
+  static constexpr bool kNear = kNearScales;  // ByteForm::kNear
+};
+template <bool kHasZeros, bool kHasLongGroups>
+struct NumberMode {
+  static constexpr bool kZeros = kHasZeros;
+  static constexpr bool kLong = kHasLongGroups;
+};
 
 // Scales of the box's first group, of the lane's first row, and its offsets, or zero points or
 // null.
@@ -156,9 +181,8 @@ struct NumberFactors {
   const float* scales;
   const float* offsets;
   const uint16_t* zeros;  // bf16
-  bool has_zeros;
-  int rows;   // from a group's factors to the next's
-  int steps;  // a group has so many, of 16 columns each, two or more
+  int rows;               // from a group's factors to the next's
+  int steps;              // a group has so many, of 16 columns each, two or more
 };
 
 // Rows of tokens 2 q and 2 q + 1 add up to this over the columns of a word, in units of sums.
@@ -178,15 +202,17 @@ __device__ __forceinline__ float2 of_rows_in_quad(float own, int of) {
   return {__shfl_sync(kWarp, own, 2 * of, 4), __shfl_sync(kWarp, own, 2 * of + 1, 4)};
 }
 
-// Numbers in their order. `kLong`: a warp's columns have factors in common, so that sums of them
-// are scaled; else those of 32 columns are.
-template <class Config, int kProducts, bool kZeros, bool kLong, class Numbers>
+// Numbers in their order. Where columns of a half have factors in common, sums of them are scaled;
+// else those of 32 columns are.
+template <class Config, int kProducts, class Mode, class Numbers>
 __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
                                                  const Numbers& numbers, const Thread& me,
                                                  Sums<Config, kProducts>& sums) {
+  constexpr bool kZeros = Mode::kZeros;
+  constexpr bool kLong = Mode::kLong;
   const int shift = __ffs(factors.steps) - 1;
   const auto group_of = [&](int turn, int word) {
-    const int steps = (me.part * kTurnsOfWarp + turn) * kStepsOfTurn + 2 * word;
+    const int steps = turn * kStepsOfTurn + 2 * word;
     return (steps >> shift) * factors.rows;
   };
   // These are of the lane's first and second row.
@@ -211,71 +237,75 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
                                  i < 2 ? -offsets.x : -offsets.y, sums.chain[p][0][i]);
     }
   };
-  // Instructions come from memory too: only the usual kind is unrolled.
-  constexpr int kUnrolled = kLong && !kZeros ? kTurnsOfWarp : 1;
-  float of_part[kLong ? kProducts : 1][4] = {};
+  // Instructions come from memory too: only what has results of its own is unrolled.
+  constexpr int kUnrolled = kLong ? kHalves : 1;
+  float of_halves[kHalves][kLong ? kProducts : 1][4] = {};
+#pragma unroll 1
+  for (int of_half = 0; of_half < kTurnsOfHalf; ++of_half) {
 #pragma unroll kUnrolled
-  for (int turn = 0; turn < kTurnsOfWarp; ++turn) {
-    const LaneRows b(box, turn);
-    float2 of_rows[2] = {};
-    if constexpr (Config::kCodes.offsets) {
+    for (int half = 0; half < kHalves; ++half) {
+      const int turn = half * kTurnsOfHalf + of_half;
+      const LaneRows b(box, turn);
+      float2 of_rows[2] = {};
+      if constexpr (Config::kCodes.offsets) {
 #pragma unroll
-      for (int word = 0; word < 2; ++word) of_rows[word] = sums_of_rows<Config>(b, word);
-    }
-#pragma unroll
-    for (int p = 0; p < kProducts; ++p) {
-      if (p > 0 && p >= box.products) break;
-      const LaneWords words(box, me, turn, p);
-      float2 of_quad = {};
-      if constexpr (Config::kCodes.steps) {
-        // The four lanes of a quad need the same numbers, of two rows and words: each makes those
-        // of one of them.
-        const int own = p * 16 + me.quad % 2 * 8;
-        of_quad = of_steps(factors.step_pairs[group_of(turn, me.quad / 2) + own],
-                           factors.step_units[own]);
+        for (int word = 0; word < 2; ++word) of_rows[word] = sums_of_rows<Config>(b, word);
       }
 #pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        const int group = group_of(turn, word);
-        LaneWeights a;
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          uint32_t values[4];
-          numbers.of_word(words.get(row, word), values);
-          if constexpr (kZeros) {
-            const uint32_t zero = CodesInOrder::zero_of(factors.zeros[group + p * 16 + 8 * row]);
-#pragma unroll
-            for (uint32_t& value : values) {
-              asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(value) : "r"(zero));
-            }
-          }
-          a.set(row, values);
+      for (int p = 0; p < kProducts; ++p) {
+        if (is_past<kProducts>(box, p)) break;
+        const LaneWords words(box, me, turn, p);
+        float2 of_quad = {};
+        if constexpr (Config::kCodes.steps) {
+          // The four lanes of a quad need the same numbers, of two rows and words: each makes those
+          // of one of them.
+          const int own = p * 16 + me.quad % 2 * 8;
+          of_quad = of_steps(factors.step_pairs[group_of(turn, me.quad / 2) + own],
+                             factors.step_units[own]);
         }
-        float of_word[4] = {};
-        float(&partial)[4] = kLong ? of_part[kLong ? p : 0] : of_word;
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
-        }
-        if constexpr (Config::kCodes.terms == 2) {
+        for (int word = 0; word < 2; ++word) {
+          const int group = group_of(turn, word);
+          LaneWeights a;
 #pragma unroll
           for (int row = 0; row < 2; ++row) {
             uint32_t values[4];
-            numbers.template of_word<1>(words.get(row, word), values);
+            numbers.of_word(words.get(row, word), values);
+            if constexpr (kZeros) {
+              const uint32_t zero = CodesInOrder::zero_of(factors.zeros[group + p * 16 + 8 * row]);
+#pragma unroll
+              for (uint32_t& value : values) {
+                asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(value) : "r"(zero));
+              }
+            }
             a.set(row, values);
           }
+          float of_word[4] = {};
+          float(&partial)[4] = kLong ? of_halves[half][kLong ? p : 0] : of_word;
 #pragma unroll
           for (int step = 0; step < 2; ++step) {
             multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
           }
-        }
-        if constexpr (Config::kCodes.steps) {
-          add(p, of_rows_in_quad(of_quad.x, word), of_word);
-          take_offsets(p, of_rows_in_quad(of_quad.y, word), of_rows[word]);
-        } else {
-          if constexpr (!kLong) add(p, scales_of(p, group), of_word);
-          if constexpr (Config::kCodes.offsets) {
-            take_offsets(p, offsets_of(p, group), of_rows[word]);
+          if constexpr (Config::kCodes.terms == 2) {
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+              uint32_t values[4];
+              numbers.template of_word<1>(words.get(row, word), values);
+              a.set(row, values);
+            }
+#pragma unroll
+            for (int step = 0; step < 2; ++step) {
+              multiply_step<Config>(partial, a.of[step], b.of[2 * word + step]);
+            }
+          }
+          if constexpr (Config::kCodes.steps) {
+            add(p, of_rows_in_quad(of_quad.x, word), of_word);
+            take_offsets(p, of_rows_in_quad(of_quad.y, word), of_rows[word]);
+          } else {
+            if constexpr (!kLong) add(p, scales_of(p, group), of_word);
+            if constexpr (Config::kCodes.offsets) {
+              take_offsets(p, offsets_of(p, group), of_rows[word]);
+            }
           }
         }
       }
@@ -284,31 +314,11 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
   if constexpr (kLong) {
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
-      if (p > 0 && p >= box.products) break;
-      add(p, scales_of(p, group_of(0, 0)), of_part[p]);
-    }
-  }
-}
-
-template <class Config, int kProducts, class Numbers>
-__device__ __forceinline__ void multiply_numbers(const LaneBox& box, const NumberFactors& factors,
-                                                 const Numbers& numbers, const Thread& me,
-                                                 Sums<Config, kProducts>& sums) {
-  if constexpr (Config::kCodes.offsets || Config::kCodes.in_pairs) {
-    multiply_numbers<Config, kProducts, false, false>(box, factors, numbers, me, sums);
-  } else {
-    // Uniform over the grid.
-    const bool is_long = factors.steps >= kStepsOfTurn * kTurnsOfWarp;
-    if (factors.has_zeros) {
-      if (is_long) {
-        multiply_numbers<Config, kProducts, true, true>(box, factors, numbers, me, sums);
-      } else {
-        multiply_numbers<Config, kProducts, true, false>(box, factors, numbers, me, sums);
+      if (is_past<kProducts>(box, p)) break;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        add(p, scales_of(p, group_of(half * kTurnsOfHalf, 0)), of_halves[half][p]);
       }
-    } else if (is_long) {
-      multiply_numbers<Config, kProducts, false, true>(box, factors, numbers, me, sums);
-    } else {
-      multiply_numbers<Config, kProducts, false, false>(box, factors, numbers, me, sums);
     }
   }
 }

@@ -191,12 +191,11 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   constexpr int64_t kTables = sizeof(DecodeTables);
   constexpr int64_t kTilesOfWarps = int64_t{kDecodeTileBuffers} * kDecodeTileBytes;
   static_assert(kTilesOfWarps >= int64_t{kDecodeWarps} * kDecodeMaxTokens * kDecodeMaxPassRows * 4);
-  const int64_t tiles = kTilesOfWarps * decode_warps_of_box(plan.has_lanes);
   constexpr int64_t kOtherBarriers = 2 * kDecodeTileBuffers + 2;
   constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
-  const int64_t fixed =
-      kTables + tiles + scales + rows_bytes + plan.value_bytes + kOtherBarriers * 8 + 8 * 128;
-  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - 4;
+  const int64_t fixed = kTables + kTilesOfWarps + scales + rows_bytes + plan.value_bytes +
+                        kOtherBarriers * 8 + 8 * 128;
+  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - kDecodeStagesAhead - 4;
   const int64_t stages =
       std::min(kMaxStages, (shared_bytes_per_block - fixed) /
                                (kDecodeStageBytes + 16 + kStageScaleBytes + plan.factor_bytes));
@@ -215,7 +214,7 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   shared.factors = take(stages * plan.factor_bytes);
   shared.values = take(plan.value_bytes);
   shared.tables = take(kTables);
-  shared.tiles = take(tiles);
+  shared.tiles = take(kTilesOfWarps);
   shared.row_scales = take(scales);
   shared.rows = take(rows_bytes);
   shared.up_pitch = static_cast<uint32_t>(up_pitch);

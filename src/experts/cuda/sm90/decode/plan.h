@@ -7,14 +7,10 @@
 
 namespace conclave::inline v0::experts {
 
-// Eight warps multiply, or twice as many, one loads weights, one finishes tiles of the up product,
+// Eight warps multiply, one loads weights, one finishes tiles of the up product, one draws them,
 // one loads scales.
 inline constexpr int32_t kDecodeWarps = 8;
-// Codes of lanes take instructions, during which a warp alone would let others' time pass.
-constexpr int32_t decode_warps_of_box(bool has_lanes) { return has_lanes ? 2 : 1; }
-constexpr int32_t decode_threads(bool has_lanes) {
-  return (kDecodeWarps * decode_warps_of_box(has_lanes) + 3) * 32;
-}
+inline constexpr int32_t kDecodeThreads = (kDecodeWarps + 4) * 32;
 inline constexpr int32_t kDecodeMaxTokens = 8;  // columns per warp product
 inline constexpr int32_t kDecodeMaxPairs = 128;
 inline constexpr int32_t kDecodeBoxBytes = 128;      // along K: one swizzled line of shared memory
@@ -22,7 +18,12 @@ inline constexpr int32_t kDecodeMaxPassRows = 64;    // four products of 16 rows
 inline constexpr int32_t kDecodeStageBytes = 16384;  // one box of 16 rows per warp
 inline constexpr int32_t kDecodeUpStageBoxes = kDecodeStageBytes / (16 * kDecodeBoxBytes);
 inline constexpr int32_t kDecodeTileBuffers = 4;  // for unfinished tiles of the up product
-// Slots for tiles that are known but not finished: more than the ring and the buffers hold.
+// A draw of a tile queues behind weights under way, so that as many stages stand between it and the
+// tile's first as a ring has.
+inline constexpr int32_t kDecodeStagesAhead = 8;
+// Stages of the down product that a block has L2 bring while it waits for the other blocks.
+inline constexpr int32_t kDecodeStagesInL2 = 8;
+// Slots for tiles that are known but not finished: more than the ring, the buffers and draws hold.
 inline constexpr int32_t kDecodeTileSlots = 32;
 inline constexpr int32_t kDecodeTileBytes = kDecodeWarps * 32 * 16;  // for a warp of each box
 

@@ -3,6 +3,7 @@
 
 #include "cuda/device/barrier.cuh"
 #include "cuda/device/copy.cuh"
+#include "cuda/device/prefetch.cuh"
 #include "cuda/device/tma.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
 
@@ -79,27 +80,76 @@ struct Producer {
   // Coordinates: column, row, matrix, box, tile. A copy of one box counts columns, which lets it
   // end within a box; a copy of several counts boxes.
   __device__ __forceinline__ void bring(const Source& source, int begin, int end) {
+    for (int box = begin; box < end; box += source.stage_boxes) bring_stage(source, box, end);
+  }
+  __device__ __forceinline__ void bring_stage(const Source& source, int box, int end) {
     const uint32_t line_bytes = static_cast<uint32_t>(source.box_rows * kDecodeBoxBytes);
-    for (int box = begin; box < end; box += source.stage_boxes) {
-      wait_for_room();
-      uint64_t* full = shared.full + ring.slot;
-      unsigned char* target = shared.ring + ring.slot * kDecodeStageBytes;
-      if (source.copy_boxes > 1) {
-        ptx::mbarrier_arrive_expect_tx(
-            full, static_cast<uint32_t>(source.copy_boxes) * line_bytes + factor_bytes(source));
-        ptx::tma_load_5d(source.map, full, target, 0, source.row, source.matrix, box, source.tile,
-                         ptx::CacheHint::kEvictFirst);
-      } else {
-        const int count = min(source.stage_boxes, end - box);
-        ptx::mbarrier_arrive_expect_tx(
-            full, static_cast<uint32_t>(count) * line_bytes + factor_bytes(source));
-        for (int i = 0; i < count; ++i)
-          ptx::tma_load_5d(source.map, full, target + i * source.box_bytes,
-                           (box + i) * Config::kBoxElements, source.row, source.matrix, 0,
-                           source.tile, ptx::CacheHint::kEvictFirst);
+    wait_for_room();
+    uint64_t* full = shared.full + ring.slot;
+    unsigned char* target = shared.ring + ring.slot * kDecodeStageBytes;
+    if (source.copy_boxes > 1) {
+      ptx::mbarrier_arrive_expect_tx(
+          full, static_cast<uint32_t>(source.copy_boxes) * line_bytes + factor_bytes(source));
+      ptx::tma_load_5d(source.map, full, target, 0, source.row, source.matrix, box, source.tile,
+                       ptx::CacheHint::kEvictFirst);
+    } else {
+      const int count = min(source.stage_boxes, end - box);
+      ptx::mbarrier_arrive_expect_tx(
+          full, static_cast<uint32_t>(count) * line_bytes + factor_bytes(source));
+      for (int i = 0; i < count; ++i)
+        ptx::tma_load_5d(source.map, full, target + i * source.box_bytes,
+                         (box + i) * Config::kBoxElements, source.row, source.matrix, 0,
+                         source.tile, ptx::CacheHint::kEvictFirst);
+    }
+    bring_factors(source, box);
+    ring.advance(params.shared.stages);
+  }
+
+  // Asks L2 for the boxes of a stage.
+  __device__ __forceinline__ void prefetch_stage(const Source& source, int box, int end) const {
+    if (source.copy_boxes > 1) {
+      ptx::tma_prefetch_5d(source.map, 0, source.row, source.matrix, box, source.tile);
+      return;
+    }
+    for (const int last = min(box + source.stage_boxes, end); box < last; ++box) {
+      ptx::tma_prefetch_5d(source.map, box * Config::kBoxElements, source.row, source.matrix, 0,
+                           source.tile);
+    }
+  }
+
+  __device__ __forceinline__ Source down_source(const DownItem& part, int row) const {
+    const DecodePlan& plan = params.plan;
+    const int expert = shared.tables->unit_expert[part.unit];
+    return {.map = &params.down_map,
+            .row = row,
+            .matrix = expert,
+            .tile = 0,
+            .box_rows = plan.pass_rows,
+            .box_bytes = plan.down_box_bytes,
+            .copy_boxes = plan.down_copy_boxes,
+            .stage_boxes = plan.down_stage_boxes,
+            .scales = &params.down_scales,
+            .seconds = &params.down_seconds,
+            .factors = plan.down_factors,
+            .factor_rows = Config::kCodes.exact ? plan.down_scale_rows : plan.pass_rows,
+            // Bytes come from multiples of 16.
+            .factor_row = Config::kCodes.exact ? row / 16 * 16 : row,
+            .expert = expert};
+  }
+
+  // Asks L2 for the first pass's stages from `box` of `part` on.
+  __device__ __forceinline__ void prefetch_down(const Walk& walk, DownItem part, int box,
+                                                int row) const {
+    const DecodePlan& plan = params.plan;
+    int stages = kDecodeStagesInL2;
+    while (part.unit * plan.k_slices + part.slice < walk.num_parts) {
+      const Source source = down_source(part, row);
+      for (; box < part.end; box += source.stage_boxes) {
+        if (stages-- == 0) return;
+        prefetch_stage(source, box, part.end);
       }
-      bring_factors(source, box);
-      ring.advance(params.shared.stages);
+      part = next_item(plan, part);
+      box = part.begin;
     }
   }
 
@@ -107,14 +157,10 @@ struct Producer {
     const DecodePlan& plan = params.plan;
     DecodeTables& tables = *shared.tables;
     const bool gated = plan.tile_features == 8;
-    int tile = walk.take(0);
-    int next = walk.take(1);
-    tell_item(0, tile < walk.total_tiles ? tile : kNoItem);
-    for (int i = 0; tile < walk.total_tiles; ++i) {
-      const bool more = next < walk.total_tiles;
-      tell_item(i + 1, more ? next : kNoItem);
-      const int after = more ? walk.take(i + 2) : next;
-      const UpItem up = up_item(plan, tile);
+    for (int i = 0;; ++i) {
+      const int item = take_item(walk, i);
+      if (item == kNoItem) break;
+      const UpItem up = up_item(item);
       const int expert = tables.unit_expert[up.unit];
       bring({.map = &params.up_map,
              .row = gated ? 0 : up.tile * 16,
@@ -131,33 +177,28 @@ struct Producer {
              .factor_row = up.tile * (Config::kCodes.exact ? 16 : plan.tile_features),
              .expert = expert},
             0, plan.up_boxes);
-      tile = next;
-      next = after;
     }
+    // A ring full of them waits for the barrier of the grid, while memory would rest.
+    int until_full = params.shared.stages;
     for_each_down_item(params, walk, [&](const DownItem& part, int row) {
-      bring({.map = &params.down_map,
-             .row = row,
-             .matrix = tables.unit_expert[part.unit],
-             .tile = 0,
-             .box_rows = plan.pass_rows,
-             .box_bytes = plan.down_box_bytes,
-             .copy_boxes = plan.down_copy_boxes,
-             .stage_boxes = plan.down_stage_boxes,
-             .scales = &params.down_scales,
-             .seconds = &params.down_seconds,
-             .factors = plan.down_factors,
-             .factor_rows = Config::kCodes.exact ? plan.down_scale_rows : plan.pass_rows,
-             // Bytes come from multiples of 16.
-             .factor_row = Config::kCodes.exact ? row / 16 * 16 : row,
-             .expert = tables.unit_expert[part.unit]},
-            part.begin, part.end);
+      const Source source = down_source(part, row);
+      for (int box = part.begin; box < part.end; box += source.stage_boxes) {
+        if (until_full-- == 0) prefetch_down(walk, part, box, row);
+        bring_stage(source, box, part.end);
+      }
     });
   }
 
  private:
-  __device__ __forceinline__ void tell_item(int i, int tile) const {
-    volatile int32_t* slot = &shared.tables->tiles[i % kDecodeTileSlots];
-    *slot = tile;
+  // The block's i-th item, which is begun now.
+  __device__ __forceinline__ int take_item(const Walk& walk, int i) const {
+    DecodeTables& tables = *shared.tables;
+    volatile int32_t* const begun = &tables.begun;
+    *begun = i + 1;
+    if (i >= walk.own_tiles && walk.draws()) return await_item(tables, i);
+    const int item = item_of(params.plan, walk.total_tiles, walk.own_tile(i));
+    tell_item(tables, i, item);
+    return item;
   }
 };
 

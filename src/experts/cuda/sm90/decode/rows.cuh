@@ -11,7 +11,7 @@
 namespace conclave::inline v0::experts::decode {
 
 // Reads an element of any type at any alignment.
-__device__ __noinline__ float read_element(const void* row, DType dtype, int64_t column) {
+inline __device__ __noinline__ float read_element(const void* row, DType dtype, int64_t column) {
   switch (dtype) {
     case DType::kF32:
       return static_cast<const float*>(row)[column];

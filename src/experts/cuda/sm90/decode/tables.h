@@ -19,7 +19,8 @@ struct DecodeTables {
   uint8_t unit_slot[kDecodeMaxPairs][kDecodeMaxTokens];  // the token's first with this expert
   float unit_weight[kDecodeMaxPairs][kDecodeMaxTokens];  // summed over such slots
   int32_t units;
-  int32_t tiles[kDecodeTileSlots];        // the up product's, in the block's order
+  int32_t tiles[kDecodeTileSlots];        // items of the up product, in the block's order
+  int32_t begun;                          // so many of them have been asked for
   uint32_t token_amax[kDecodeMaxTokens];  // bits of a non-negative float32
 };
 

@@ -12,9 +12,9 @@
 namespace conclave::inline v0::experts::decode {
 
 // Finds what sums of a tile's rows are multiplied by: eight rows of gate and eight of up, or 16.
-__device__ __forceinline__ void set_sum_factors(const DecodeParams& params, int tile,
+__device__ __forceinline__ void set_sum_factors(const DecodeParams& params, int unit,
                                                 const Shared& shared, Operand& operand) {
-  const int expert = shared.tables->unit_expert[up_item(params.plan, tile).unit];
+  const int expert = shared.tables->unit_expert[unit];
   const float* const factors = params.weights.gate_up.factors.sum_factors;
   const bool gated = params.plan.tile_features == 8;
   operand.sum_factors[0] = factors[gated ? 2 * expert : expert];
@@ -44,9 +44,10 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
   if constexpr (Config::kTakesTable) operand.multiply_sums(params.values.unit);
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
-    const int tile = await_item(*shared.tables, index);
-    if (tile == kNoItem) return;
-    const uint32_t tokens = shared.tables->unit_tokens[up_item(plan, tile).unit];
+    const int item = await_item(*shared.tables, index);
+    if (item == kNoItem) return;
+    const int unit = up_item(item).unit;
+    const uint32_t tokens = shared.tables->unit_tokens[unit];
     operand.present = (tokens >> me.group & 1U) != 0;
     if constexpr (Config::kHasLanes) {
       operand.row = operand.present ? static_cast<uint32_t>(me.group) * params.shared.up_pitch : 0;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
       operand.steps[k] =
           shared.row_scales + ((tokens >> token & 1U) != 0 ? token : 0) * plan.up_boxes;
     }
-    if constexpr (Config::kCodes.exact) set_sum_factors(params, tile, shared, operand);
+    if constexpr (Config::kCodes.exact) set_sum_factors(params, unit, shared, operand);
     const Sums<Config, 1> sums = run_boxes<Config, 1>(operand, params, shared, me, ring);
     ptx::mbarrier_wait(shared.tile_empty + buffer.slot, buffer.phase ^ 1U);
     float* target =
@@ -123,8 +124,8 @@ __device__ __forceinline__ UpRow read_up_row(const DecodeParams& params, int exp
 
 // Not inlined: a launch of few microseconds fetches its instructions anew, so the formulas' code
 // exists only once.
-__device__ __noinline__ float activate(const activation::DeviceActivation& activation, float gate,
-                                       float up) {
+inline __device__ __noinline__ float activate(const activation::DeviceActivation& activation,
+                                              float gate, float up) {
   return activation::device::apply(activation, gate, up);
 }
 
@@ -152,9 +153,9 @@ __device__ __forceinline__ void finish_tiles(const DecodeParams& params, const S
   const DecodeTables& tables = *shared.tables;
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {
-    const int published = await_item(tables, index);
-    if (published == kNoItem) return;
-    const UpItem tile = up_item(plan, published);
+    const int item = await_item(tables, index);
+    if (item == kNoItem) return;
+    const UpItem tile = up_item(item);
     const int expert = tables.unit_expert[tile.unit];
     const UpRow rows[2] = {read_up_row<Config>(params, expert, tile.tile, me.row, false),
                            read_up_row<Config>(params, expert, tile.tile, me.row, true)};

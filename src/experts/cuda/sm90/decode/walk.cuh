@@ -10,35 +10,61 @@ namespace conclave::inline v0::experts::decode {
 // A block takes tiles of the up product, then its columns of the down product for all parts (unit,
 // slice). Half of the tiles, or a quarter if there are many, are assigned beforehand. Free blocks
 // draw the others, since not all multiprocessors are equally near to memory; a draw costs a trip to
-// the counter, which few tiles do not hide.
+// the counter, which few tiles do not hide: these are all assigned.
 struct Walk {
   static constexpr int kManyTiles = 16;  // per block
   int total_tiles = 0;
   int own_tiles = 0;
+  int tiles_ahead = 0;  // so many tiles before it is begun, a tile is drawn
   int num_parts = 0;
   int first_row = 0;  // the block's first output column
-  uint32_t* next_tile = nullptr;
 
   __device__ Walk(const DecodeParams& params, int units) {
     const DecodePlan& plan = params.plan;
     total_tiles = units * plan.feature_tiles;
     const int share = total_tiles / static_cast<int>(gridDim.x);
-    own_tiles = share < kManyTiles ? share / 2 : share / 4;
+    const int tile_stages = (plan.up_boxes + kUpStageBoxes - 1) / kUpStageBoxes;
+    tiles_ahead = max(2, (kDecodeStagesAhead + tile_stages - 1) / tile_stages);
+    own_tiles = max(share < kManyTiles ? share / 2 : share / 4, tiles_ahead);
+    if (share <= 2 * tiles_ahead) own_tiles = share + 1;
     first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
     if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
-    next_tile = params.call.counters + kNextTileWord;
   }
-  // The block's i-th tile, or total_tiles or more if none is left. Call it once for each i.
-  __device__ __forceinline__ int take(int i) const {
-    if (i < own_tiles) return static_cast<int>(blockIdx.x) * own_tiles + i;
-    return static_cast<int>(gridDim.x) * own_tiles + static_cast<int>(atomicAdd(next_tile, 1U));
+  // The block's i-th tile of its own. That and those that are drawn may be total_tiles or more,
+  // which says that none is left.
+  __device__ __forceinline__ int own_tile(int i) const {
+    return i * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
   }
+  __device__ __forceinline__ int first_drawn() const {
+    return own_tiles * static_cast<int>(gridDim.x);
+  }
+  __device__ __forceinline__ bool draws() const { return first_drawn() < total_tiles; }
 };
 
 inline constexpr int kNoItem = -1;
 inline constexpr int kItemUnknown = -2;
 
-// Waits until the producer tells the block's i-th tile. compute-sanitizer's racecheck reports
+// A tile of the up product and its unit, in a word that is no smaller than 0.
+struct UpItem {
+  int unit;
+  int tile;
+};
+inline constexpr int kTileBits = 22;  // rows of the intermediate are no wider than 2^24
+__device__ __forceinline__ UpItem up_item(int word) {
+  return {word >> kTileBits, word & ((1 << kTileBits) - 1)};
+}
+__device__ __forceinline__ int item_of(const DecodePlan& plan, int total_tiles, int tile) {
+  if (tile >= total_tiles) return kNoItem;
+  const int unit = tile / plan.feature_tiles;
+  return unit << kTileBits | (tile - unit * plan.feature_tiles);
+}
+
+__device__ __forceinline__ void tell_item(DecodeTables& tables, int i, int item) {
+  volatile int32_t* slot = &tables.tiles[i % kDecodeTileSlots];
+  *slot = item;
+}
+
+// Waits until the block's i-th item is told. compute-sanitizer's racecheck reports
 // this polling of a word that another warp writes without a barrier. It is safe: the word is
 // aligned and complete in itself, a barrier has published the tables that it refers to, and a slot
 // is not reused before the ring has come round.
@@ -47,15 +73,6 @@ __device__ __forceinline__ int await_item(const DecodeTables& tables, int i) {
   int tile = *slot;
   while (tile == kItemUnknown) tile = *slot;
   return tile;
-}
-
-struct UpItem {
-  int unit;
-  int tile;
-};
-__device__ __forceinline__ UpItem up_item(const DecodePlan& plan, int tile) {
-  const int unit = tile / plan.feature_tiles;
-  return {unit, tile - unit * plan.feature_tiles};
 }
 
 struct DownItem {
@@ -85,14 +102,33 @@ __device__ __forceinline__ int group_of_box(const DecodePlan& plan, const Decode
   return factors.columns == 0 ? 0 : box * plan.box_columns / factors.columns;
 }
 
-// Calls visit(item) for the block's tiles of the up product, as the producer tells them.
+// Draws the tiles that are not the block's own, as the producer comes near to them. One draw is
+// under way at a time, and takes as many tiles as have come near meanwhile.
+__device__ __forceinline__ void draw_tiles(const DecodeParams& params, DecodeTables& tables,
+                                           const Walk& walk) {
+  if (!walk.draws()) return;
+  const volatile int32_t* const begun = &tables.begun;
+  for (int told = walk.own_tiles;;) {
+    int count = *begun + walk.tiles_ahead - told;
+    for (; count <= 0; count = *begun + walk.tiles_ahead - told) __nanosleep(20);
+    const uint32_t drawn =
+        atomicAdd(params.call.counters + kNextTileWord, static_cast<uint32_t>(count));
+    for (int tile = walk.first_drawn() + static_cast<int>(drawn); count > 0; --count, ++tile) {
+      const int item = item_of(params.plan, walk.total_tiles, tile);
+      tell_item(tables, told++, item);
+      if (item == kNoItem) return;
+    }
+  }
+}
+
+// Calls visit(item) for the block's tiles of the up product, as they are told.
 template <class Visit>
 __device__ __forceinline__ void for_each_up_item(const DecodeParams& params, const Shared& shared,
                                                  const Visit& visit) {
   for (int i = 0;; ++i) {
-    const int tile = await_item(*shared.tables, i);
-    if (tile == kNoItem) return;
-    visit(up_item(params.plan, tile));
+    const int item = await_item(*shared.tables, i);
+    if (item == kNoItem) return;
+    visit(up_item(item));
   }
 }
 
