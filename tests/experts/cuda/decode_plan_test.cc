@@ -122,7 +122,7 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
       EXPECT_LE(shared.stages, stages);  // more tokens never leave more for weights
       stages = shared.stages;
       // A published tile stays until the last warp has read it.
-      EXPECT_LT(shared.stages + kDecodeTileBuffers + kDecodeStagesAhead, kDecodeTileSlots);
+      EXPECT_LT(shared.stages + kDecodeTileBuffers + kDecodeTilesAhead, kDecodeTileSlots);
       const std::vector<uint32_t> begins = {
           static_cast<uint32_t>(shared.stages * kDecodeStageBytes),
           shared.barriers,

@@ -132,7 +132,9 @@ class LaneOperand {
         // Results of tokens that do not take part are not used: any row will do for them.
         x_(shared.rows + operand.row + me.quad * 16),
         factors_(shared.factors),
-        groups_of_box_(operand.factors.columns == 0 ? 0 : operand.factors.groups) {}
+        groups_of_box_(operand.factors.columns == 0 ? 0 : operand.factors.groups),
+        groups_per_box_(static_cast<float>(params.plan.box_columns) /
+                        static_cast<float>(max(operand.factors.columns, 1))) {}
 
   // Calls run(mode), where the mode is a type of lanes.cuh. Choices are uniform over the grid.
   template <class Run>
@@ -208,8 +210,12 @@ class LaneOperand {
   // The first group of a box among those of its stage.
   __device__ __forceinline__ int group_of(int in_stage, int box) const {
     if (operand_.factors.columns <= plan_.box_columns) return in_stage * groups_of_box_;
-    return group_of_box(plan_, operand_.factors, box) -
-           group_of_box(plan_, operand_.factors, box - in_stage);
+    return group_of_many(box) - group_of_many(box - in_stage);
+  }
+  // The group of a box whose columns are some of it. A division would be code to jump over. Halves
+  // are further from a whole number than the rounding of so few boxes.
+  __device__ __forceinline__ int group_of_many(int box) const {
+    return static_cast<int>((static_cast<float>(box) + 0.5F) * groups_per_box_);
   }
 
   const Operand& operand_;
@@ -220,6 +226,7 @@ class LaneOperand {
   const unsigned char* x_;
   const unsigned char* factors_;
   int groups_of_box_;
+  float groups_per_box_;
 };
 
 // Multiplies the warp's box of the stage in `slot`.

@@ -13,8 +13,8 @@ namespace conclave::inline v0::experts::decode {
 
 inline constexpr int kStepsOfTurn = 4;  // each has 16 columns
 // Products of the two halves of a box follow each other, since each waits for the one before it in
-// its own half. Turns of a half are not unrolled: a launch of few microseconds fetches its
-// instructions anew.
+// its own half. Turns of a half are a loop but for 16 rows: a launch of few microseconds fetches
+// its instructions anew.
 inline constexpr int kHalves = 2;
 inline constexpr int kTurnsOfHalf = 2;
 inline constexpr int kStepsOfHalf = kStepsOfTurn * kTurnsOfHalf;
@@ -127,7 +127,8 @@ __device__ __forceinline__ void multiply_exact(const LaneBox& box, const unsigne
   using Lane = LaneCodes<Config::kCodes.powers, Mode::kNear>;
   constexpr int kScalesOfTurn = kStepsOfTurn / Lane::kStepsOfScale;
   constexpr int kChains = Sums<Config, kProducts>::kChains;
-#pragma unroll 1
+  constexpr int kUnrolledTurns = kProducts == 1 ? kTurnsOfHalf : 1;
+#pragma unroll kUnrolledTurns
   for (int of_half = 0; of_half < kTurnsOfHalf; ++of_half) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -239,8 +240,9 @@ __device__ __forceinline__ void multiply_numbers(const LaneBox& box, const Numbe
   };
   // Instructions come from memory too: only what has results of its own is unrolled.
   constexpr int kUnrolled = kLong ? kHalves : 1;
+  constexpr int kUnrolledTurns = kLong && kProducts == 1 ? kTurnsOfHalf : 1;
   float of_halves[kHalves][kLong ? kProducts : 1][4] = {};
-#pragma unroll 1
+#pragma unroll kUnrolledTurns
   for (int of_half = 0; of_half < kTurnsOfHalf; ++of_half) {
 #pragma unroll kUnrolled
     for (int half = 0; half < kHalves; ++half) {

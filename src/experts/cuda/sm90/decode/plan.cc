@@ -69,6 +69,20 @@ void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
 }
 
+// A draw queues behind weights under way. Tiles of lanes have few stages, so that a ring of them
+// stands between a draw and its tile. Others lose by it, and by what L2 brings early: e4m3 and bf16
+// of Qwen3-30B 3 to 5 % (bench/results/h200/2026-11-30-one-launch-ahead.md).
+void plan_draws(DecodePlan& plan) {
+  plan.tiles_ahead = 2;
+  plan.few_tiles = plan.tiles_ahead;
+  if (!plan.has_lanes) return;
+  constexpr int64_t kStagesAhead = kDecodeTilesAhead;
+  const int64_t stages = ceil_div(plan.up_boxes, kDecodeUpStageBoxes);
+  plan.tiles_ahead = std::max(plan.tiles_ahead, narrow(ceil_div(kStagesAhead, stages)));
+  plan.few_tiles = 2 * plan.tiles_ahead;
+  plan.stages_in_l2 = 8;
+}
+
 DecodeFactors factors_of(const DecodePlan& plan, int64_t columns, int64_t stage_boxes) {
   const int64_t own = columns == 0 || columns > plan.box_columns ? plan.box_columns : columns;
   DecodeFactors factors{.groups = narrow(plan.box_columns / own),
@@ -160,6 +174,7 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan.feature_tiles = narrow(ceil_div(problem.intermediate_size, plan.tile_features));
   // A copy of several boxes cannot tell that a row ends within its last box.
   plan.up_copy_boxes = problem.hidden_size % box == 0 ? kDecodeUpStageBoxes : 1;
+  plan_draws(plan);
   plan_down(problem, plan);
   plan.intermediate_bytes = plan.makes_codes ? 4 : 2;
   plan.intermediate_stride = plan.down_boxes * box;
@@ -195,7 +210,7 @@ DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t share
   constexpr int64_t kStageScaleBytes = kDecodeUpStageBoxes * 2 * 4;
   const int64_t fixed = kTables + kTilesOfWarps + scales + rows_bytes + plan.value_bytes +
                         kOtherBarriers * 8 + 8 * 128;
-  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - kDecodeStagesAhead - 4;
+  constexpr int64_t kMaxStages = kDecodeTileSlots - kDecodeTileBuffers - kDecodeTilesAhead - 4;
   const int64_t stages =
       std::min(kMaxStages, (shared_bytes_per_block - fixed) /
                                (kDecodeStageBytes + 16 + kStageScaleBytes + plan.factor_bytes));

@@ -18,11 +18,8 @@ inline constexpr int32_t kDecodeMaxPassRows = 64;    // four products of 16 rows
 inline constexpr int32_t kDecodeStageBytes = 16384;  // one box of 16 rows per warp
 inline constexpr int32_t kDecodeUpStageBoxes = kDecodeStageBytes / (16 * kDecodeBoxBytes);
 inline constexpr int32_t kDecodeTileBuffers = 4;  // for unfinished tiles of the up product
-// A draw of a tile queues behind weights under way, so that as many stages stand between it and the
-// tile's first as a ring has.
-inline constexpr int32_t kDecodeStagesAhead = 8;
-// Stages of the down product that a block has L2 bring while it waits for the other blocks.
-inline constexpr int32_t kDecodeStagesInL2 = 8;
+// The most that DecodePlan::tiles_ahead is.
+inline constexpr int32_t kDecodeTilesAhead = 8;
 // Slots for tiles that are known but not finished: more than the ring, the buffers and draws hold.
 inline constexpr int32_t kDecodeTileSlots = 32;
 inline constexpr int32_t kDecodeTileBytes = kDecodeWarps * 32 * 16;  // for a warp of each box
@@ -54,6 +51,10 @@ struct DecodePlan {
   int32_t down_boxes = 0;     // per row of I
   int32_t tile_features = 0;
   int32_t feature_tiles = 0;  // per expert
+  // A tile is drawn so many before it is begun; a block with no more than `few_tiles` draws none.
+  int32_t tiles_ahead = 0;
+  int32_t few_tiles = 0;
+  int32_t stages_in_l2 = 0;  // the down product has, while a block waits for the others
   int32_t passes = 0;
   int32_t pass_rows = 0;
   int32_t k_slices = 0;

@@ -141,7 +141,7 @@ struct Producer {
   __device__ __forceinline__ void prefetch_down(const Walk& walk, DownItem part, int box,
                                                 int row) const {
     const DecodePlan& plan = params.plan;
-    int stages = kDecodeStagesInL2;
+    int stages = plan.stages_in_l2;
     while (part.unit * plan.k_slices + part.slice < walk.num_parts) {
       const Source source = down_source(part, row);
       for (; box < part.end; box += source.stage_boxes) {

@@ -15,7 +15,8 @@ struct Walk {
   static constexpr int kManyTiles = 16;  // per block
   int total_tiles = 0;
   int own_tiles = 0;
-  int tiles_ahead = 0;  // so many tiles before it is begun, a tile is drawn
+  int first_own = 0;
+  int own_step = 1;
   int num_parts = 0;
   int first_row = 0;  // the block's first output column
 
@@ -23,18 +24,18 @@ struct Walk {
     const DecodePlan& plan = params.plan;
     total_tiles = units * plan.feature_tiles;
     const int share = total_tiles / static_cast<int>(gridDim.x);
-    const int tile_stages = (plan.up_boxes + kUpStageBoxes - 1) / kUpStageBoxes;
-    tiles_ahead = max(2, (kDecodeStagesAhead + tile_stages - 1) / tile_stages);
-    own_tiles = max(share < kManyTiles ? share / 2 : share / 4, tiles_ahead);
-    if (share <= 2 * tiles_ahead) own_tiles = share + 1;
+    own_tiles = max(share < kManyTiles ? share / 2 : share / 4, plan.tiles_ahead);
+    if (share <= plan.few_tiles) own_tiles = share + 1;
+    const bool in_turns = share <= plan.few_tiles || plan.has_lanes;
+    const int block = static_cast<int>(blockIdx.x);
+    first_own = in_turns ? block : block * own_tiles;
+    own_step = in_turns ? static_cast<int>(gridDim.x) : 1;
     first_row = static_cast<int>(blockIdx.x) * plan.passes * plan.pass_rows;
     if (first_row < plan.hidden_size) num_parts = units * plan.k_slices;
   }
   // The block's i-th tile of its own. That and those that are drawn may be total_tiles or more,
   // which says that none is left.
-  __device__ __forceinline__ int own_tile(int i) const {
-    return i * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  }
+  __device__ __forceinline__ int own_tile(int i) const { return first_own + i * own_step; }
   __device__ __forceinline__ int first_drawn() const {
     return own_tiles * static_cast<int>(gridDim.x);
   }
@@ -109,8 +110,8 @@ __device__ __forceinline__ void draw_tiles(const DecodeParams& params, DecodeTab
   if (!walk.draws()) return;
   const volatile int32_t* const begun = &tables.begun;
   for (int told = walk.own_tiles;;) {
-    int count = *begun + walk.tiles_ahead - told;
-    for (; count <= 0; count = *begun + walk.tiles_ahead - told) __nanosleep(20);
+    int count = 0;
+    for (; count <= 0; count = *begun + params.plan.tiles_ahead - told) __nanosleep(20);
     const uint32_t drawn =
         atomicAdd(params.call.counters + kNextTileWord, static_cast<uint32_t>(count));
     for (int tile = walk.first_drawn() + static_cast<int>(drawn); count > 0; --count, ++tile) {
