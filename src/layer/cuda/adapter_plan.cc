@@ -15,13 +15,15 @@ bool keeps_bits(const experts::LadderRung& rung, const AdapterKernelRow& row) {
          (rung.skewed_row == nullptr || rung.skewed_row->arithmetic == row.arithmetic);
 }
 
-// The widest tile that is no wider than the ladder's: it was chosen for as many rows an expert.
+// The widest tile that is no wider than the ladder's, which was chosen for as many rows an expert,
+// and of those the one with as many weight rows.
 DeviceTile tile_of(const AdapterKernelRow& row, const experts::ExpertsProblem& problem,
-                   int32_t tokens) {
+                   const DeviceTile& usual) {
   const std::span<const DeviceTile> tiles = row.tiles(problem);
   DeviceTile best = tiles.front();
   for (const DeviceTile& tile : tiles) {
-    if (tile.tokens <= tokens) best = tile;
+    if (tile.tokens > usual.tokens || tile.tokens < best.tokens) continue;
+    if (tile.tokens > best.tokens || tile.features == usual.features) best = tile;
   }
   return best;
 }
@@ -49,7 +51,7 @@ Support plan_adapters(CudaMlpPlan& part) {
       if (in_one_pass) break;
     }
     if (own.row == nullptr) return Support::no("no kernel takes them: " + reasons);
-    own.tile = tile_of(*own.row, problem, rung.tile.tokens);
+    own.tile = tile_of(*own.row, problem, rung.tile);
     part.adapters.push_back(own);
   }
   return Support::yes();

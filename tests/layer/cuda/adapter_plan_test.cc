@@ -88,6 +88,34 @@ TEST(CudaAdapterPlan, NumbersInSteps_TakeTheArithmeticOfTheirLadder) {
   }
 }
 
+// Few rows an expert of a large layer have tiles of four warpgroups, where codes lie in the order
+// of lanes.
+TEST(CudaAdapterPlan, CodesOfLanes_TakeTheLaddersWeightRows) {
+  const auto in_groups = [](int64_t columns, WeightZero zeros = WeightZero::kNone) {
+    return QuantSpec{
+        .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns, .zeros = zeros};
+  };
+  QuantSpec mxfp4 = in_groups(32);
+  mxfp4.scale_values = ScaleValues::kPowerOfTwo;
+  for (const auto& [dtype, quant] :
+       {std::tuple{DType::kI4, in_groups(128)},
+        std::tuple{DType::kU4, in_groups(32, WeightZero::kOffset)},
+        std::tuple{DType::kNF4, in_groups(64)}, std::tuple{DType::kF4, mxfp4}}) {
+    SCOPED_TRACE(std::string(to_string(dtype)));
+    const CudaPlan planned = plan(coded_spec(dtype, 128, 8, 2048, 768, quant),
+                                  {.max_tokens = 64, .max_adapter_rank = kRank});
+    ASSERT_EQ(planned.routed.adapters.size(), planned.routed.ladder.size());
+    int wide = 0;
+    for (size_t i = 0; i < planned.routed.adapters.size(); ++i) {
+      const experts::DeviceTile& tile = planned.routed.adapters[i].tile;
+      EXPECT_EQ(tile.tokens, planned.routed.ladder[i].tile.tokens);
+      EXPECT_EQ(tile.features, planned.routed.ladder[i].tile.features);
+      wide += tile.features == 256 ? 1 : 0;
+    }
+    EXPECT_GT(wide, 0);
+  }
+}
+
 TEST(CudaAdapterPlan, OtherArithmetics_AreComputedBehindTheLadders) {
   MoeSpec factors = channel_spec(DType::kI8);
   factors.quant.has_column_factors = true;

@@ -216,6 +216,60 @@ TEST_F(CudaAdapters, TokensWithoutOneBesideCodes_KeepEveryBit) {
   }
 }
 
+// One expert has all rows, so that tiles have one row less than they hold, as many, and one more:
+// every tile of the ladder leads to a tile for rows with adapters, and each gives the same bits.
+TEST_F(CudaAdapters, EveryTileOfCodes_GivesTheSameBits) {
+  const Context context({.device = "cuda:0", .num_threads = 1});
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    const MoeSpec spec = coded_spec(form.dtype, 1, 1, 320, 288, form.quant);
+    if (code_of([&] { DeviceLayer{spec}; }) == ErrorCode::kUnsupported) continue;
+    for (const int64_t tokens : {15, 17, 32, 65}) {
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 320, 3);
+      std::vector<LayerOutput> first;
+      for (const TuningEntry& entry :
+           tuning_candidates(context, spec, {.max_tokens = tokens}, {}, tokens)) {
+        if (entry.kernel != "cuda.stream_codes_sm90") continue;
+        SCOPED_TRACE(entry.tile + ", T" + std::to_string(tokens));
+        auto table = std::make_shared<TuningTable>();
+        table->set(entry);
+        AdaptedLayer layer(spec, {.rank = 16, .dtype = DType::kBF16}, {.rank = 128},
+                           {.max_tokens = tokens, .tuning = table});
+        ASSERT_EQ(layer.layer().plan().ladder.back().tile, entry.tile);
+        const std::vector<int32_t> turn = {layer.ids()[0], -1, layer.ids()[1]};
+        std::vector<LayerOutput> own;
+        own.push_back(layer.run(hidden, id_tensor(tokens, turn)));
+        own.push_back(layer.run(hidden, layer.ids()[0]));
+        if (first.empty()) {
+          EXPECT_LE(layer.worst_error(tokens), bar_of(spec));
+          first = std::move(own);
+          continue;
+        }
+        EXPECT_TRUE(same_bits(own[0].out, first[0].out));
+        EXPECT_TRUE(same_bits(own[1].out, first[1].out));
+      }
+      EXPECT_FALSE(first.empty());
+    }
+  }
+}
+
+// Few of many experts have rows, most of them one.
+TEST_F(CudaAdapters, IdleExpertsOfCodes_AreWithinTheBar) {
+  for (const CodedForm& form : coded_forms()) {
+    SCOPED_TRACE(form.name);
+    const MoeSpec spec = coded_spec(form.dtype, 40, 3, 256, 128, form.quant);
+    std::optional<AdaptedLayer> layer = adapted_layer(spec, {});
+    if (!layer) continue;
+    for (const int64_t tokens : {2, 9}) {
+      EXPECT_LE(layer->worst_error(tokens), bar_of(spec)) << "T" << tokens;
+      const Tensor hidden = random_tensor(DType::kBF16, tokens, 256, 3);
+      const int32_t id = layer->ids()[0];
+      EXPECT_TRUE(
+          same_bits(layer->run(hidden, id).out, layer->run(hidden, id_tensor(tokens, {id})).out));
+    }
+  }
+}
+
 TEST_F(CudaAdapters, EveryRank_IsWithinTheBar) {
   for (const int64_t rank : {1, 8, 15, 16, 17, 64, 128, 512}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {

@@ -7,9 +7,13 @@
 namespace conclave::inline v0::experts {
 namespace {
 
-// Every form of codes has kernels for these; how many stages they have depends on the form.
-constexpr std::array kTiles = {DeviceTile{.tokens = 16, .features = 128, .depth = 128},
-                               DeviceTile{.tokens = 64, .features = 128, .depth = 128}};
+// How many stages the kernels of these have depends on the form of the codes.
+constexpr DeviceTile tile_of(int32_t tokens, int32_t weight_rows) {
+  return {.tokens = tokens, .features = weight_rows, .depth = 128};
+}
+constexpr std::array kFewTiles = {tile_of(16, 128), tile_of(64, 128)};
+constexpr std::array kTilesOfLanes = {tile_of(16, 128), tile_of(16, 256), tile_of(32, 256),
+                                      tile_of(64, 128)};
 
 }  // namespace
 
@@ -18,8 +22,9 @@ Support adapted_codes_supports(const ExpertsProblem& problem) {
   return stream_codes_supports(problem);
 }
 
-std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& /*problem*/) {
-  return kTiles;
+std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem) {
+  if (has_lanes(code_kernel_form(problem))) return kTilesOfLanes;
+  return kFewTiles;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -2,6 +2,7 @@
 #include "experts/cuda/sm90/stream/adapted_byte_offsets.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.h"
+#include "experts/cuda/sm90/stream/adapted_codes_as_stored.cuh"
 #include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_products.h"
 #include "experts/cuda/sm90/stream/signed_bytes.h"
@@ -11,20 +12,6 @@ namespace {
 
 using stream::AdaptedCodedParams;
 using stream::AdaptedCodesPair;
-using stream::Codes;
-using stream::find_adapted;
-
-// Codes as stored.
-template <int kBits>
-AdaptedCodesPair find_stored(const CodeKernelForm& form, const DeviceTile& tile) {
-  if (form.columns_of_sum == 16) {
-    return form.offsets
-               ? find_adapted<Codes{.bits = kBits, .steps_of_sum = 1, .offsets = true}>(tile)
-               : find_adapted<Codes{.bits = kBits, .steps_of_sum = 1}>(tile);
-  }
-  return form.offsets ? find_adapted<Codes{.bits = kBits, .steps_of_sum = 2, .offsets = true}>(tile)
-                      : find_adapted<Codes{.bits = kBits, .steps_of_sum = 2}>(tile);
-}
 
 // Chooses as stream_codes.cu does.
 AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
@@ -34,10 +21,8 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
                                      : stream::find_adapted_of_powers(tile);
   }
   if (form.two_terms) {
-    if (form.in_pairs) return stream::find_adapted_of_pairs_in_terms(tile);
-    return form.columns_of_sum == 16
-               ? find_adapted<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
-               : find_adapted<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
+    return form.in_pairs ? stream::find_adapted_of_pairs_in_terms(tile)
+                         : stream::find_adapted_of_terms(form, tile);
   }
   if (form.steps && !form.offsets) return stream::find_adapted_of_steps(tile);
   if (is_byte_offsets(form)) {
@@ -56,7 +41,7 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
     return form.columns_of_sum == 64 ? stream::find_adapted_of_wide_pairs(tile)
                                      : stream::find_adapted_of_pairs(tile);
   }
-  return form.bits == 4 ? find_stored<4>(form, tile) : find_stored<8>(form, tile);
+  return stream::find_adapted_as_stored(form, tile);
 }
 
 class AdaptedCodes final : public AdapterKernel {

@@ -23,29 +23,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 // The shape that codes have in one of the tiles of adapted_codes.cc.
-template <int kTokens, Codes kCodes>
+constexpr CodeKernelForm adapted_form(const Codes& codes) {
+  return {.bits = codes.bits,
+          .columns_of_sum = 16 * codes.steps_of_sum,
+          .offsets = codes.offsets,
+          .two_terms = codes.terms == 2,
+          .in_order = codes.in_order,
+          .in_pairs = codes.in_pairs,
+          .exact = codes.exact != ExactScales::kNone,
+          .steps = codes.steps};
+}
+template <int kTokens, Codes kCodes, int kWeightRows>
 constexpr Shape adapted_shape() {
-  constexpr int kWeightRows = 128;
-  constexpr CodeKernelForm kForm{.bits = kCodes.bits,
-                                 .columns_of_sum = 16 * kCodes.steps_of_sum,
-                                 .offsets = kCodes.offsets,
-                                 .two_terms = kCodes.terms == 2,
-                                 .in_order = kCodes.in_order,
-                                 .in_pairs = kCodes.in_pairs,
-                                 .exact = kCodes.exact != ExactScales::kNone,
-                                 .steps = kCodes.steps};
+  constexpr CodeKernelForm kForm = adapted_form(kCodes);
   return {.max_tokens = kTokens,
           .weight_rows = kWeightRows,
           .atoms = kCodes.bits == 4 ? 4 : 2,
           .stages = code_stages(kForm, kTokens, kWeightRows),
           .consumers = kWeightRows / 64};
 }
-template <int kTokens, Codes kCodes>
-using AdaptedConfig = Config<__nv_bfloat16, adapted_shape<kTokens, kCodes>(), kCodes>;
+template <int kTokens, Codes kCodes, int kWeightRows>
+using AdaptedConfig = Config<__nv_bfloat16, adapted_shape<kTokens, kCodes, kWeightRows>(), kCodes>;
 
-template <int kTokens, Codes kCodes>
+template <int kTokens, Codes kCodes, int kWeightRows = 128>
 AdaptedCodesPair adapted_pair() {
-  using Own = AdaptedConfig<kTokens, kCodes>;
+  using Own = AdaptedConfig<kTokens, kCodes, kWeightRows>;
   return {.up = describe_kernel<Own>(adapted_codes_product<Own, Product::kUp>),
           .down = describe_kernel<Own>(adapted_codes_product<Own, Product::kDown>)};
 }
@@ -59,6 +61,10 @@ AdaptedCodesPair adapted_pair() {
 // The kernels of the tiles of adapted_codes.cc.
 template <Codes kCodes>
 AdaptedCodesPair find_adapted(const DeviceTile& tile) {
+  if constexpr (has_lanes(adapted_form(kCodes))) {
+    if (tile.features == 256 && tile.tokens == 16) return adapted_pair<16, kCodes, 256>();
+    if (tile.features == 256 && tile.tokens == 32) return adapted_pair<32, kCodes, 256>();
+  }
   if (tile.tokens == 16) return adapted_pair<16, kCodes>();
   if (tile.tokens == 64) return adapted_pair<64, kCodes>();
   refuse_adapted_tile(tile);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "experts/cuda/adapters/adapter_kernel.h"
+#include "experts/cuda/sm90/stream/stream_codes.h"
 
 #include <memory>
 #include <span>
@@ -10,6 +11,11 @@ namespace conclave::inline v0::experts {
 
 // Takes what stream_codes_supports, but no factors of columns: terms are of rows without them.
 Support adapted_codes_supports(const ExpertsProblem& problem);
+// Codes in the order of lanes take few instructions and registers, and have tiles of four
+// warpgroups too.
+constexpr bool has_lanes(const CodeKernelForm& form) {
+  return form.bits == 4 && (form.in_order || form.in_pairs || form.exact);
+}
 std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem);
 std::unique_ptr<AdapterKernel> make_adapted_codes(const ExpertsProblem& problem,
                                                   const DeviceExperts& weights,

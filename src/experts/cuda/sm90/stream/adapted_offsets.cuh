@@ -15,15 +15,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       params, *reinterpret_cast<SummedStorage<Config>*>(bytes));
 }
 
-template <int kTokens, Codes kCodes>
+template <int kTokens, Codes kCodes, int kWeightRows = 128>
 AdaptedCodesPair adapted_pair_with_offsets() {
-  using Own = SummedConfig<kTokens, kCodes>;
+  using Own = SummedConfig<kTokens, kCodes, kWeightRows>;
   return {.up = describe_summed<Own>(adapted_offsets_product<Own, Product::kUp>),
           .down = describe_summed<Own>(adapted_offsets_product<Own, Product::kDown>)};
 }
 
 template <Codes kCodes>
 AdaptedCodesPair find_adapted_with_offsets(const DeviceTile& tile) {
+  if constexpr (has_lanes(adapted_form(kCodes))) {
+    if (tile.features == 256) {
+      return tile.tokens == 16 ? adapted_pair_with_offsets<16, kCodes, 256>()
+                               : adapted_pair_with_offsets<32, kCodes, 256>();
+    }
+  }
   if (tile.tokens == 16) return adapted_pair_with_offsets<16, kCodes>();
   if (tile.tokens == 64) return adapted_pair_with_offsets<64, kCodes>();
   refuse_adapted_tile(tile);
