@@ -11,6 +11,7 @@ namespace {
 constexpr DeviceTile tile_of(int32_t tokens, int32_t weight_rows) {
   return {.tokens = tokens, .features = weight_rows, .depth = 128};
 }
+constexpr std::array kTilesOfFewTokens = {tile_of(16, 128)};
 constexpr std::array kFewTiles = {tile_of(16, 128), tile_of(64, 128)};
 constexpr std::array kTilesOfLanes = {tile_of(16, 128), tile_of(16, 256), tile_of(32, 256),
                                       tile_of(64, 128)};
@@ -23,8 +24,10 @@ Support adapted_codes_supports(const ExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem) {
-  if (has_lanes(code_kernel_form(problem))) return kTilesOfLanes;
-  return kFewTiles;
+  const CodeKernelForm form = code_kernel_form(problem);
+  if (has_lanes(form)) return kTilesOfLanes;
+  if (has_tiles_of_many_tokens(form)) return kFewTiles;
+  return kTilesOfFewTokens;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -66,7 +66,9 @@ AdaptedCodesPair find_adapted(const DeviceTile& tile) {
     if (tile.features == 256 && tile.tokens == 32) return adapted_pair<32, kCodes, 256>();
   }
   if (tile.tokens == 16) return adapted_pair<16, kCodes>();
-  if (tile.tokens == 64) return adapted_pair<64, kCodes>();
+  if constexpr (has_tiles_of_many_tokens(adapted_form(kCodes))) {
+    if (tile.tokens == 64) return adapted_pair<64, kCodes>();
+  }
   refuse_adapted_tile(tile);
 }
 

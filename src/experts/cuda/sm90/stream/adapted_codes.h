@@ -16,6 +16,10 @@ Support adapted_codes_supports(const ExpertsProblem& problem);
 constexpr bool has_lanes(const CodeKernelForm& form) {
   return form.bits == 4 && (form.in_order || form.in_pairs || form.exact);
 }
+// Those of 4 bits in another order are of few checkpoints, and have tiles of few tokens alone.
+constexpr bool has_tiles_of_many_tokens(const CodeKernelForm& form) {
+  return form.bits == 8 || has_lanes(form);
+}
 std::span<const DeviceTile> adapted_codes_tiles(const ExpertsProblem& problem);
 std::unique_ptr<AdapterKernel> make_adapted_codes(const ExpertsProblem& problem,
                                                   const DeviceExperts& weights,
