@@ -455,6 +455,47 @@ TEST_F(CudaAdapters, AGraph_ReadsTheIdsOfItsReplay) {
   }
 }
 
+// Two layers run beside each other, and launches begin before those ahead of them have ended: what
+// they count and draw is neither another layer's nor the forward's before. Shared experts have the
+// scratch of routed ones.
+TEST_F(CudaAdapters, GraphsOnTwoStreams_GiveTheBitsOfEach) {
+  constexpr int kForwards = 4;
+  constexpr int kReplays = 8;
+  for (const NumberForm& form : number_forms()) {
+    SCOPED_TRACE(form.name);
+    MoeSpec spec = with_form(make_spec(32, 4, 512, 768, form.dtype), form);
+    spec.shared = {.mode = SharedMode::kAdd, .intermediate_size = 768};
+    const AdapterChoice choice{.rank = 16, .dtype = DType::kBF16};
+    AdaptedLayer one(spec, choice, {.rank = 8}, {.max_tokens = 64});
+    AdaptedLayer other(spec, choice, {.rank = 8}, {.max_tokens = 64});
+    const auto one_stream = to_cuda(one.owned().queue.stream());
+    const auto other_stream = to_cuda(other.owned().queue.stream());
+    for (const int64_t tokens : {1, 17, 64}) {
+      const Tensor hidden = random_tensor(rows_of(spec), tokens, 512, 3);
+      const std::vector<int32_t> turn = {other.ids()[1], other.ids()[0], -1};
+      const Tensor ids = id_tensor(tokens, turn);
+      DeviceForward for_all(one.owned(), hidden.view(), DType::kF32);
+      for_all.args.adapter = one.ids()[0];
+      DeviceForward by_token(other.owned(), hidden.view(), DType::kF32);
+      const DeviceTensor on_device = other.owned().queue.upload(ids.view());
+      by_token.args.adapter_ids = on_device.const_view();
+      const auto capture = [&](auto stream, DeviceForward& forward) {
+        return cuda::capture(stream, [&] {
+          for (int i = 0; i < kForwards; ++i) forward.enqueue();
+        });
+      };
+      const auto one_graph = capture(one_stream, for_all);
+      const auto other_graph = capture(other_stream, by_token);
+      for (int i = 0; i < kReplays; ++i) {
+        ASSERT_EQ(cudaGraphLaunch(one_graph.get(), one_stream), cudaSuccess);
+        ASSERT_EQ(cudaGraphLaunch(other_graph.get(), other_stream), cudaSuccess);
+      }
+      EXPECT_TRUE(same_bits(for_all.out(), one.run(hidden, one.ids()[0]).out)) << "T" << tokens;
+      EXPECT_TRUE(same_bits(by_token.out(), other.run(hidden, ids).out)) << "T" << tokens;
+    }
+  }
+}
+
 // Sets that graphs were captured with outlive their adapters, until nobody launches the graphs.
 TEST_F(CudaAdapters, AGraph_KeepsAdaptersThatAreRemoved) {
   const int64_t tokens = 40;
