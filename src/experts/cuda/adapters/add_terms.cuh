@@ -207,14 +207,12 @@ __device__ __forceinline__ void load_early(EarlyStep& early, const float* terms,
 
 // Adds to a warp's sums of eight tokens, which lie as mma leaves them. Tokens of one adapter are
 // multiplied together, with zeros in the place of others, which keep every bit: a zero would not
-// stop an infinity or NaN of the factors. With kIsEarly `early` has the first step, else only the
-// factors of token lane / 4.
-template <bool kIsEarly>
+// stop an infinity or NaN of the factors. `early` has the first step.
 __device__ __forceinline__ void add_to_eight(float (&c)[4], const EarlyStep& early,
                                              const float* terms, const WarpRows& rows,
                                              int32_t lane) {
   uint32_t left = lanes_with_factors(early.own);
-  bool is_first = kIsEarly;
+  bool is_first = true;
   while (left != 0) {
     const float before[4] = {c[0], c[1], c[2], c[3]};
     const SharedHalves halves = halves_of(left, early.own, terms, rows);

@@ -38,44 +38,47 @@ __device__ __forceinline__ const float* terms_of(const OwnParams& params, const 
   return params.terms + (int64_t{tile.begin} + token) * params.term_stride;
 }
 
-// The first eight tokens of a tile multiply this first. It is asked for before the tile's
-// products, so that the epilogue has it at hand.
+// Eight tokens multiply this first; the lane has one of them.
+template <class OwnParams>
+__device__ __forceinline__ adapters::EarlyStep step_of(const OwnParams& params,
+                                                       const TokenTile& tile, int32_t first,
+                                                       int32_t lane,
+                                                       const adapters::WarpRows& rows) {
+  const int32_t token = first + lane / 4;
+  adapters::EarlyStep step{.own = factors_of(params, tile, token)};
+  adapters::load_early(step, terms_of(params, tile, token), rows, lane);
+  return step;
+}
+// That of a tile's first tokens is asked for before the tile's products, so that the epilogue has
+// it at hand.
 template <class OwnParams>
 __device__ __forceinline__ adapters::EarlyStep early_step(const OwnParams& params,
                                                           const TokenTile& tile, int32_t lane,
                                                           const adapters::WarpRows& rows) {
-  adapters::EarlyStep early{.own = factors_of(params, tile, lane / 4)};
-  adapters::load_early(early, terms_of(params, tile, lane / 4), rows, lane);
-  return early;
+  return step_of(params, tile, 0, lane, rows);
 }
 
-// Adds to the sums d of an item's tokens. With kIsEarly, `early` is of the first of them.
+// Adds to the sums d of an item's tokens. With kIsEarly, `early` is of the first of them. The code
+// is there once for all of them: sums come to the front and go to the end, since registers have no
+// index.
 template <int N, bool kIsEarly, class OwnParams>
 __device__ __forceinline__ void add_terms(float (&d)[N / 2], const OwnParams& params,
                                           const TokenTile& tile, int32_t lane,
                                           const adapters::EarlyStep& early,
                                           const adapters::WarpRows& rows) {
-  RowFactors factors[N / 8];
-#pragma unroll
-  for (int j = kIsEarly ? 1 : 0; j < N / 8; ++j) {
-    factors[j] = factors_of(params, tile, 8 * j + lane / 4);
-  }
-#pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
-    if (8 * j >= tile.count) break;
-    const float* const terms = terms_of(params, tile, 8 * j + lane / 4);
-    float c[4] = {d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]};
-    if constexpr (kIsEarly) {
-      if (j == 0) {
-        adapters::add_to_eight<true>(c, early, terms, rows, lane);
-      } else {
-        adapters::add_to_eight<false>(c, {.own = factors[j]}, terms, rows, lane);
-      }
-    } else {
-      adapters::add_to_eight<false>(c, {.own = factors[j]}, terms, rows, lane);
+  adapters::EarlyStep step = kIsEarly ? early : early_step(params, tile, lane, rows);
+#pragma unroll 1
+  for (int32_t first = 0; first < N; first += 8) {
+    float c[4] = {d[0], d[1], d[2], d[3]};
+    if (first < tile.count) {
+      const adapters::EarlyStep now = step;
+      if (first + 8 < tile.count) step = step_of(params, tile, first + 8, lane, rows);
+      adapters::add_to_eight(c, now, terms_of(params, tile, first + lane / 4), rows, lane);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) d[4 * j + i] = c[i];
+    for (int i = 0; i < N / 2 - 4; ++i) d[i] = d[i + 4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[N / 2 - 4 + i] = c[i];
   }
 }
 
