@@ -30,7 +30,7 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
                       : stream::find_adapted_of_bytes_with_offsets(tile);
   }
   // A table makes the same numbers of bytes, whose sums are as long.
-  if (form == kSignedBytesForm) return find_stored<8>({.bits = 8}, tile);
+  if (form == kSignedBytesForm) return stream::find_adapted_as_stored({.bits = 8}, tile);
   if (form.in_order) {
     if (form.steps) return stream::find_adapted_in_order_with_steps(tile);
     if (form.offsets) return stream::find_adapted_in_order_with_offsets(tile);
