@@ -5,7 +5,12 @@ import math
 from . import drawing, records
 
 BFLOAT_AND_E4M3 = ("2026-11-22-paired.jsonl",)
-FOUR_BITS = ("2026-11-28-exact-paired.jsonl", "2026-11-28-int4-lanes-paired.jsonl", "2026-11-28-pairs-of-codes.jsonl")
+FOUR_BITS = (
+    "2026-11-28-exact-paired.jsonl",
+    "2026-11-28-int4-lanes-paired.jsonl",
+    "2026-11-28-pairs-of-codes.jsonl",
+    "2026-11-30-four-bits-paired.jsonl",
+)
 E4M3_ROWS = ("2026-11-29-mxfp4-fp8.jsonl", "2026-11-29-mxfp4-fp8-second.jsonl")
 # title, what the peer does, its name in the records, the records
 PANELS = (
