@@ -98,7 +98,7 @@ def draw() -> str:
         "",
         f"CUDA {machine['cuda']}, torch {machine['torch']},",
         f"Triton {machine['triton']}. Records: bench/results/h200,",
-        "2026-11-22, -28 and -29; rested chips too.",
+        "2026-11-22, -28, -29, -30; rested chips too.",
     ])
     return drawing.picture(TOP + STEP_Y + PANEL_HEIGHT + 34, "Time of vLLM Triton, DeepGEMM, torch and Humming over that of "
                            "Conclave on an H200, against tokens", parts)
