@@ -33,7 +33,7 @@ enum class ErrorCode : int32_t {
   kOutOfMemory = 114,
   kForked = 115,     // used in a forked child
   kCancelled = 116,  // the caller, or its user, has ended the work
-  kInternal = 199,  // a bug in this library
+  kInternal = 199,   // a bug in this library
 
   // 2xx: files
   kFileNotFound = 200,

@@ -167,8 +167,8 @@ struct ResidualRule {
 // How a stack is read when its shape fits both [E, rows, cols] and [E, cols, rows].
 enum class StackOrder : uint8_t { kByShape, kRowsFirst, kColsFirst };
 
-// Whether the model's class in transformers says that its stacks are [E, in, out]. PEFT asks it from
-// 0.19 on, and takes those of a class that does not for [E, out, in].
+// Whether the model's class in transformers says that its stacks are [E, in, out]. PEFT asks it
+// from 0.19 on, and takes those of a class that does not for [E, out, in].
 enum class StackWords : uint8_t { kUnknown, kUnsaid };
 
 struct Architecture {

@@ -37,8 +37,8 @@ struct DeviceSlotLimits {
   int64_t num_columns = 0;  // E + Z
   DeviceBans banned = {};
   bool drops_weightless = false;  // as routing/limits.h has it
-  int32_t* to_ids = nullptr;    // [T, slots] out
-  float* to_weights = nullptr;  // likewise
+  int32_t* to_ids = nullptr;      // [T, slots] out
+  float* to_weights = nullptr;    // likewise
   // A device counter, or null: each token that counts adds how many experts fewer than `few`
   // banned.rows leave it.
   uint64_t* missing_choices = nullptr;
