@@ -31,7 +31,7 @@ struct CommunicatorRow {
   std::vector<std::string> (*launch)(int32_t ranks) = nullptr;
   // A process where one of these is set is a rank that a launcher has started.
   std::span<const std::string_view> launch_variables = {};
-  // As in TransportInfo.
+  // TransportInfo shows both, and says what they mean.
   bool meets_by_exchange = false;
   std::string_view device_kind = {};
 };

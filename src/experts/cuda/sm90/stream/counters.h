@@ -1,4 +1,4 @@
-// Where a workspace has the counters from which blocks of streamed products draw.
+// The counters from which blocks of streamed products draw: a workspace has them in these places.
 #pragma once
 
 #include <cstdint>
