@@ -1,5 +1,6 @@
 """What the checks in this folder share: finding source files and blanking comments."""
 
+import functools
 import pathlib
 import re
 
@@ -22,6 +23,8 @@ def source_files(root: pathlib.Path, *folders: str) -> list[pathlib.Path]:
     return sorted(found)
 
 
+# Each rule asks for the same texts again.
+@functools.cache
 def without_comments(text: str) -> str:
     """The text with comments blanked; line numbers and string literals stay as they are."""
 
@@ -33,6 +36,7 @@ def without_comments(text: str) -> str:
     return _TOKEN.sub(blank, text)
 
 
+@functools.cache
 def without_literals(text: str) -> str:
     """The text with comments and the contents of string literals blanked."""
 

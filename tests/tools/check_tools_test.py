@@ -428,6 +428,15 @@ class CheckHeaders(CheckCase):
         self.assertEqual(status, 1)
         self.assertIn("conclave/a.h alone", output)
 
+    @unittest.skipUnless(shutil.which("clang++-16"), "needs clang++-16")
+    def test_header_that_another_compiler_refuses_fails(self):
+        self.write("include/conclave/a.h", "#pragma once\ninline int f(int a) { return a; }\n")
+        self.write("include/conclave/b.h", "#pragma once\n#ifdef __clang__\n#error no\n#endif\n")
+        status, output = self.check("check_headers.py", "--compiler", "g++", "--compiler", "clang++-16")
+        self.assertEqual(status, 1)
+        self.assertIn("clang++-16: all together", output)
+        self.assertIn("conclave/b.h", output)
+
     def test_foreign_include_fails(self):
         self.write("include/conclave/a.h", "#pragma once\n#include <nlohmann/json.hpp>\n")
         status, output = self.check("check_headers.py", "--compiler", "g++")

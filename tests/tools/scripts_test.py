@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -21,9 +22,9 @@ class Scripts(unittest.TestCase):
         path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         path.chmod(0o755)
 
-    def run_script(self, *command: str) -> tuple[int, str]:
+    def run_script(self, *command: str, root: pathlib.Path = ROOT) -> tuple[int, str]:
         environment = os.environ | {"PATH": f"{self.fake_bin}:{os.environ['PATH']}"}
-        result = subprocess.run([ROOT / "scripts" / command[0], *command[1:]], env=environment,
+        result = subprocess.run([root / "scripts" / command[0], *command[1:]], env=environment,
                                 stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                 check=False)
         return result.returncode, result.stdout + result.stderr
@@ -63,12 +64,30 @@ class Scripts(unittest.TestCase):
     def test_installed_packages_leave_the_network_alone(self):
         self.fake("dpkg-query", "echo -n installed")
         self.fake("apt-get", "exit 100")
-        status, output = self.run_script("test", "--only", "rules")
+        status, output = self.run_script("test", "--only", "rules", root=self.tree_with_checks("exit 0"))
         self.assertEqual(status, 0, output)
         self.assertIn("packages are installed", output)
         self.assertEqual(output.splitlines()[-1], "1 passed, 0 failed")
         self.assertRegex(output, r"\nrules +ok +[0-9.]+ s +[0-9.]+ s")
         self.assertRegex(output, r"\ntotal [0-9.]+ s, [0-9.]+ s of processor time\n")
+
+    def test_step_that_fails_shows_its_log_and_what_to_do(self):
+        self.fake("dpkg-query", "echo -n installed")
+        root = self.tree_with_checks("echo a.cc:3: no-names; exit 1")
+        status, output = self.run_script("test", "--only", "rules", root=root)
+        self.assertEqual(status, 1, output)
+        self.assertIn("a.cc:3: no-names", output)
+        self.assertRegex(output, r"failed: rules \(build/logs/rules.log\): each line names the file")
+        self.assertEqual(output.splitlines()[-1], "0 passed, 1 failed")
+
+    def tree_with_checks(self, body: str) -> pathlib.Path:
+        """The scripts, beside checks that read no sources: those are steps of their own."""
+        root = self.fake_bin / "tree"
+        shutil.copytree(ROOT / "scripts", root / "scripts")
+        (root / "tools").mkdir()
+        for name in re.findall(r"tools/check_\w+\.py", (ROOT / "scripts/test").read_text(encoding="utf-8")):
+            self.fake(f"tree/{name}", body)
+        return root
 
     def library(self, command: str) -> str:
         return subprocess.run(["bash", "-c", f". '{ROOT}/scripts/lib.sh'; {command}"], text=True,
