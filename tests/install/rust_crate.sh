@@ -13,12 +13,12 @@ fi
 mkdir -p "$work"
 link=''
 for word in $(pkg-config --libs conclave) -lc; do link="$link -C link-arg=$word"; done
-rustc --edition 2021 -D warnings -O --crate-type rlib --crate-name conclave "$crate/src/lib.rs" \
+rustc --edition 2021 -D warnings --crate-type rlib --crate-name conclave "$crate/src/lib.rs" \
   -o "$work/libconclave.rlib"
 # Word splitting of the options is meant. A static library asks for libc after Rust's own libraries.
 # shellcheck disable=SC2086
 for example in serve ranks; do
-  rustc --edition 2021 -D warnings -O "$crate/examples/$example.rs" -o "$work/$example" -C "linker=$linker" \
+  rustc --edition 2021 -D warnings "$crate/examples/$example.rs" -o "$work/$example" -C "linker=$linker" \
     --extern "conclave=$work/libconclave.rlib" $link
 done
 run() { # PROGRAMS: their folder
