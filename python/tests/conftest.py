@@ -18,8 +18,16 @@ from support.problems import Problem, make_problem
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+# Read by torch.compile when it is imported, here and in programs that tests start. Its compilers
+# run in this process, since each process for them imports torch anew; the code around our operators
+# has no vectors, whose headers and trials of instruction sets take a third of the compiling.
+COMPILER_SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+
+
 def pytest_configure() -> None:
     """Lets processes that run tests side by side share the cores."""
+    for name, value in COMPILER_SETTINGS.items():
+        os.environ.setdefault(name, value)
     side_by_side = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if side_by_side == 1:
         return
