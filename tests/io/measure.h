@@ -15,6 +15,9 @@ inline constexpr double kMaxGrowth = 2.3 * 1.5;  // time for 200 k tensors over 
 inline constexpr double kMaxResidentFactor = 8.0;
 inline constexpr size_t kMebibyte = size_t{1} << 20;
 
+// Builds whose times and memory are not judged read a tenth: the same paths, several times slower.
+inline constexpr size_t kShare = kIsInstrumented ? 10 : 1;
+
 // Uses processor time, so that other processes on the machine do not count.
 inline double cpu_milliseconds() {
   timespec now{};
