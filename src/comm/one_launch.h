@@ -49,7 +49,8 @@ class OneLaunch {
   virtual CommHandle begin_sum_of_parts(const PartsOfRanks& parts, Stream stream) = 0;
   // The most bytes of a message of a WindowKernel, the same on every rank.
   virtual int64_t window_bytes() const noexcept = 0;
-  // Collective, as begin_sum_of_parts: `kernel` moves the messages.
+  // Collective, as begin_sum_of_parts: `kernel` moves the messages. It may run on `stream` itself,
+  // before what is enqueued there behind it.
   virtual CommHandle begin_kernel(const WindowMessages& messages, const WindowKernel& kernel,
                                   Stream stream) = 0;
 };

@@ -253,11 +253,19 @@ void NcclCommunicator::check_own_bytes(const CommOperation& operation) {
   }
 }
 
-bool NcclCommunicator::is_captured(Stream stream) const {
-  if (stream.handle == nullptr) return false;
+NcclCommunicator::Capture NcclCommunicator::capture_of(Stream stream) const {
+  if (stream.handle == nullptr) return kNoCapture;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cuda::check(cudaStreamIsCapturing(to_cuda(stream), &status), "cudaStreamIsCapturing");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  cuda::check(
+      cudaStreamGetCaptureInfo(to_cuda(stream), &status, &id, nullptr, nullptr, nullptr, nullptr),
+      "cudaStreamGetCaptureInfo");
+  return status == cudaStreamCaptureStatusNone ? kNoCapture : id;
+}
+
+bool NcclCommunicator::has_followed_all(Stream stream, Capture capture, uint64_t sequence) const {
+  return stream.handle != nullptr && followed_.stream == stream.handle &&
+         followed_.capture == capture && followed_.sequence + 1 == sequence;
 }
 
 CommHandle NcclCommunicator::start_on_device(const CommOperation& operation) {
@@ -277,6 +285,7 @@ CommHandle NcclCommunicator::begin_on_device(const CommOperation& operation,
   Slot& slot = take_slot(lock);
   slot.operation = operation;
   slot.sequence = next_sequence_++;
+  slot.is_on_stream = false;
   const CommHandle handle{slot.sequence};
   try {
     if (is_message(operation.kind)) {
@@ -368,17 +377,37 @@ MarkPlace NcclCommunicator::next_place(Slot& slot, bool captured) {
 
 void NcclCommunicator::enqueue(Slot& slot, const WindowKernel* kernel) {
   const Stream stream = slot.operation.stream;
-  const bool captured = is_captured(stream);
+  const Capture capture = capture_of(stream);
+  const MarkPlace place = next_place(slot, capture != kNoCapture);
+  const bool is_behind = has_followed_all(stream, capture, slot.sequence);
+  if (kernel != nullptr && is_behind) return enqueue_on(stream, capture, slot, *kernel, place);
+  if (left_.event != nullptr && left_.capture == capture) {
+    cuda::check(cudaStreamWaitEvent(stream_.get(), left_.event, 0), "cudaStreamWaitEvent");
+  }
+  left_ = {};
   if (stream.handle != nullptr) {
     cuda::join(to_cuda(stream), stream_.get(), slot.before.get());
   }
-  const MarkPlace place = next_place(slot, captured);
   if (kernel == nullptr) {
     exchange_.collective(slot.operation, place, stream_.get());
   } else {
     exchange_.through_windows(slot.operation, *kernel, place, stream_.get());
   }
   cuda::check(cudaEventRecord(slot.done.get(), stream_.get()), "cudaEventRecord");
+}
+
+// The kernels of a stream then follow each other without the edges of two streams between them.
+void NcclCommunicator::enqueue_on(Stream stream, Capture capture, Slot& slot,
+                                  const WindowKernel& kernel, const MarkPlace& place) {
+  exchange_.through_windows(slot.operation, kernel, place, to_cuda(stream));
+  cuda::check(cudaEventRecord(slot.done.get(), to_cuda(stream)), "cudaEventRecord");
+  slot.is_on_stream = true;
+  if (capture == kNoCapture) {
+    cuda::check(cudaStreamWaitEvent(stream_.get(), slot.done.get(), 0), "cudaStreamWaitEvent");
+  } else {
+    // A stream that joins a capture has to be joined by it.
+    left_ = {.capture = capture, .event = slot.done.get()};
+  }
 }
 
 void NcclCommunicator::enqueue_messages() {
@@ -396,7 +425,7 @@ void NcclCommunicator::enqueue_messages() {
   for (size_t i = 0; i < count; ++i) {
     Slot& slot = *together[i];
     messages_.push_back(slot.operation);
-    captured = captured || is_captured(slot.operation.stream);
+    captured = captured || capture_of(slot.operation.stream) != kNoCapture;
     if (slot.operation.stream.handle == nullptr) continue;
     cuda::check(cudaStreamWaitEvent(stream_.get(), slot.before.get(), 0), "cudaStreamWaitEvent");
   }
@@ -503,7 +532,10 @@ void NcclCommunicator::wait_on(Stream stream, CommHandle handle, std::chrono::na
     slot.standing = Standing::kFree;
     watch_->check(phase);
   }
-  cuda::check(cudaStreamWaitEvent(to_cuda(stream), slot.done.get(), 0), "cudaStreamWaitEvent");
+  if (!(slot.is_on_stream && slot.operation.stream.handle == stream.handle)) {
+    cuda::check(cudaStreamWaitEvent(to_cuda(stream), slot.done.get(), 0), "cudaStreamWaitEvent");
+  }
+  followed_ = {.stream = stream.handle, .capture = capture_of(stream), .sequence = slot.sequence};
   if (slot.cell == kGraphCell) {
     slot.standing = Standing::kFree;
     return watch_->follow_graphs(deadline, phase);

@@ -76,7 +76,11 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
     uint32_t number = 0;      // among the cell's operations
     cuda::OwnedEvent before;  // what a pending message follows
     cuda::OwnedEvent done;
+    bool is_on_stream = false;  // of the caller
   };
+  // What a stream's work is recorded for: a graph has a number.
+  using Capture = uint64_t;
+  static constexpr Capture kNoCapture = 0;
 
   // Ends what is under way, and lets the others know.
   void call_for_survivors();
@@ -89,9 +93,12 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   Slot& take_slot(Lock& lock);
   Slot& slot_of(CommHandle handle, std::string_view phase);
   bool is_over(const Slot& slot) const;
-  // The stream's work is recorded for a graph, not done.
-  bool is_captured(Stream stream) const;
+  Capture capture_of(Stream stream) const;
+  // Whether the stream waits for every operation before that of `sequence`.
+  bool has_followed_all(Stream stream, Capture capture, uint64_t sequence) const;
   void enqueue(Slot& slot, const WindowKernel* kernel);
+  void enqueue_on(Stream stream, Capture capture, Slot& slot, const WindowKernel& kernel,
+                  const MarkPlace& place);
   // Messages go together when one of them is waited for, or a collective follows them.
   void enqueue_messages();
   MarkPlace next_place(Slot& slot, bool captured);
@@ -115,6 +122,15 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
   std::vector<uint32_t> numbers_;  // begun in each cell
   std::vector<CommOperation> messages_;
   uint64_t next_sequence_ = 1;
+  struct Followed {
+    void* stream = nullptr;
+    Capture capture = kNoCapture;
+    uint64_t sequence = 0;
+  } followed_;  // the last operation that a stream was made to wait for
+  struct Left {
+    Capture capture = kNoCapture;
+    cudaEvent_t event = nullptr;
+  } left_;  // an operation of a capture that stream_ is not behind
   bool has_gone_on_ = false;
   std::unique_ptr<NcclWatch> watch_;  // last: its thread uses others
 };

@@ -202,15 +202,14 @@ __device__ __forceinline__ void finish(const WindowParams& params, const Turn& t
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
-    __threadfence();
+    device::fence_device();
     if (atomicAdd(&params.turns->blocks_done, 1U) + 1 != gridDim.x) return;
     params.turns->blocks_done = 0;
   }
   params.turns->epoch = turn.epoch;
   if (params.marks.ended_count == nullptr) return;
   *params.marks.ended_count = turn.ended;
-  __threadfence_system();
-  *static_cast<volatile uint32_t*>(params.marks.ended) = turn.ended;
+  device::store_release_system(params.marks.ended, turn.ended);
 }
 
 }  // namespace conclave::inline v0::comm::window

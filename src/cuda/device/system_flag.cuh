@@ -1,5 +1,5 @@
-// Flags that devices of one host raise in each other's memory, and a choice that threads make
-// alike.
+// Flags that devices of one host raise in each other's memory, a fence, and a choice that threads
+// make alike.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,10 @@ __device__ __forceinline__ void store_release_system(uint32_t* flag, uint32_t va
 __device__ __forceinline__ void store_release_system(uint64_t* flag, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
+
+// Orders what this thread has seen or stored before what it stores next, as the device's threads
+// see it. __threadfence() also puts all such fences in one order, for which nobody here asks.
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t* flag) {
   uint32_t value;

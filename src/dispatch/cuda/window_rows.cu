@@ -64,7 +64,6 @@ void WindowRowKernel::enqueue(const comm::WindowParams& windows, CUstream_st* st
   cuda::launch("dispatch.window_rows", kernel_for(rows_.pack.dtype, rows_.pack.form.dtype),
                {.blocks = comm::blocks_of_units(most * params.pieces, windows.lane_bits),
                 .threads = device::kRowThreads,
-                .overlap = cuda::Overlap::kNone,
                 .stream = stream},
                windows, params);
 }

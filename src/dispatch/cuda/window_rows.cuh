@@ -4,6 +4,7 @@
 
 #include "comm/nccl/window_parts.cuh"
 #include "comm/nccl/window_units.cuh"
+#include "cuda/device/grid.cuh"
 #include "cuda/device/vector16.cuh"
 #include "dispatch/cuda/rank_rows.h"
 
@@ -196,6 +197,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     window_row_kernel(const __grid_constant__ comm::WindowParams windows,
                       const __grid_constant__ WindowRowParams params) {
   __shared__ int differs;
+  cuda::device::grid_dependency_wait();
   const window::Turn turn = window::begin_turn(windows);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (thread == 0) differs = 0;
@@ -208,7 +210,9 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   }
   window::mark_turn(windows);
   const auto units = [&](int32_t peer) { return rows.units(peer); };
-  if (window::await_units(windows, turn.epoch, units, differs)) {
+  const bool came = window::await_units(windows, turn.epoch, units, differs);
+  cuda::device::grid_launch_dependents();
+  if (came) {
 #pragma unroll 1
     for (int32_t step = 1; step < windows.ranks; ++step) {
       rows.take_from((windows.rank + step) % windows.ranks);

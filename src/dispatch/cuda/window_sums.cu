@@ -90,13 +90,11 @@ int64_t blocks_for(const comm::WindowParams& windows, const device::WindowSumPar
 
 void WindowSumKernel::enqueue(const comm::WindowParams& windows, CUstream_st* stream) const {
   const device::WindowSumParams params = params_of(sums_);
-  cuda::launch("dispatch.window_sums",
-               kernel_for(part_of(sums_.part), sums_.part.expert_dtype, sums_.travels),
-               {.blocks = blocks_for(windows, params),
-                .threads = device::kSumThreads,
-                .overlap = cuda::Overlap::kNone,
-                .stream = stream},
-               windows, params);
+  cuda::launch(
+      "dispatch.window_sums",
+      kernel_for(part_of(sums_.part), sums_.part.expert_dtype, sums_.travels),
+      {.blocks = blocks_for(windows, params), .threads = device::kSumThreads, .stream = stream},
+      windows, params);
 }
 
 void prepare_window_sums() {

@@ -4,6 +4,7 @@
 
 #include "comm/nccl/window_parts.cuh"
 #include "comm/nccl/window_units.cuh"
+#include "cuda/device/grid.cuh"
 #include "cuda/device/vector16.cuh"
 #include "dispatch/cuda/combine_rows.cuh"
 
@@ -18,6 +19,8 @@ inline constexpr int kSumThreads = 512;
 inline constexpr int kSumWarps = kSumThreads / 32;
 // Units whose loads are under way together when parts are added.
 inline constexpr int kUnitsAhead = 4;
+// A warp's own units whose making takes as long as its flags travel.
+inline constexpr int kOwnLast = 4;
 
 // How a rank's part is made. Each has kernels of its own: a block runs most of the code once or
 // twice, and instructions that it does not need would be fetched, or keep it from the wire.
@@ -90,81 +93,89 @@ struct WindowSum {
   int32_t warp;
   int32_t live;  // rows of the part from here on count for nothing
 
-  // One of this warp's units, of the rows of a rank; none if below 0.
-  struct Work {
-    int32_t rank;
-    int32_t unit;
-  };
-  __device__ __forceinline__ Work work(int32_t rank, int32_t turn) const {
-    const auto share = static_cast<int32_t>(
-        comm::units_of_block(static_cast<int64_t>(params.units[rank]), windows.lane_bits));
-    const int32_t in_share = warp + turn * kSumWarps;
-    const int32_t unit = share * static_cast<int32_t>(blockIdx.x) + in_share;
-    return {rank, turn >= 0 && in_share < share && unit < params.units[rank] ? unit : -1};
-  }
-  __device__ __forceinline__ int32_t turns(int32_t rank) const {
-    const window::Units share = window::units_of(windows, params.units[rank]);
-    return static_cast<int32_t>(share.end - share.begin + kSumWarps - 1) / kSumWarps;
-  }
-
-  // A row of its rank, and the columns of the lane.
-  __device__ __forceinline__ LaneTile tile_of(int32_t unit) const {
-    const auto row = static_cast<int32_t>(static_cast<uint32_t>(unit) /
-                                          static_cast<uint32_t>(params.units_per_row));
-    const int32_t column = (unit - row * params.units_per_row) * kPartColumns +
-                           static_cast<int32_t>(threadIdx.x % 32) * kLaneColumns;
-    const int32_t left = static_cast<int32_t>(params.part.hidden_size) - column;
-    return {row, column, left < kLaneColumns ? left : kLaneColumns};
-  }
-
-  // A unit whose choices are requested, then looked at, a unit later each: whether a slot is here
-  // takes two loads, one after the other, and its rows a third.
-  struct Asked {
-    Work work;
-    LaneTile tile;  // among the rows of all
-    SlotChoice choice;
-  };
-  struct Ready {
-    Work work;
-    LaneTile tile;
-    LaneSlot slots;
-  };
   static __device__ __forceinline__ int32_t lane() {
     return static_cast<int32_t>(threadIdx.x % 32);
   }
-  __device__ __forceinline__ Asked ask(const Work& it) const {
-    Asked asked{it, {0, 0, 0}, {-1, 0}};
-    if (it.unit < 0) return asked;
-    asked.tile = tile_of(it.unit);
-    asked.tile.token += params.first_row[it.rank];
-    if constexpr (kPartOf != PartOf::kRows) {
-      if (asked.tile.token < live) {
-        asked.choice = read_choice(params.part, asked.tile.token, lane());
-      }
+  __device__ __forceinline__ int32_t share_of(int32_t rank) const {
+    return static_cast<int32_t>(
+        comm::units_of_block(static_cast<int64_t>(params.units[rank]), windows.lane_bits));
+  }
+
+  // Choices of slots that lanes hold: of one row, or of as many as 32 lanes have slots of.
+  __device__ __forceinline__ int32_t lanes_of_row() const {
+    const int32_t top_k = params.part.top_k;
+    return kPartOf == PartOf::kSlots && top_k > 0 && top_k < 32 ? top_k : 32;
+  }
+
+  // This warp's units of the rows of a rank, one behind the other: they share a row's choices,
+  // which take two loads, one after the other, before the first of its rows is asked for.
+  struct Walk {
+    int32_t rank;
+    int32_t left;   // units
+    int32_t unit;   // the next one
+    int32_t row;    // its row, among those of its rank
+    int32_t place;  // of the unit in its row
+    int32_t first;  // the row of lane 0's slot
+    LaneSlot slots;
+    std::byte* to;  // units of the rank's rows lie there
+  };
+  // Without the choices.
+  __device__ __forceinline__ Walk walk_of(int32_t rank) const {
+    const int32_t share = share_of(rank);
+    const int32_t of_warp = (share + kSumWarps - 1) / kSumWarps;
+    const int32_t begin = min(warp * of_warp, share);
+    const int32_t end = min(begin + of_warp, share);
+    const int32_t before = share * static_cast<int32_t>(blockIdx.x);
+    Walk walk;
+    walk.rank = rank;
+    walk.unit = before + begin;
+    walk.left = min(before + end, params.units[rank]) - walk.unit;
+    walk.row = static_cast<int32_t>(static_cast<uint32_t>(walk.unit) /
+                                    static_cast<uint32_t>(params.units_per_row));
+    walk.place = walk.unit - walk.row * params.units_per_row;
+    walk.first = walk.row;
+    walk.slots = {false, 0};
+    walk.to = rank == windows.rank ? params.own : window::unit_at(windows, epoch, rank, 0);
+    return walk;
+  }
+  __device__ __forceinline__ void hold_choices(Walk& walk) const {
+    if (kPartOf == PartOf::kRows || walk.left <= 0) return;
+    const int32_t lanes = lanes_of_row();
+    const int32_t ahead = lane() / lanes;
+    const int32_t token = params.first_row[walk.rank] + walk.row + ahead;
+    walk.first = walk.row;
+    walk.slots = {false, 0};
+    if ((ahead + 1) * lanes <= 32 && token < live) {
+      walk.slots = read_slot(params.part, token, lane() - ahead * lanes);
     }
-    return asked;
   }
-  __device__ __forceinline__ Ready ready(const Asked& it) const {
-    return {it.work, it.tile, slot_of(params.part, it.choice, lane())};
+  __device__ __forceinline__ void pass(Walk& walk) const {
+    --walk.left;
+    ++walk.unit;
+    if (++walk.place < params.units_per_row) return;
+    walk.place = 0;
+    ++walk.row;
   }
-  __device__ __forceinline__ void make(const Ready& it, Sums& sum) const {
+
+  // The columns of the lane in the row, which is among the rows of all.
+  __device__ __forceinline__ LaneTile tile_of(int32_t row, int32_t place) const {
+    const int32_t column = place * kPartColumns + lane() * kLaneColumns;
+    const int32_t left = static_cast<int32_t>(params.part.hidden_size) - column;
+    return {row, column, left < kLaneColumns ? left : kLaneColumns};
+  }
+  __device__ __forceinline__ void make(const Walk& walk, Sums& sum) const {
 #pragma unroll
     for (float& value : sum) value = 0;
-    if (it.tile.token >= live) return;
-    // Slots whose rows are under way together; beside every term there are fewer registers for
-    // them.
-    constexpr int kRows = (kPartOf == PartOf::kAll ? 8 : 16) / static_cast<int>(sizeof(Row));
-    const LaneTile tile[1] = {it.tile};
+    const LaneTile tile[1] = {tile_of(params.first_row[walk.rank] + walk.row, walk.place)};
+    if (tile[0].token >= live) return;
     if constexpr (kPartOf == PartOf::kRows) {
       if (tile[0].columns > 0) load_as<float>(params.part.routed, tile[0].token, tile[0], sum);
     } else if constexpr (kPartOf == PartOf::kSlots) {
-      const SlotRows<Row, kRows> slots{params.part, tile, it.slots};
-      slots.add(0, params.part.top_k, sum);
-      if (tile[0].columns > 0) return;
-#pragma unroll
-      for (float& value : sum) value = 0;
+      add_slots(walk, tile[0], sum);
     } else {
-      combine_tile<Row, kRows, Terms::kAll>(params.part, tile, it.slots,
+      // Beside every term there are fewer registers for rows that are under way together.
+      constexpr int kRows = 8 / static_cast<int>(sizeof(Row));
+      combine_tile<Row, kRows, Terms::kAll>(params.part, tile, walk.slots,
                                             [&](const LaneTile&, const Sums& row) {
 #pragma unroll
                                               for (int c = 0; c < kLaneColumns; ++c)
@@ -172,95 +183,135 @@ struct WindowSum {
                                             });
     }
   }
-  __device__ __forceinline__ void store(const Work& it, const Sums& sum) const {
-    const int32_t offset = it.unit * kUnitBytes<Part>;
-    if (it.rank == windows.rank) {
-      cuda::device::store_8(sum, place_in_unit<Part>(params.own + offset));
-      if (!params.same_rows) return;
+  // Rows of slots on this rank are under way together, kRows slots at a time.
+  __device__ __forceinline__ void add_slots(const Walk& walk, const LaneTile& tile,
+                                            Sums& sum) const {
+    constexpr int kRows = 16 / static_cast<int>(sizeof(Row));
+    const int32_t top_k = params.part.top_k;
+    const bool has_columns = tile.columns > 0;
+    const int64_t stride = params.part.expert_row_stride;
+    const Row* rows = static_cast<const Row*>(params.part.expert_rows) +
+                      tile.token * top_k * stride + tile.column;
+    LaneSlot slots = walk.slots;
+    int32_t source = (walk.row - walk.first) * lanes_of_row();  // the lane of the first slot
 #pragma unroll 1
-      for (int32_t step = 1; step < windows.ranks; ++step) {
-        const int32_t peer = (windows.rank + step) % windows.ranks;
-        store_to_peer<Part>(sum, window::unit_at(windows, epoch, peer, offset));
+    for (int32_t first = 0; first < top_k; first += 32) {
+      if (first > 0) {
+        slots = read_slot(params.part, tile.token, first + lane());
+        source = 0;
       }
-    } else {
-      store_to_peer<Part>(sum, window::unit_at(windows, epoch, it.rank, offset));
+      uint32_t present =
+          __ballot_sync(0xffffffffU, slots.present) >> source & slots_below(first, top_k);
+      const Row* row = rows;
+#pragma unroll 1
+      for (; present != 0; present >>= kRows, source += kRows) {
+        const uint32_t wanted = has_columns ? present : 0;
+        cuda::device::Raw8<Row> values[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i, row += stride) {
+          if ((wanted >> i & 1U) != 0) values[i].load_once(row);
+        }
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          if ((present >> i & 1U) == 0) continue;
+          const float factor = __shfl_sync(0xffffffffU, slots.weight, source + i);
+          Sums addend;
+          values[i].widen_to(addend);
+          add_product(factor, addend, sum);
+        }
+      }
+      rows += 32 * stride;
+    }
+    if (has_columns) return;
+#pragma unroll
+    for (float& value : sum) value = 0;
+  }
+  __device__ __forceinline__ void store(const Walk& walk, const Sums& sum) const {
+    const int32_t offset = walk.unit * kUnitBytes<Part>;
+    if (walk.rank != windows.rank) return store_to_peer<Part>(sum, walk.to + offset);
+    cuda::device::store_8(sum, place_in_unit<Part>(walk.to + offset));
+    if (!params.same_rows) return;
+#pragma unroll 1
+    for (int32_t step = 1; step < windows.ranks; ++step) {
+      const int32_t peer = peer_at(step);
+      store_to_peer<Part>(sum, window::unit_at(windows, epoch, peer, offset));
     }
   }
+  __device__ __forceinline__ int32_t peer_at(int32_t step) const {
+    const int32_t peer = windows.rank + step;
+    return peer < windows.ranks ? peer : peer - windows.ranks;
+  }
 
-  // A peer's units, and this rank's own one turn later: the last of these are made while flags
-  // travel. Where all ranks have the same rows each is made once. `sent` is called by all threads
-  // of the block when they have stored what peers get.
+  // Units of peers, and one of this rank's own after each until kOwnLast are left: these are made
+  // while flags travel. Where all ranks have the same rows each is made once. `sent` is called by
+  // all threads of the block when they have stored what peers get.
   template <class Sent>
   __device__ __forceinline__ void make_all(const Sent& sent) const {
-    const int32_t own_turns = turns(windows.rank);
-    const int32_t places = params.same_rows ? 1 : windows.ranks;  // the last is this rank's own
-    const int32_t lag = params.same_rows ? 0 : 1;
-    int32_t most = 0;  // turns of peers
-    for (int32_t place = 1; place < places; ++place) {
-      most = max(most, turns((windows.rank + place) % windows.ranks));
+    const int32_t steps = params.same_rows ? 1 : windows.ranks;
+    int32_t step = 1;
+    Walk own = walk_of(windows.rank);
+    Walk peers = own;
+    peers.left = 0;
+    if (step < steps) {
+      peers = walk_of(peer_at(step));
+      hold_choices(peers);
     }
-    struct At {
-      int32_t turn;
-      int32_t place;
-    };
-    const auto at = [&](const At& it) {
-      if (it.place == places) return work(windows.rank, it.turn - lag);
-      return work((windows.rank + it.place) % windows.ranks, it.turn);
-    };
-    const auto after = [&](const At& it) {
-      if (it.place < places) return At{it.turn, it.place + 1};
-      return At{it.turn + 1, it.turn + 1 < most ? 1 : places};
-    };
-    At now{0, most > 0 ? 1 : places};
-    At later = after(now);
-    Ready next = ready(ask(at(now)));
-    Asked asked = ask(at(later));
+    hold_choices(own);
     bool is_sent = false;
+    bool own_is_next = false;
 #pragma unroll 1
     while (true) {
-      const bool ends = now.turn >= most && now.turn - lag >= own_turns;
-      const bool peers_are_done = now.turn >= most || (now.turn == most - 1 && now.place == places);
+#pragma unroll 1
+      while (peers.left <= 0 && ++step < steps) {
+        peers = walk_of(peer_at(step));
+        hold_choices(peers);
+      }
+      const bool peers_are_done = peers.left <= 0;
+      const bool ends = peers_are_done && own.left <= 0;
       if (!is_sent && (params.same_rows ? ends : peers_are_done)) {
         sent();
         is_sent = true;
       }
       if (ends) return;
-      const Ready it = next;
-      now = later;
-      later = after(later);
-      next = ready(asked);
-      asked = ask(at(later));
-      if (it.work.unit < 0) continue;
+      const bool is_own = peers_are_done || (own_is_next && own.left > kOwnLast);
+      Walk now = is_own ? own : peers;
       Sums sum;
-      make(it, sum);
-      store(it.work, sum);
+      make(now, sum);
+      store(now, sum);
+      pass(now);
+      if ((now.row - now.first + 1) * lanes_of_row() > 32) hold_choices(now);
+      own_is_next = !is_own;
+      if (is_own) {
+        own = now;
+      } else {
+        peers = now;
+      }
     }
   }
 
   // The part of one rank of a unit of this rank's rows.
-  __device__ __forceinline__ void load_part(int32_t rank, const Work& it, Sums& values) const {
+  __device__ __forceinline__ void load_part(int32_t rank, int32_t unit, Sums& values) const {
     const std::byte* const from =
         rank == windows.rank ? params.own : window::arrived(windows, epoch, rank);
-    load_arrived<Part>(from + it.unit * kUnitBytes<Part>, values);
+    load_arrived<Part>(from + unit * kUnitBytes<Part>, values);
   }
   __device__ __forceinline__ void add_up() const {
-    const int32_t count = turns(windows.rank);
+    Walk walk = walk_of(windows.rank);
     const int64_t own_live = params.live_tokens == nullptr ? INT64_MAX : *params.live_tokens;
 #pragma unroll 1
-    for (int32_t turn = 0; turn < count; turn += kUnitsAhead) {
+    while (walk.left > 0) {
+      const int32_t count = min(walk.left, kUnitsAhead);
       Sums sums[kUnitsAhead];
-      Work its[kUnitsAhead];
 #pragma unroll
       for (int i = 0; i < kUnitsAhead; ++i) {
-        its[i] = work(windows.rank, turn + i);
-        if (its[i].unit >= 0) load_part(0, its[i], sums[i]);
+        if (i < count) load_part(0, walk.unit + i, sums[i]);
       }
 #pragma unroll 1
       for (int32_t rank = 1; rank < windows.ranks; ++rank) {
         Sums next[kUnitsAhead];
 #pragma unroll
         for (int i = 0; i < kUnitsAhead; ++i) {
-          if (its[i].unit >= 0) load_part(rank, its[i], next[i]);
+          if (i < count) load_part(rank, walk.unit + i, next[i]);
         }
 #pragma unroll
         for (int i = 0; i < kUnitsAhead; ++i) {
@@ -270,7 +321,9 @@ struct WindowSum {
       }
 #pragma unroll
       for (int i = 0; i < kUnitsAhead; ++i) {
-        if (its[i].unit >= 0) finish(tile_of(its[i].unit), own_live, sums[i]);
+        if (i >= count) break;
+        finish(tile_of(walk.row, walk.place), own_live, sums[i]);
+        pass(walk);
       }
     }
   }
@@ -287,6 +340,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     window_sum_kernel(const __grid_constant__ comm::WindowParams windows,
                       const __grid_constant__ WindowSumParams params) {
   __shared__ int differs;
+  cuda::device::grid_dependency_wait();
   const window::Turn turn = window::begin_turn(windows);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (thread == 0) differs = 0;
@@ -302,7 +356,9 @@ __global__ void __launch_bounds__(kSumThreads, 1)
   });
   // Each peer sends as many units as this rank has.
   const auto own_units = [&](int32_t) { return int64_t{params.units[windows.rank]}; };
-  if (window::await_units(windows, turn.epoch, own_units, differs)) sum.add_up();
+  const bool came = window::await_units(windows, turn.epoch, own_units, differs);
+  cuda::device::grid_launch_dependents();
+  if (came) sum.add_up();
   window::finish(windows, turn);
 }
 

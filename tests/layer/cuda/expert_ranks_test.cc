@@ -232,6 +232,53 @@ TEST_F(CudaExpertRanks, AGraphOfAForward_HasTheBitsOfTheForward) {
   }
 }
 
+// Exchanges of a communicator follow each other whatever the stream, also within a graph.
+TEST_F(CudaExpertRanks, ForwardsOnTwoStreams_TakeTurns) {
+  const MoeSpec spec = expert_ranks_spec();
+  constexpr int64_t kRows = 90;
+  const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
+    const auto owned = experts_of_rank(spec, rank, comm);
+    const RankCall call = call_of(spec, rank, kRows, DType::kBF16);
+    const Tensor expected = run_call(*owned, call, DType::kF32);
+    Workspace second(owned->context, owned->layer.workspace_bytes());
+    const cuda::OwnedStream other = cuda::make_stream();
+    DeviceForward here(*owned, call.hidden.view(), DType::kF32);
+    DeviceForward there(*owned, call.hidden.view(), DType::kF32);
+    for (DeviceForward* forward : {&here, &there}) {
+      forward->route_by(call.routing.ids, call.routing.weights);
+    }
+    there.args.stream = to_stream(other.get());
+    there.args.workspace = &second;
+    owned->queue.synchronize();
+    CUstream_st* const stream = to_cuda(owned->queue.stream());
+    const auto enqueue = [&] {
+      for (DeviceForward* forward : {&here, &here, &there, &here, &there, &there}) {
+        forward->enqueue();
+      }
+    };
+    const cuda::OwnedEvent fork = cuda::make_event();
+    const cuda::OwnedEvent join = cuda::make_event();
+    const cuda::OwnedGraph graph = cuda::capture(stream, [&] {
+      cuda::join(stream, other.get(), fork.get());
+      enqueue();
+      cuda::join(other.get(), stream, join.get());
+    });
+    for (int round = 0; round < 20; ++round) {
+      if (round % 2 == 0) {
+        enqueue();
+      } else {
+        cuda::check(cudaGraphLaunch(graph.get(), stream), "cudaGraphLaunch");
+      }
+      cuda::check(cudaStreamSynchronize(other.get()), "cudaStreamSynchronize");
+      EXPECT_TRUE(same_bits(here.out(), expected)) << round;
+      EXPECT_TRUE(same_bits(there.out(), expected)) << round;
+    }
+    comm.check("done");
+    comm.barrier("done");
+  });
+  EXPECT_EQ(first_failure(outcomes), "");
+}
+
 TEST_F(CudaExpertRanks, TheLayersOwnGate_RoutesEveryRanksRows) {
   MoeSpec spec = expert_ranks_spec();
   const auto outcomes = run_nccl_ranks(20s, [&](int32_t rank, Communicator& comm) {
