@@ -1,5 +1,5 @@
 # conclave_add_test(<name> SOURCES <file>... [LABELS <label>...] [TIMEOUT <seconds>] [PARTS <number>] [COST <seconds>]
-#   [SERIAL] [RANKS] [ALONE] [HOT] [VALUES])
+#   [SERIAL] [RANKS] [ALONE] [HOT] [VALUES] [TOGETHER [APART <file>...]])
 #
 # One GoogleTest executable. Labels: the given ones or "cpu". SERIAL keeps other tests from running at the same time.
 # RANKS: each case starts groups of ranks and measures their deadlines. These mostly wait, so that other programs fill
@@ -18,6 +18,9 @@
 #
 # VALUES: tables of cases hold types and sizes, which change what is computed and not where threads meet, so that under
 # ThreadSanitizer fewer of them run than under the others (tests/support/main.cc).
+#
+# TOGETHER: files of the folder named *_test.cc are compiled up to a dozen at a time (ConclaveUnite.cmake), which saves a
+# third of it, but those APART: their names in the unnamed namespaces meet those of others. The compiler says so.
 #
 # Programs labelled production do not run under a sanitizer or for coverage, and are not built there.
 option(CONCLAVE_TEST_CASES "ctest lists and starts each test case on its own" OFF)
@@ -40,7 +43,8 @@ function(conclave_test_options target)
 endfunction()
 
 function(conclave_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;RANKS;ALONE;HOT;VALUES" "TIMEOUT;PARTS;COST" "SOURCES;LABELS;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL;RANKS;ALONE;HOT;VALUES;TOGETHER" "TIMEOUT;PARTS;COST"
+                        "SOURCES;LABELS;LIBRARIES;APART")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "conclave_add_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -68,6 +72,9 @@ function(conclave_add_test name)
   conclave_test_options(${name} ${hot})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   conclave_precompile_as(${name} conclave_test_main)
+  if(arg_TOGETHER AND CONCLAVE_UNITE)
+    conclave_unite_tests(${name} SOURCES ${arg_SOURCES} APART ${arg_APART})
+  endif()
   set_property(GLOBAL APPEND PROPERTY CONCLAVE_TEST_TARGETS ${name})
 
   if(NOT CONCLAVE_TEST_CASES
@@ -108,6 +115,19 @@ endif()
 ]]
     @ONLY)
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
+endfunction()
+
+# What several programs share, or another folder has, is not named *_test.cc or stays on its own.
+function(conclave_unite_tests name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;APART")
+  cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/tests OUTPUT_VARIABLE folder)
+  set(files)
+  foreach(file IN LISTS arg_SOURCES)
+    if(file MATCHES "^[a-z0-9_]+_test\\.cc$" AND NOT file IN_LIST arg_APART)
+      list(APPEND files ${folder}/${file})
+    endif()
+  endforeach()
+  conclave_unite_files(${name} ${PROJECT_SOURCE_DIR}/tests together FILES ${files})
 endfunction()
 
 # A quarter of an hour ends a part that hangs. Behind the cost: variables of the environment.

@@ -62,7 +62,7 @@ TEST_P(Accuracy, UnevenExperts_WithinBound) {
 }
 
 // Sanitizers watch a quarter of each width, which has the same tiles: whole rows took two fifths
-// of the program.
+// of the program's time.
 TEST_P(Accuracy, RealSizes_WithinBound) {
   constexpr int64_t kShare = CONCLAVE_TEST_ASAN || CONCLAVE_TEST_TSAN ? 4 : 1;
   expect_accurate({.hidden_size = 2048 / kShare,
