@@ -76,9 +76,9 @@ class NcclCommunicator final : public Communicator, public OneLaunch {
     uint32_t number = 0;      // among the cell's operations
     cuda::OwnedEvent before;  // what a pending message follows
     cuda::OwnedEvent done;
-    bool is_on_stream = false;  // of the caller
+    bool is_on_stream = false;  // the caller's runs it
   };
-  // What a stream's work is recorded for: a graph has a number.
+  // Each capture of a stream's work has a number.
   using Capture = uint64_t;
   static constexpr Capture kNoCapture = 0;
 

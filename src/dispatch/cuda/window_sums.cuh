@@ -114,7 +114,7 @@ struct WindowSum {
     int32_t left;   // units
     int32_t unit;   // the next one
     int32_t row;    // its row, among those of its rank
-    int32_t place;  // of the unit in its row
+    int32_t place;  // the unit's, in its row
     int32_t first;  // the row of lane 0's slot
     LaneSlot slots;
     std::byte* to;  // units of the rank's rows lie there
