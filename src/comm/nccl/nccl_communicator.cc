@@ -257,9 +257,7 @@ NcclCommunicator::Capture NcclCommunicator::capture_of(Stream stream) const {
   if (stream.handle == nullptr) return kNoCapture;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  cuda::check(
-      cudaStreamGetCaptureInfo(to_cuda(stream), &status, &id, nullptr, nullptr, nullptr, nullptr),
-      "cudaStreamGetCaptureInfo");
+  cuda::check(cudaStreamGetCaptureInfo(to_cuda(stream), &status, &id), "cudaStreamGetCaptureInfo");
   return status == cudaStreamCaptureStatusNone ? kNoCapture : id;
 }
 
