@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compiles every public header alone, with the first C++ compiler that is installed, and those of the C
 interface as C99 too, by the C compiler beside it; all of them together with each other compiler, since
-what a header needs to stand alone does not hang on who compiles it, and what a compiler refuses does not
-hang on the headers beside it.
+what a header needs to stand alone does not depend on who compiles it, and what a compiler refuses does not
+depend on the headers beside it.
 
 Usage: tools/check_headers.py [ROOT] [--compiler NAME]...
 Also fails on an #include of anything but the standard library and conclave/*. The headers of
