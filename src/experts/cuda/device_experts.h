@@ -26,7 +26,8 @@ struct FactorPlanes {
   int64_t parts = 0;
   int64_t rows = 0;        // each part has
   int64_t row_stride = 0;  // elements, a multiple of 8
-  // CodeOrder::kLanesOfNumbers has this: not 0 if is_short_scale holds for all scales.
+  // CodeOrder::kLanesOfNumbers has this: not 0 if is_short_scale holds for all scales or, where
+  // kernels multiplies_steps, is_short_step for all of these.
   const int32_t* short_scales = nullptr;
   // FactorForm::kExact has these instead of the numbers above: bytes of scales, [E, groups,
   // byte_stride] with rows as exact_row says, a ByteForm for all of them, and [E, parts] numbers

@@ -53,6 +53,9 @@ bool has_exact_weights(const ExpertsProblem& problem) {
          down_factor_columns(problem) == least;
 }
 
+// Columns that share the least scales which are steps.
+constexpr int64_t kStepColumnsOfScale = 16;
+
 // Units are those of the columns of a stage, which divide 256, and so are groups.
 bool has_steps_of(const ExpertsProblem& problem, int64_t columns) {
   const QuantSpec& quant = problem.quant;
@@ -62,18 +65,20 @@ bool has_steps_of(const ExpertsProblem& problem, int64_t columns) {
          gate_up_factor_columns(problem) == columns && down_factor_columns(problem) == columns;
 }
 
-bool has_scales_in_steps(const ExpertsProblem& problem) {
+// Codes of 8 bits as they are stored, or of 4 in their order.
+bool fit_steps(const ExpertsProblem& problem) {
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
-  return codes != nullptr && codes->whole.fit && bit_size(problem.weight_dtype) == 8 &&
-         has_steps_of(problem, 16);
+  return codes != nullptr && codes->whole.fit &&
+         (bit_size(problem.weight_dtype) == 4 ? codes->whole.in_order
+                                              : bit_size(problem.weight_dtype) == 8);
+}
+bool has_scales_in_steps(const ExpertsProblem& problem) {
+  return fit_steps(problem) && has_steps_of(problem, kStepColumnsOfScale);
 }
 bool has_both_in_steps(const ExpertsProblem& problem) {
-  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
-  const bool fits = codes != nullptr && codes->whole.fit &&
-                    (bit_size(problem.weight_dtype) == 4 ? codes->whole.in_order
-                                                         : bit_size(problem.weight_dtype) == 8);
-  return fits && problem.quant.zero_values == ScaleValues::kSteps &&
-         has_steps_of(problem, kWordColumns);
+  if (!fit_steps(problem) || problem.quant.zero_values != ScaleValues::kSteps) return false;
+  return has_steps_of(problem, kWordColumns) ||
+         (bit_size(problem.weight_dtype) == 4 && has_steps_of(problem, kStepColumnsOfScale));
 }
 
 }  // namespace
@@ -93,8 +98,14 @@ FactorForm factor_form(const ExpertsProblem& problem) {
                                                                  : FactorForm::kOffsets;
 }
 
+bool multiplies_steps(const ExpertsProblem& problem) {
+  return has_steps(factor_form(problem)) && bit_size(problem.weight_dtype) == 4 &&
+         problem.quant.block_cols == kStepColumnsOfScale;
+}
+
 CodeOrder code_order(const ExpertsProblem& problem) {
   if (factor_form(problem) == FactorForm::kExact) return CodeOrder::kLanesOfFloats;
+  if (multiplies_steps(problem)) return CodeOrder::kLanesOfNumbers;
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
   if (codes == nullptr || bit_size(problem.weight_dtype) != 4) return CodeOrder::kStored;
   // A word has codes of 32 columns.

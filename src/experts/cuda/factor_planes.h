@@ -16,8 +16,9 @@ enum class FactorForm : uint8_t {
   kScales,   // value scale
   kZeros,    // (value - zero) scale, where bf16 holds the differences
   kOffsets,  // value scale - offset
-  // value scale, of groups of 16 columns, and value scale - offset, of groups of 32, where scales
-  // and offsets are whole multiples of a number of their row and groups_of_unit.
+  // value scale, of groups of 16 columns, and value scale - offset, of groups of 32, or of 16 of
+  // codes of 4 bits, where scales and offsets are whole multiples of a number of their row and
+  // groups_of_unit.
   kScaleSteps,
   kSteps,
   // value scale, which bf16 holds for every code: scales are bytes, in the row order of kernels,
@@ -31,6 +32,9 @@ constexpr bool has_offsets(FactorForm form) {
 constexpr bool has_steps(FactorForm form) {
   return form == FactorForm::kScaleSteps || form == FactorForm::kSteps;
 }
+// Whether codes of 4 bits are multiplied by steps of 16 columns, and sums by units: kernels for
+// tensor cores make numbers of bf16 of whole numbers' products.
+bool multiplies_steps(const ExpertsProblem& problem);
 // Steps lie in pairs: of the scales of two groups, or of a group's scale and offset.
 inline constexpr int32_t kBytesOfStepPair = 2;
 constexpr int64_t step_pairs(FactorForm form, int64_t groups) {

@@ -2,6 +2,7 @@
 // cores make a weight in one instruction.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -18,6 +19,15 @@ inline bool is_short_scale(float scale, int32_t least) {
   const float magnitude = scale < 0 ? -scale : scale;
   const bool is_within = scale == 0 || (magnitude >= kLeast && magnitude <= kMost);
   return is_within && has_short_bits(scale) && has_short_bits(scale * static_cast<float>(least));
+}
+
+// Whether bf16 holds the products of all codes of 4 bits and so many steps.
+inline bool is_short_step(int step, int32_t least) {
+  constexpr int kMost = 256;  // no whole number below has more than eight bits
+  constexpr int32_t kCodes = 16;
+  const auto magnitude = [](int number) { return number < 0 ? -number : number; };
+  const int largest = std::max(magnitude(least), magnitude(least + kCodes - 1));
+  return magnitude(step) * largest <= kMost;
 }
 
 }  // namespace conclave::inline v0::experts

@@ -92,6 +92,15 @@ class FactorBuffer {
   std::vector<float> offsets_;
 };
 
+// Tells kernels what all experts have in common.
+void tell_short_scales(UploadLanes& lanes, const CudaMlpWeights& weights) {
+  for (const CudaMatrixMemory* memory : {&weights.gate_up, &weights.down}) {
+    if (memory->short_scales.empty()) continue;
+    lanes.own().copy_ints({has_only_short_scales(*memory) ? 1 : 0},
+                          memory->short_scales.as<int32_t>());
+  }
+}
+
 }  // namespace
 
 void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places, UploadLanes& lanes,
@@ -101,7 +110,8 @@ void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
     return fill_exact_factors(mlp, lanes, weights);
   }
   if (experts::has_steps(experts::factor_form(problem))) {
-    return fill_step_factors(mlp, lanes, weights, context);
+    fill_step_factors(mlp, lanes, weights, context);
+    return tell_short_scales(lanes, weights);
   }
   lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
     return [&, gate_up = FactorBuffer(problem, weights.view.gate_up.factors, 0),
@@ -123,12 +133,7 @@ void fill_factors(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
       down.copy_to(expert.place, lane, weights.down);
     };
   });
-  // Tell kernels what all experts have in common.
-  for (const CudaMatrixMemory* memory : {&weights.gate_up, &weights.down}) {
-    if (memory->short_scales.empty()) continue;
-    lanes.own().copy_ints({has_only_short_scales(*memory) ? 1 : 0},
-                          memory->short_scales.as<int32_t>());
-  }
+  tell_short_scales(lanes, weights);
 }
 
 bool has_only_short_scales(const CudaMatrixMemory& memory) {

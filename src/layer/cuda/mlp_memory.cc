@@ -51,6 +51,14 @@ experts::FactorPlanes factors_of(const MatrixSizes& sizes) {
           .row_stride = padded_row(sizes.rows, DType::kBF16)};
 }
 
+// Memory for what all experts' scales are known to be.
+void allocate_short(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
+                    CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
+  memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
+  memory.has_short_scales.assign(static_cast<size_t>(mlp.places()), uint8_t{1});
+  factors.short_scales = memory.short_scales.as<int32_t>();
+}
+
 // Memory for factors that are steps.
 void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
@@ -62,6 +70,7 @@ void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
       arrays.make(rows_of_all * pairs * experts::kBytesOfStepPair, (sizes.name + "_scale").c_str());
   memory.step_units = arrays.make(rows_of_all * factors.units * experts::bytes_of_step_unit(form),
                                   (sizes.name + "_unit").c_str());
+  if (experts::multiplies_steps(mlp.problem)) allocate_short(arrays, mlp, sizes, memory, factors);
   factors.steps = memory.factor_scale.as();
   factors.step_units = memory.step_units.as();
 }
@@ -107,9 +116,7 @@ void allocate_codes(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
     memory.factor_scale = arrays.floats(count, (sizes.name + "_scale").c_str());
     view.factors.scales = memory.factor_scale.as<float>();
     if (experts::code_order(problem) == experts::CodeOrder::kLanesOfNumbers) {
-      memory.short_scales = arrays.make(int64_t{sizeof(int32_t)}, (sizes.name + "_short").c_str());
-      memory.has_short_scales.assign(static_cast<size_t>(mlp.places()), uint8_t{1});
-      view.factors.short_scales = memory.short_scales.as<int32_t>();
+      allocate_short(arrays, mlp, sizes, memory, view.factors);
     }
     if (form == experts::FactorForm::kZeros) {
       memory.factor_zero =

@@ -2,10 +2,12 @@
 
 #include "cpu/isa.h"
 #include "experts/cuda/factor_planes.h"
+#include "experts/cuda/short_scales.h"
 #include "gemm/cpu/pack_numbers.h"
 #include "gemm/panel_scales.h"
 #include "quant/code_meaning.h"
 #include "quant/number_steps.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 
@@ -34,11 +36,13 @@ class StepBuffer {
         planes_(planes),
         pack_(pack),
         groups_of_unit_(experts::groups_of_unit(problem)),
+        least_(quant::format_of(problem.weight_dtype).codes->whole.least),
         // A pair has two groups' scales, or one's scale and offset.
         numbers_(experts::factor_form(problem) == experts::FactorForm::kSteps ? 2 : 1),
         steps_(
             static_cast<size_t>(experts::step_pairs(experts::factor_form(problem), planes.groups) *
-                                rows() * experts::kBytesOfStepPair)),
+                                rows() * experts::kBytesOfStepPair),
+            std::byte{kStepOfZero}),
         units_(static_cast<size_t>(planes.units * rows() * numbers_)) {
     for (std::vector<std::byte>& packed : packed_) packed.resize(plane().bytes());
   }
@@ -51,7 +55,10 @@ class StepBuffer {
       set_rows(part, source, id, expert, rows, rows.row_begin - block.row_begin);
     }
   }
-  void copy_to(int64_t place, WeightUpload& upload, const CudaMatrixMemory& memory) const {
+  void copy_to(int64_t place, WeightUpload& upload, CudaMatrixMemory& memory) const {
+    if (!memory.has_short_scales.empty()) {
+      memory.has_short_scales[static_cast<size_t>(place)] = has_short_steps() ? 1 : 0;
+    }
     upload.copy_bytes(steps_, memory.factor_scale.as() + place * std::ssize(steps_));
     upload.copy_floats(units_, memory.step_units.as<float>() + place * std::ssize(units_));
   }
@@ -73,6 +80,20 @@ class StepBuffer {
   };
 
   int64_t rows() const { return planes_.parts * planes_.row_stride; }
+
+  bool has_short_steps() const {
+    const auto stride = static_cast<size_t>(numbers_);  // past offsets
+    std::byte least{kStepOfZero};
+    std::byte most = least;
+    for (size_t i = 0; i < steps_.size(); i += stride) {
+      least = std::min(least, steps_[i]);
+      most = std::max(most, steps_[i]);
+    }
+    return is_short(least) && is_short(most);
+  }
+  bool is_short(std::byte stored) const {
+    return experts::is_short_step(std::to_integer<int>(stored) - kStepOfZero, least_);
+  }
 
   // Rows of a part from `first` on.
   void set_rows(int64_t part, const WeightSource& source, WeightId id, int64_t expert,
@@ -188,6 +209,7 @@ class StepBuffer {
   experts::FactorPlanes planes_;
   gemm::NumbersFunction pack_;
   int64_t groups_of_unit_;
+  int32_t least_;  // the value of code 0, of numbers in their order
   int64_t numbers_;
   std::array<std::vector<std::byte>, 2> packed_;  // steps and units of scales, and of offsets
   std::vector<std::byte> steps_;

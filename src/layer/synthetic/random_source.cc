@@ -232,13 +232,17 @@ bool have_narrow_numbers(const MoeSpec& spec) {
 // share: a small part of the numbers' magnitude, and another one for each 256 columns.
 class NumberForm {
  public:
-  NumberForm(const QuantSpec& quant, WeightId id, const Distribution& values, uint64_t stream)
+  NumberForm(const QuantSpec& quant, DType dtype, WeightId id, const Distribution& values,
+             uint64_t stream)
       : form_(id.plane() == WeightPlane::kScale  ? quant.scale_values
               : id.plane() == WeightPlane::kZero ? quant.zero_values
                                                  : ScaleValues::kFloat),
         columns_(quant.block_cols),
-        unit_(std::max(values.mean, values.deviation) / 40),
-        least_(values.mean > 0 ? 1.0F : -128.0F),
+        has_few_steps_(has_few_steps(quant, dtype)),
+        unit_(std::max(values.mean, values.deviation) / (has_few_steps_ ? 20 : 40)),
+        least_(values.mean > 0  ? 1.0F
+               : has_few_steps_ ? -32.0F
+                                : -128.0F),
         stream_(mix(stream)) {}
 
   // The values are those of a row from column `col` on.
@@ -253,7 +257,9 @@ class NumberForm {
       case ScaleValues::kSteps:
         for (float& value : values) {
           const float unit = unit_at(row, col++);
-          value = std::clamp(std::nearbyint(value / unit), least_, 127.0F) * unit;
+          value =
+              std::clamp(std::nearbyint(value / unit), least_, has_few_steps_ ? 31.0F : 127.0F) *
+              unit;
         }
         break;
       case ScaleValues::kFloat8:
@@ -265,6 +271,12 @@ class NumberForm {
   }
 
  private:
+  // Codes of 4 bits in groups of 16 columns are those of files that have no wider steps.
+  static bool has_few_steps(const QuantSpec& quant, DType dtype) {
+    constexpr int64_t kColumns = 16;
+    return bit_size(dtype) == 4 && quant.block_cols == kColumns;
+  }
+
   float unit_at(int64_t row, int64_t col) const {
     const int64_t shared = col * columns_ / kStepColumns;
     const uint64_t word = mix(stream_ ^ mix(static_cast<uint64_t>(row << 24 | shared)));
@@ -274,6 +286,7 @@ class NumberForm {
 
   ScaleValues form_;
   int64_t columns_;
+  bool has_few_steps_;
   float unit_;
   float least_;
   uint64_t stream_;
@@ -325,7 +338,7 @@ class RandomSource final : public WeightSource {
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const ScaledMatrix& scaled = scaled_[id];
     const Distribution values = distribution_of(id, info, scaled);
-    const NumberForm form(scaled.quant, id, values, stream);
+    const NumberForm form(scaled.quant, scaled.layer_dtype, id, values, stream);
     const bool is_number = id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero;
     const int64_t width = is_number ? scaled.groups_of_number : 1;
     const bool is_zero =

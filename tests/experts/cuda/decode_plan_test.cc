@@ -152,10 +152,10 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
   }
 }
 
-// Q4_K, Q6_K and Q5_K have such steps.
+// Q4_K, Q6_K, Q5_K and Q3_K have such steps.
 TEST(DecodePlan, StepsAndTheirUnits_HaveRoomInEveryStage) {
-  for (const auto& [dtype, columns] :
-       {std::pair{DType::kU4, 32}, std::pair{DType::kI8, 16}, std::pair{DType::kI8, 32}}) {
+  for (const auto& [dtype, columns] : {std::pair{DType::kU4, 32}, std::pair{DType::kI8, 16},
+                                       std::pair{DType::kI8, 32}, std::pair{DType::kI4, 16}}) {
     for (const Sizes& sizes : {Sizes{128, 8, 2048, 768, dtype}, Sizes{8, 2, 4096, 14336, dtype},
                                Sizes{5, 2, 712, 1160, dtype}}) {
       SCOPED_TRACE(text_of(sizes));

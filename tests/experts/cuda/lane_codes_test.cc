@@ -1,6 +1,7 @@
 // The order of codes that kernels for tensor cores read, and the bits that they make of it.
 #include "experts/cuda/lane_codes.h"
 
+#include "core/float_convert.h"
 #include "experts/cuda/short_scales.h"
 #include "quant/weight_format.h"
 
@@ -153,6 +154,27 @@ TEST(ShortScales, AreThoseThatBf16HoldsWithTheirMultiples) {
   EXPECT_FALSE(experts::is_short_scale(0x1.02p40F, -8));
   EXPECT_FALSE(experts::is_short_scale(std::numeric_limits<float>::infinity(), -8));
   EXPECT_FALSE(experts::is_short_scale(std::numeric_limits<float>::quiet_NaN(), -8));
+}
+
+TEST(ShortScales, ShortSteps_HaveProductsOfEightBits) {
+  for (const int32_t least : {-8, 0}) {
+    for (int step = -128; step <= 127; ++step) {
+      bool holds = true;
+      for (int32_t code = least; code < least + 16; ++code) {
+        const auto product = static_cast<float>(code * step);
+        holds = holds && bf16_to_float(float_to_bf16(product)) == product;
+      }
+      // Some steps of fewer bits would do as well.
+      EXPECT_TRUE(holds || !experts::is_short_step(step, least)) << step << " " << least;
+    }
+  }
+  // GGUF's Q3_K has six bits, of which one is a sign, and Q2_K four.
+  EXPECT_TRUE(experts::is_short_step(-32, -8));
+  EXPECT_TRUE(experts::is_short_step(31, -8));
+  EXPECT_TRUE(experts::is_short_step(15, 0));
+  EXPECT_FALSE(experts::is_short_step(37, -8)) << "7 times 37 has nine bits";
+  EXPECT_FALSE(experts::is_short_step(63, 0));
+  EXPECT_FALSE(experts::is_short_step(-128, -8));
 }
 
 }  // namespace

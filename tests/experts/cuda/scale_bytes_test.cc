@@ -139,6 +139,29 @@ TEST(FactorForms, ScalesAndOffsetsInSteps_StayStepsInWholeSlices) {
     other.quant.zero_values = ScaleValues::kFloat;
   };
   EXPECT_EQ(form_of(q6_k), FactorForm::kScaleSteps);
+  const auto q3_k = [&](auto& other) {
+    q6_k(other);
+    other.weight_dtype = DType::kI4;
+  };
+  EXPECT_EQ(form_of(q3_k), FactorForm::kScaleSteps);
+  const auto q2_k = [](auto& other) {
+    other.weight_dtype = DType::kI4;
+    other.quant.block_cols = 16;
+  };
+  EXPECT_EQ(form_of(q2_k), FactorForm::kSteps);
+  const auto q2_k_of_8_bits = [](auto& other) {
+    other.weight_dtype = DType::kI8;
+    other.quant.block_cols = 16;
+  };
+  EXPECT_EQ(form_of(q2_k_of_8_bits), FactorForm::kOffsets);
+  const auto multiplies = [&](const auto& change) {
+    experts::ExpertsProblem other = problem;
+    change(other);
+    return multiplies_steps(other) && code_order(other) == experts::CodeOrder::kLanesOfNumbers;
+  };
+  EXPECT_TRUE(multiplies(q3_k));
+  EXPECT_TRUE(multiplies(q2_k));
+  EXPECT_FALSE(multiplies(q6_k));
   const auto as_e4m3 = [&](auto& other) {
     q6_k(other);
     other.weight_dtype = DType::kF8E4M3;

@@ -28,6 +28,8 @@ inline std::vector<CodedForm> coded_forms() {
   steps.scale_values = steps.zero_values = ScaleValues::kSteps;
   QuantSpec scale_steps = groups(16);
   scale_steps.scale_values = ScaleValues::kSteps;
+  QuantSpec fine_steps = groups(16, WeightZero::kOffset);
+  fine_steps.scale_values = fine_steps.zero_values = ScaleValues::kSteps;
   return {{"int4, 32 columns", DType::kI4, groups(32)},
           {"int4, 64 columns, zero points", DType::kI4, groups(64, WeightZero::kPoint)},
           {"int4, 128 columns", DType::kI4, groups(128)},
@@ -53,6 +55,8 @@ inline std::vector<CodedForm> coded_forms() {
           {"uint4, 32 columns, zero points", DType::kU4, groups(32, WeightZero::kPoint)},
           {"uint4, 32 columns, offsets", DType::kU4, groups(32, WeightZero::kOffset)},
           {"uint4, 32 columns, steps", DType::kU4, steps},
+          {"int4, 16 columns, steps", DType::kI4, scale_steps},
+          {"int4, 16 columns, steps of offsets", DType::kI4, fine_steps},
           {"iq4, 16 columns", DType::kIQ4, groups(16)},
           {"e2m1, 16 columns", DType::kF4, groups(16)},
           {"e2m1, 64 columns", DType::kF4, groups(64)},

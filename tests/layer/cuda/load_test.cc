@@ -288,6 +288,11 @@ std::vector<Form> forms() {
            .zeros = WeightZero::kOffset,
            .ordered = false,
            .values = ScaleValues::kSteps},
+          {.columns = 16, .ordered = false, .values = ScaleValues::kSteps},
+          {.columns = 16,
+           .zeros = WeightZero::kOffset,
+           .ordered = false,
+           .values = ScaleValues::kSteps},
           {.dtype = DType::kI8, .columns = 64, .ordered = false, .scaled = true}};
 }
 

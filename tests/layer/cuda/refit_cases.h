@@ -81,6 +81,14 @@ inline std::vector<RefitCase> refit_cases() {
                                                               .block_cols = 16,
                                                               .scale_values = ScaleValues::kSteps},
                                                              144, 512)});
+  cases.push_back({"codes times steps", coded_layer(DType::kI4,
+                                                    {.weights = WeightScale::kBlock,
+                                                     .block_rows = 1,
+                                                     .block_cols = 16,
+                                                     .scale_values = ScaleValues::kSteps,
+                                                     .zeros = WeightZero::kOffset,
+                                                     .zero_values = ScaleValues::kSteps},
+                                                    144, 512)});
   return cases;
 }
 

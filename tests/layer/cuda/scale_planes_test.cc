@@ -252,8 +252,13 @@ TEST(CudaScalePlanes, StepsByVectors_AreThoseOfScalarCode) {
   both.scale_values = both.zero_values = ScaleValues::kSteps;
   QuantSpec scales{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 16};
   scales.scale_values = ScaleValues::kSteps;
-  for (const auto& [dtype, quant] :
-       {std::pair{DType::kU4, both}, {DType::kI8, both}, {DType::kI8, scales}}) {
+  QuantSpec fine = both;
+  fine.block_cols = 16;
+  for (const auto& [dtype, quant] : {std::pair{DType::kU4, both},
+                                     {DType::kI8, both},
+                                     {DType::kI8, scales},
+                                     {DType::kI4, scales},
+                                     {DType::kI4, fine}}) {
     for (const auto& [hidden, inner] :
          {std::pair<int64_t, int64_t>{136, 72}, {712, 328}, {2064, 200}}) {
       SCOPED_TRACE(::testing::Message() << to_string(dtype) << " H" << hidden);

@@ -30,11 +30,12 @@ struct CodesOf {
   bool offsets = false;  // w = value scale - offset
   // CodeOrder::kLanesOfNumbers: code c stands for c + DecodeParams::least.
   bool in_order = false;
-  bool in_pairs = false;  // CodeOrder::kLanesOfPairs
-  int terms = 1;          // values of bf16 that add up to a code's
-  bool exact = false;     // FactorForm::kExact
-  bool powers = false;    // with `exact`: scales are powers of two; if not, they are of e4m3
-  bool steps = false;     // has_steps(FactorForm)
+  bool in_pairs = false;     // CodeOrder::kLanesOfPairs
+  int terms = 1;             // values of bf16 that add up to a code's
+  bool exact = false;        // FactorForm::kExact
+  bool powers = false;       // with `exact`: scales are powers of two; if not, they are of e4m3
+  bool steps = false;        // has_steps(FactorForm)
+  bool times_steps = false;  // with `steps`: multiplies_steps
 };
 constexpr CodesOf codes_of(DecodeElement element) {
   switch (element) {
@@ -46,6 +47,10 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .offsets = true, .in_order = true};
     case DecodeElement::kCodes4InOrderSteps:
       return {.bits = 4, .offsets = true, .in_order = true, .steps = true};
+    case DecodeElement::kCodes4TimesSteps:
+      return {.bits = 4, .in_order = true, .steps = true, .times_steps = true};
+    case DecodeElement::kCodes4TimesOffsetSteps:
+      return {.bits = 4, .offsets = true, .in_order = true, .steps = true, .times_steps = true};
     case DecodeElement::kCodes4Offsets:
       return {.bits = 4, .offsets = true};
     case DecodeElement::kCodes4InPairs:

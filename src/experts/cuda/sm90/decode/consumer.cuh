@@ -6,6 +6,7 @@
 #include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/decode/codes.cuh"
 #include "experts/cuda/sm90/decode/lanes.cuh"
+#include "experts/cuda/sm90/decode/steps.cuh"
 #include "experts/cuda/sm90/decode/sums.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
 
@@ -35,6 +36,7 @@ struct Operand {
   int scale_first;  // row of that box
   bool has_zeros;
   bool has_near_scales;  // ByteForm::kNear
+  int step_parts;        // where codes are multiplied by steps
   // Sums of the first and the second eight rows of 16 are multiplied by these, if the kernel
   // kHasSumFactors.
   float sum_factors[2] = {1.0F, 1.0F};
@@ -49,6 +51,12 @@ template <class Config>
 __device__ __forceinline__ bool has_near_scales(const FactorPlanes& factors) {
   if constexpr (!Config::kCodes.exact) return false;
   return *factors.byte_form == static_cast<int32_t>(ByteForm::kNear);
+}
+
+template <class Config>
+__device__ __forceinline__ int step_parts(const FactorPlanes& factors) {
+  if constexpr (!Config::kCodes.times_steps) return 1;
+  return *factors.short_scales != 0 ? 1 : 2;
 }
 
 template <class Config>
@@ -145,7 +153,8 @@ class LaneOperand {
       } else {
         run(ScaleMode<false>());
       }
-    } else if constexpr (Config::kCodes.offsets || Config::kCodes.in_pairs) {
+    } else if constexpr (Config::kCodes.offsets || Config::kCodes.steps ||
+                         Config::kCodes.in_pairs) {
       run(NumberMode<false, false>());
     } else {
       const bool is_long = operand_.factors.steps >= kStepsOfHalf;
@@ -177,6 +186,17 @@ class LaneOperand {
       const unsigned char* const scales =
           factors + group * operand_.scale_rows + operand_.scale_first + me_.row;
       multiply_exact<Config, kProducts, Mode>(of_warp, scales, operand_.scale_rows, me_, sums);
+    } else if constexpr (Config::kCodes.times_steps) {
+      constexpr bool kBoth = Config::kCodes.offsets;
+      const auto* const units = reinterpret_cast<const float*>(factors + plan_.second_factor);
+      multiply_steps<Config, kProducts>(
+          of_warp,
+          {.step_pairs = reinterpret_cast<const uint16_t*>(factors) +
+                         (kBoth ? group : group / 2) * operand_.box_rows + me_.row,
+           .step_units = units + (in_stage * operand_.box_rows + me_.row) * (kBoth ? 2 : 1),
+           .rows = operand_.box_rows,
+           .parts = operand_.step_parts},
+          numbers_, me_, sums);
     } else {
       const int first = group * operand_.box_rows + me_.row;
       const unsigned char* const seconds = factors + plan_.second_factor;

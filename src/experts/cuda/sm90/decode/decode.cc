@@ -26,6 +26,10 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
     return has_scales_of_powers(problem) ? DecodeElement::kCodes4Powers
                                          : DecodeElement::kCodes4Floats;
   }
+  if (multiplies_steps(problem)) {
+    return form == FactorForm::kSteps ? DecodeElement::kCodes4TimesOffsetSteps
+                                      : DecodeElement::kCodes4TimesSteps;
+  }
   if (form == FactorForm::kSteps) {
     return bit_size(problem.weight_dtype) == 8 ? DecodeElement::kCodes8OffsetSteps
                                                : DecodeElement::kCodes4InOrderSteps;

@@ -44,7 +44,7 @@ enum class DecodeElement : uint8_t {
   kCodes4,
   kCodes4InOrder,  // they stand for whole numbers in their order
   kCodes4InOrderOffsets,
-  kCodes4InOrderSteps,  // FactorForm::kSteps
+  kCodes4InOrderSteps,  // FactorForm::kSteps of 32 columns
   kCodes4Offsets,
   kCodes4InPairs,  // CodeOrder::kLanesOfPairs
   kCodes4PairsInTerms,
@@ -55,6 +55,8 @@ enum class DecodeElement : uint8_t {
   kCodes8Offsets,
   kCodes8Steps,        // FactorForm::kScaleSteps
   kCodes8OffsetSteps,  // FactorForm::kSteps
+  kCodes4TimesSteps,   // multiplies_steps, without offsets and with them
+  kCodes4TimesOffsetSteps,
 };
 
 // Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.

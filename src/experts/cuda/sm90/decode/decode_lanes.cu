@@ -11,6 +11,10 @@ DecodeKernel find_decode_lanes(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4InOrderOffsets>;
     case DecodeElement::kCodes4InOrderSteps:
       return decode::decode_experts<DecodeElement::kCodes4InOrderSteps>;
+    case DecodeElement::kCodes4TimesSteps:
+      return decode::decode_experts<DecodeElement::kCodes4TimesSteps>;
+    case DecodeElement::kCodes4TimesOffsetSteps:
+      return decode::decode_experts<DecodeElement::kCodes4TimesOffsetSteps>;
     case DecodeElement::kCodes4InPairs:
       return decode::decode_experts<DecodeElement::kCodes4InPairs>;
     case DecodeElement::kCodes4PairsInTerms:

@@ -274,7 +274,8 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
                      .scale_rows = plan.down_scale_rows,
                      .scale_first = first_row % 16,
                      .has_zeros = params.weights.down.factors.zeros != nullptr,
-                     .has_near_scales = has_near_scales<Config>(params.weights.down.factors)};
+                     .has_near_scales = has_near_scales<Config>(params.weights.down.factors),
+                     .step_parts = step_parts<Config>(params.weights.down.factors)};
   if constexpr (Config::kBlockScales) {
 #pragma unroll
     for (int i = 0; i < 2 * kProducts; ++i) {

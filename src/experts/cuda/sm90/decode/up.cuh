@@ -40,7 +40,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                      .scale_rows = 16,
                      .scale_first = 0,
                      .has_zeros = params.weights.gate_up.factors.zeros != nullptr,
-                     .has_near_scales = has_near_scales<Config>(params.weights.gate_up.factors)};
+                     .has_near_scales = has_near_scales<Config>(params.weights.gate_up.factors),
+                     .step_parts = step_parts<Config>(params.weights.gate_up.factors)};
   if constexpr (Config::kTakesTable) operand.multiply_sums(params.values.unit);
   RingPosition<kDecodeTileBuffers> buffer;
   for (int index = 0;; ++index) {

@@ -3,6 +3,7 @@
 #include "experts/cuda/sm90/stream/adapted_codes.cuh"
 #include "experts/cuda/sm90/stream/adapted_codes.h"
 #include "experts/cuda/sm90/stream/adapted_codes_as_stored.cuh"
+#include "experts/cuda/sm90/stream/adapted_times_steps.h"
 #include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_products.h"
 #include "experts/cuda/sm90/stream/signed_bytes.h"
@@ -23,6 +24,10 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
   if (form.two_terms) {
     return form.in_pairs ? stream::find_adapted_of_pairs_in_terms(tile)
                          : stream::find_adapted_of_terms(form, tile);
+  }
+  if (multiplies_steps(form)) {
+    return form.offsets ? stream::find_adapted_times_offset_steps(tile)
+                        : stream::find_adapted_times_steps(tile);
   }
   if (form.steps && !form.offsets) return stream::find_adapted_of_steps(tile);
   if (is_byte_offsets(form)) {

@@ -64,6 +64,9 @@ CodesKernelPair find_kernels_in_order(const DeviceTile& tile);
 CodesKernelPair find_kernels_of_long_sums(const DeviceTile& tile);
 CodesKernelPair find_kernels_in_order_with_offsets(const DeviceTile& tile);
 CodesKernelPair find_kernels_in_order_with_steps(const DeviceTile& tile);
+// Those of codes of 4 bits with scales of 16 columns in steps, and with offsets likewise.
+CodesKernelPair find_kernels_times_steps(const DeviceTile& tile);
+CodesKernelPair find_shifted_kernels_times_steps(const DeviceTile& tile);
 // Those of codes of 8 bits with scales of 16 columns in steps.
 CodesKernelPair find_kernels_of_steps(const DeviceTile& tile);
 // Those of codes in pairs, with scales of 32 columns or more and of 64 or more.

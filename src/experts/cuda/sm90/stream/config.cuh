@@ -93,6 +93,11 @@ struct Codes {
 constexpr bool are_scaled_bytes(const Codes& codes) {
   return codes.bits == 8 && codes.steps && !codes.offsets;
 }
+// Codes of 4 bits whose scales are steps of 16 columns: whole numbers are multiplied by each other,
+// and sums of a stage by the steps' units.
+constexpr bool multiply_steps(const Codes& codes) {
+  return codes.bits == 4 && codes.steps && codes.steps_of_sum == 1;
+}
 // True if values come from a table in shared memory, and not from arithmetic.
 constexpr bool takes_table(const Codes& codes) {
   return !codes.in_order && codes.exact == ExactScales::kNone && !are_scaled_bytes(codes);
@@ -353,7 +358,7 @@ struct CodedParams : Params {
   // FactorForm::kExact: a ByteForm, and [E, gate and up].
   const int32_t* byte_form = nullptr;
   const float* sum_factors = nullptr;
-  const int32_t* short_scales = nullptr;  // not 0: all scales are (short_scales.h)
+  const int32_t* short_scales = nullptr;  // not 0: all scales or steps are (short_scales.h)
   // Sums of a row are multiplied by these, for row r (up: of the input; down: sorted) at
   // row_factors[r * row_factor_stride]; null: nothing.
   const float* row_factors = nullptr;

@@ -85,7 +85,7 @@ class OffsetFactors {
   }
 
  private:
-  static constexpr int kGroupsOfAtom = Config::kAtomDepth / kColumnsOfRowSum;
+  static constexpr int kGroupsOfAtom = Config::kAtomDepth / kColumnsOfRowSum<Config>;
 
   __device__ __forceinline__ int32_t group_of(int32_t group) const {
     return Config::kCodes.steps_of_sum * group >> params_.steps_shift;

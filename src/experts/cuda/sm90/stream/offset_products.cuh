@@ -11,8 +11,8 @@
 namespace conclave::inline v0::experts::stream {
 
 template <class Config>
-inline constexpr bool kMultipliesRowSums =
-    Config::kCodes.in_order && Config::kCodes.offsets && !Config::kRounds;
+inline constexpr bool kMultipliesRowSums = Config::kCodes.in_order && Config::kCodes.offsets &&
+                                           !Config::kRounds && !multiply_steps(Config::kCodes);
 
 template <class Config>
   requires kMultipliesRowSums<Config>
@@ -147,7 +147,7 @@ struct Products<Config> : Epilogue<Config> {
 
  private:
   static constexpr int kStepsOfSum = Config::kCodes.steps_of_sum;
-  static_assert(kStepsOfSum * 16 == kColumnsOfRowSum && kSlices == 1);
+  static_assert(kStepsOfSum == 2 && kSlices == 1);
   static constexpr int kRowSums = SummedStorage<Config>::kRowSums;
 
   template <int N>
@@ -193,8 +193,8 @@ struct Products<Config> : Epilogue<Config> {
   static __device__ __forceinline__ void multiply_eight(float (&shifts)[N / 2],
                                                         const uint32_t (&terms)[kRowSumTerms][2],
                                                         uint32_t address) {
-    const uint64_t high_and_middle = descriptor(address, 1);
-    const uint64_t high_and_low = descriptor(address, 2);
+    const uint64_t high_and_middle = row_sum_descriptor<Config>(address, 1);
+    const uint64_t high_and_low = row_sum_descriptor<Config>(address, 2);
     const auto& [high, middle, low] = terms;
     const uint32_t a_high[4] = {high[0], high[1], high[0], high[1]};
     const uint32_t a_middle[4] = {middle[0], middle[1], middle[0], middle[1]};
@@ -211,7 +211,7 @@ struct Products<Config> : Epilogue<Config> {
   __device__ __forceinline__ void multiply_four(float (&shifts)[N / 2],
                                                 const uint32_t (&terms)[kRowSumTerms][2],
                                                 uint32_t address) const {
-    const uint64_t sums = descriptor(address, 1);
+    const uint64_t sums = row_sum_descriptor<Config>(address, 1);
     const auto& [high, middle, low] = terms;
     const bool is_first = lane % 4 < 2;
     const uint32_t a[4] = {high[0], high[1], is_first ? high[0] : middle[0],
@@ -220,14 +220,6 @@ struct Products<Config> : Epilogue<Config> {
     ptx::wgmma_fence();
     ptx::WgmmaOfRegisters<N>::mma(shifts, a, sums, true);
     ptx::WgmmaOfRegisters<N>::mma(shifts, rest, sums, true);
-  }
-
-  // Core matrices of eight rows of 16 bytes, without a swizzle; the other half of K is the block
-  // `blocks` behind the first one.
-  static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t blocks) {
-    constexpr uint64_t kStrideBytes = uint64_t{8 * 16 >> 4} << 32;
-    const uint64_t leading = uint64_t{blocks * SummedStorage<Config>::kBlockBytes >> 4} << 16;
-    return kStrideBytes | leading | ((address & 0x3FFFF) >> 4);
   }
 };
 

@@ -59,8 +59,11 @@ constexpr Codes codes_with_offsets(int bits, bool steps) {
 
 template <int kTokens, Codes kCodes, int kWeightRows>
 constexpr Shape summed_shape() {
-  constexpr CodeKernelForm kForm{
-      .bits = kCodes.bits, .offsets = true, .in_order = true, .steps = kCodes.steps};
+  constexpr CodeKernelForm kForm{.bits = kCodes.bits,
+                                 .columns_of_sum = 16 * kCodes.steps_of_sum,
+                                 .offsets = true,
+                                 .in_order = true,
+                                 .steps = kCodes.steps};
   constexpr bool kIsBytes = is_byte_offsets(kForm);
   return {.max_tokens = kTokens,
           .weight_rows = kWeightRows,

@@ -24,9 +24,11 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   const int32_t group = stage * Config::kDepth / params.group;
   uint8_t* factors = shared.codes.factors[slot];
   if constexpr (Config::kCodes.steps) {
-    // Pairs of steps are those of 32 columns, units those of a stage.
-    ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0,
-                     stage * (Config::kDepth / 32), expert, ptx::CacheHint::kEvictFirst);
+    // Pairs of steps are those of two groups or of one, units those of a stage.
+    constexpr int kGroups = Config::kDepth / 16 / Config::kCodes.steps_of_sum;
+    constexpr int kPairs = Config::kCodes.offsets ? kGroups : kGroups / 2;
+    ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, stage * kPairs,
+                     expert, ptx::CacheHint::kEvictFirst);
     ptx::tma_load_4d(&params.shifts, &shared.full[slot], factors + decltype(shared.codes)::kUnitsAt,
                      feature, 0, stage, expert, ptx::CacheHint::kEvictFirst);
     return;

@@ -35,8 +35,8 @@ struct Products : Epilogue<Config> {
   const bool near = has_near_scales(params);       // for weights that bf16 holds
 
   static constexpr bool kMayBeShort =
-      Config::kCodes.in_order &&
-      !(Config::kCodes.offsets || Config::kCodes.zeros || Config::kCodes.whole_rows);
+      Config::kCodes.in_order && !(Config::kCodes.offsets || Config::kCodes.zeros ||
+                                   Config::kCodes.whole_rows || Config::kCodes.steps);
   static __device__ __forceinline__ bool has_short_scales(const Params& params) {
     if constexpr (!kMayBeShort) return false;
     return *static_cast<const CodedParams&>(params).short_scales != 0;

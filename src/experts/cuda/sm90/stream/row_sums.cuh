@@ -12,18 +12,20 @@
 namespace conclave::inline v0::experts::stream {
 
 // Offsets change at multiples of so many columns, which are added up.
-inline constexpr int kColumnsOfRowSum = 32;
+template <class Config>
+inline constexpr int kColumnsOfRowSum = 16 * Config::kCodes.steps_of_sum;
 // A sum of float32 is three numbers of bf16, without a rounding.
 inline constexpr int kRowSumTerms = 3;
 
 template <class Config>
 struct SummedStorage : SharedStorage<Config> {
-  static constexpr int kRowSums = Config::kDepth / kColumnsOfRowSum;
-  static_assert(kRowSums == 8 || kRowSums == 4);
+  static constexpr int kRowSums = Config::kDepth / kColumnsOfRowSum<Config>;
+  static_assert(kRowSums == 16 || kRowSums == 8 || kRowSums == 4);
   // A block is eight columns of K: a term of eight sums, or two terms of four, of which the second
-  // block has the lowest and the highest again.
+  // block has the lowest and the highest again. A term of 16 sums is two blocks.
   static constexpr int kBlockColumns = 8;
-  static constexpr int kBlocks = kRowSums == 8 ? kRowSumTerms : 2;
+  static constexpr int kBlocksOfTerm = kRowSums / 8;
+  static constexpr int kBlocks = kRowSums == 4 ? 2 : kRowSumTerms * kBlocksOfTerm;
   static constexpr int kBlockBytes = Config::kMaxTokens * kBlockColumns * 2;
   // Large tiles leave no room for the sums of several stages.
   static constexpr int kSlots = Config::kMaxTokens > 64 ? 1 : Config::kStages;
@@ -35,6 +37,15 @@ struct SummedStorage : SharedStorage<Config> {
     return kSlots == 1 ? 0 : slot;
   }
 };
+
+// Core matrices of eight rows of 16 bytes, without a swizzle; the other half of K is the block
+// `blocks` behind the first one.
+template <class Config>
+__device__ __forceinline__ uint64_t row_sum_descriptor(uint32_t address, uint32_t blocks) {
+  constexpr uint64_t kStrideBytes = uint64_t{8 * 16 >> 4} << 32;
+  const uint64_t leading = uint64_t{blocks * SummedStorage<Config>::kBlockBytes >> 4} << 16;
+  return kStrideBytes | leading | ((address & 0x3FFFF) >> 4);
+}
 
 // One warp's share of the sums, stage by stage.
 template <class Config>
@@ -71,16 +82,23 @@ class RowSums {
   }
 
   __device__ __forceinline__ float sum_of(int32_t row, int32_t sum) const {
-    const uint8_t* const columns = shared_.tokens[ring_.slot][sum / 2] + row * Config::kAtomBytes;
-    float parts[4];
+    constexpr int kChunks = kColumnsOfRowSum<Config> / 8;
+    constexpr int kSumsOfAtom = Config::kAtomDepth / kColumnsOfRowSum<Config>;
+    const uint8_t* const columns =
+        shared_.tokens[ring_.slot][sum / kSumsOfAtom] + row * Config::kAtomBytes;
+    float parts[kChunks];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t chunk = (sum % 2 * 4 + i) ^ (row % 8);
+    for (int i = 0; i < kChunks; ++i) {
+      const int32_t chunk = (sum % kSumsOfAtom * kChunks + i) ^ (row % 8);
       const uint4 eight = *reinterpret_cast<const uint4*>(columns + chunk * 16);
       parts[i] = (sum_of_pair(eight.x) + sum_of_pair(eight.y)) +
                  (sum_of_pair(eight.z) + sum_of_pair(eight.w));
     }
-    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    if constexpr (kChunks == 2) {
+      return parts[0] + parts[1];
+    } else {
+      return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    }
   }
   static __device__ __forceinline__ float sum_of_pair(uint32_t pair) {
     return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000U);
@@ -95,9 +113,12 @@ class RowSums {
       rest -= __uint_as_float(bits & 0xffff0000U);
     }
     auto& blocks = shared_.sums[shared_.sum_slot(ring_.slot)];
-    if constexpr (SummedStorage<Config>::kRowSums == 8) {
+    constexpr int kBlocksOfTerm = SummedStorage<Config>::kBlocksOfTerm;
+    if constexpr (kBlocksOfTerm != 0) {
 #pragma unroll
-      for (int term = 0; term < kRowSumTerms; ++term) blocks[term][row][sum] = terms[term];
+      for (int term = 0; term < kRowSumTerms; ++term) {
+        blocks[term * kBlocksOfTerm + sum / 8][row][sum % 8] = terms[term];
+      }
     } else {
       blocks[0][row][sum] = blocks[1][row][4 + sum] = terms[0];
       blocks[0][row][4 + sum] = terms[1];

@@ -33,6 +33,14 @@ constexpr std::array kTilesOfLanes = {tile_of(kForm, 16, 128), tile_of(kForm, 16
                                       tile_of(kForm, 32, 128), tile_of(kForm, 32, 256),
                                       tile_of(kForm, 64, 128), tile_of(kForm, 64, 256),
                                       tile_of(kForm, 96, 128)};
+// For codes times steps: tiles of GGUF's smallest types, which few layers have alone.
+template <bool kOffsets>
+constexpr CodeKernelForm kTimesSteps = {
+    .bits = 4, .columns_of_sum = 16, .offsets = kOffsets, .in_order = true, .steps = true};
+template <bool kOffsets>
+constexpr std::array kTilesOfSteps = {
+    tile_of(kTimesSteps<kOffsets>, 16, 128), tile_of(kTimesSteps<kOffsets>, 16, 256),
+    tile_of(kTimesSteps<kOffsets>, 32, 256), tile_of(kTimesSteps<kOffsets>, 64, 128)};
 template <bool kSteps>
 constexpr DeviceTile byte_offset_tile(int32_t tokens, int32_t weight_rows) {
   return {.tokens = tokens,
@@ -144,6 +152,10 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
                       : std::span<const DeviceTile>(kByteOffsetTiles<false>);
   }
   if (form == kSignedBytesForm) return kSignedByteTiles;
+  if (multiplies_steps(form)) {
+    return form.offsets ? std::span<const DeviceTile>(kTilesOfSteps<true>)
+                        : std::span<const DeviceTile>(kTilesOfSteps<false>);
+  }
   if (form.in_order) {
     if (form.steps) {
       return kAllTiles<CodeKernelForm{.bits = 4, .offsets = true, .in_order = true, .steps = true}>;

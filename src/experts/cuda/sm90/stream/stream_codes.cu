@@ -54,6 +54,10 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
                ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
                : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
+  if (multiplies_steps(form)) {
+    return form.offsets ? stream::find_shifted_kernels_times_steps(tile)
+                        : stream::find_kernels_times_steps(tile);
+  }
   if (form.steps && !form.offsets) return stream::find_kernels_of_steps(tile);
   if (is_byte_offsets(form)) {
     return form.steps ? stream::find_kernels_of_bytes_with_steps(tile)

@@ -44,6 +44,10 @@ struct CodeKernelForm {
   friend bool operator==(const CodeKernelForm&, const CodeKernelForm&) = default;
 };
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
+// multiplies_steps of the problem.
+constexpr bool multiplies_steps(const CodeKernelForm& form) {
+  return form.bits == 4 && form.steps && form.columns_of_sum == 16;
+}
 
 // Stages that shared memory has room for beside the values of codes, with tiles of 16 to 96 tokens
 // and 128 weight rows, or of up to 32 tokens and 256.
@@ -56,7 +60,8 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
   const int32_t codes_and_tokens = weight_rows * 128 + tokens * 512;
   if (form.exact) return kRoom / (codes_and_tokens + weight_rows * groups);
   if (form.steps && !form.offsets) {
-    return kRoom / (weight_rows * (128 + 8 + 4) + tokens * 256);
+    const auto columns = static_cast<int32_t>(1024 / form.bits);
+    return kRoom / (weight_rows * (128 + columns / 16 + 4) + tokens * columns * 2);
   }
   // Those that offsets multiply have three numbers of bf16 for each token and group.
   if (form.steps) {

@@ -6,6 +6,7 @@
 #include "experts/cuda/sm90/tile_codes/kernels.h"
 #include "experts/cuda/sm90/tile_codes/signed_bytes.h"
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
+#include "experts/cuda/sm90/tile_codes/times_steps.h"
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -30,6 +31,10 @@ tile_codes::KernelPair find_kernels_of_signed_bytes(const ExpertsProblem& proble
 tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const TileCodesForm form = tile_codes_form(problem);
   if (are_signed_bytes(problem)) return find_kernels_of_signed_bytes(problem, tile);
+  if (multiplies_steps(problem)) {
+    return form.shifts ? tile_codes::find_shifted_kernels_times_steps(tile)
+                       : tile_codes::find_kernels_times_steps(tile);
+  }
   if (code_order(problem) == CodeOrder::kLanesOfNumbers) {
     if (form.whole_rows) return tile_codes::find_kernels_of_rows_in_order(tile);
     switch (factor_form(problem)) {
