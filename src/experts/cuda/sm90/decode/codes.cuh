@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/copy.cuh"
+#include "experts/cuda/sm90/codes_in_order.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
 #include "experts/cuda/sm90/factor_steps.cuh"
 
@@ -39,6 +40,7 @@ class CodeBox {
   static constexpr int kBits = Config::kCodes.bits;
   static constexpr bool kOffsets = Config::kCodes.offsets;
   static constexpr int kTerms = Config::kCodes.terms;
+  static constexpr bool kWhole = Config::kCodes.whole;
   static constexpr bool kMayHaveZeros = !kOffsets && !Config::kCodes.steps && kTerms == 1;
   static constexpr int kSteps = 4;  // each has 16 columns
   static constexpr bool kBothInSteps = kOffsets && Config::kCodes.steps;
@@ -188,12 +190,18 @@ class CodeBox {
   __device__ __forceinline__ uint32_t values_of(uint32_t codes, int i) const {
     if constexpr (kBits == 4) {
       return look_up((i == 0 ? codes << 7 : codes >> 1) & 0x7f80U);
+    } else if constexpr (kWhole) {
+      return numbers_of_bytes(i == 0 ? codes : codes >> 16);
     } else {
       const uint32_t low = look_up((i == 0 ? codes << 7 : codes >> 9) & 0x7f80U);
       return __byte_perm(low, look_up((i == 0 ? codes >> 1 : codes >> 17) & 0x7f80U), 0x5410);
     }
   }
 
+  // In both halves, and in the unit of values.
+  static __device__ __forceinline__ uint32_t zero_of(uint16_t zero) {
+    return kWhole ? CodesInOrder::zero_of(zero) : zero * 0x10001U;
+  }
   static __device__ __forceinline__ uint32_t shifted(uint32_t values, uint32_t zero) {
     asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(values) : "r"(zero));
     return values;
@@ -222,7 +230,7 @@ class CodeBox {
       if constexpr (kZeros) {
         const uint16_t* const zeros = place.zeros + group * place.rows;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = shifted(a[i], zeros[i % 2 * 8] * 0x10001U);
+        for (int i = 0; i < 4; ++i) a[i] = shifted(a[i], zero_of(zeros[i % 2 * 8]));
       }
       Config::multiply(chain.products, a[0], a[1], a[2], a[3], b[0], b[1]);
     }
@@ -253,7 +261,8 @@ class CodeBox {
   }
   static __device__ __forceinline__ void promote(const Place& place, int group, const Chain& chain,
                                                  float (&sums)[4]) {
-    const float scales[2] = {scale_of(place, group, 0), scale_of(place, group, 1)};
+    constexpr float kUnit = kWhole ? CodesInOrder::kUnit : 1.0F;
+    const float scales[2] = {scale_of(place, group, 0) * kUnit, scale_of(place, group, 1) * kUnit};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       sums[i] = fmaf(chain.products[i], scales[i / 2], sums[i]);

@@ -31,6 +31,7 @@ struct CodesOf {
   // CodeOrder::kLanesOfNumbers: code c stands for c + DecodeParams::least.
   bool in_order = false;
   bool in_pairs = false;     // CodeOrder::kLanesOfPairs
+  bool whole = false;        // takes_whole_bytes
   int terms = 1;             // values of bf16 that add up to a code's
   bool exact = false;        // FactorForm::kExact
   bool powers = false;       // with `exact`: scales are powers of two; if not, they are of e4m3
@@ -65,8 +66,10 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .exact = true};
     case DecodeElement::kCodes8:
       return {.bits = 8};
+    case DecodeElement::kWholes8:
+      return {.bits = 8, .whole = true};
     case DecodeElement::kCodes8Steps:
-      return {.bits = 8, .steps = true};
+      return {.bits = 8, .whole = true, .steps = true};
     case DecodeElement::kCodes8Offsets:
       return {.bits = 8, .offsets = true};
     case DecodeElement::kCodes8OffsetSteps:
@@ -94,7 +97,8 @@ struct Config {
   static constexpr CodesOf kCodes = codes_of(kElement);
   static constexpr bool kIsCoded = kCodes.bits != 0;
   static constexpr bool kHasLanes = kCodes.in_order || kCodes.in_pairs || kCodes.exact;
-  static constexpr bool kTakesTable = kIsCoded && !kCodes.in_order && !kCodes.exact;
+  static constexpr bool kTakesTable =
+      kIsCoded && !kCodes.in_order && !kCodes.exact && !kCodes.whole;
   // Sums are multiplied by numbers that a matrix, or its codes, have.
   static constexpr bool kHasSumFactors = kTakesTable || kCodes.exact;
   static constexpr int kConsumerWarps = kDecodeWarps;

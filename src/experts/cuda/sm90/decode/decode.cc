@@ -37,7 +37,8 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
   if (form == FactorForm::kScaleSteps) return DecodeElement::kCodes8Steps;
   const bool offsets = form == FactorForm::kOffsets;
   if (bit_size(problem.weight_dtype) == 8) {
-    return offsets ? DecodeElement::kCodes8Offsets : DecodeElement::kCodes8;
+    if (offsets) return DecodeElement::kCodes8Offsets;
+    return takes_whole_bytes(problem) ? DecodeElement::kWholes8 : DecodeElement::kCodes8;
   }
   const bool two_terms = takes_two_terms(problem.weight_dtype);
   switch (code_order(problem)) {

@@ -52,6 +52,7 @@ enum class DecodeElement : uint8_t {
   kCodes4Powers,  // FactorForm::kExact, with scales that are powers of two
   kCodes4Floats,  // the same beside scales of e4m3
   kCodes8,
+  kWholes8,  // takes_whole_bytes
   kCodes8Offsets,
   kCodes8Steps,        // FactorForm::kScaleSteps
   kCodes8OffsetSteps,  // FactorForm::kSteps

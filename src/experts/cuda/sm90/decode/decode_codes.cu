@@ -13,6 +13,8 @@ DecodeKernel find_decode_codes(DecodeElement element) {
       return decode::decode_experts<DecodeElement::kCodes4Terms>;
     case DecodeElement::kCodes8:
       return decode::decode_experts<DecodeElement::kCodes8>;
+    case DecodeElement::kWholes8:
+      return decode::decode_experts<DecodeElement::kWholes8>;
     case DecodeElement::kCodes8Offsets:
       return decode::decode_experts<DecodeElement::kCodes8Offsets>;
     case DecodeElement::kCodes8Steps:

@@ -7,6 +7,7 @@
 #include "experts/cuda/sm90/decode/decode_row.h"
 #include "experts/cuda/sm90/decode/tables.h"
 #include "experts/cuda/sm90/hopper_support.h"
+#include "experts/cuda/sm90/stream/signed_bytes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 #include "quant/activation_rows.h"
 #include "quant/weight_format.h"
@@ -33,8 +34,11 @@ bool makes_whole_codes(const ExpertsProblem& problem) {
 
 // Rows become codes like those of the weights, which are multiplied as they are.
 bool makes_codes(const ExpertsProblem& problem) {
-  if (problem.quant.activations == ActivationScale::kNone) return false;
-  return problem.weight_dtype == DType::kF8E4M3 || makes_whole_codes(problem);
+  const DType weights = problem.weight_dtype;
+  if (problem.quant.activations == ActivationScale::kNone || bit_size(weights) != 8) return false;
+  const quant::ActivationRule rule = quant::activation_rule(weights, problem.quant);
+  if (rule.codes->element != weights) return false;
+  return !rule.is_exact() || makes_whole_codes(problem);
 }
 bool is_coded(const ExpertsProblem& problem) {
   return !is_plain(problem.weight_dtype) && !makes_codes(problem);
@@ -69,12 +73,13 @@ void plan_down(const ExpertsProblem& problem, DecodePlan& plan) {
   plan.k_slices = narrow(ceil_div(plan.down_boxes, plan.slice_boxes));
 }
 
-// A draw queues behind weights under way. Tiles of lanes have few stages, so that a ring of them
-// stands between a draw and its tile. Others lose by it, and by what L2 brings early: e4m3 and bf16
-// of Qwen3-30B 3 to 5 % (bench/results/h200/2026-11-30-one-launch-ahead.md).
+// A draw queues behind weights under way, so that blocks with few tiles take their own ones alone.
+// Tiles of lanes have few stages, so that a ring of them stands between a draw and its tile. Others
+// lose by it, and by what L2 brings early: e4m3 and bf16 of Qwen3-30B 3 to 5 %
+// (bench/results/h200/2026-11-30-one-launch-ahead.md).
 void plan_draws(DecodePlan& plan) {
   plan.tiles_ahead = 2;
-  plan.few_tiles = plan.tiles_ahead;
+  plan.few_tiles = 4 * plan.tiles_ahead;
   if (!plan.has_lanes) return;
   constexpr int64_t kStagesAhead = kDecodeTilesAhead;
   const int64_t stages = ceil_div(plan.up_boxes, kDecodeUpStageBoxes);
@@ -131,7 +136,7 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
   const CodeOrder order = code_order(problem);
-  if (order == CodeOrder::kLanesOfNumbers) return;  // these take no table
+  if (order == CodeOrder::kLanesOfNumbers || takes_whole_bytes(problem)) return;  // no table
   // Entries of bytes, of both terms one after the other, or of both terms of a code as stored.
   int32_t entries = 256;
   if (takes_two_terms(problem.weight_dtype)) entries = order == CodeOrder::kStored ? 16 : 512;
@@ -154,6 +159,10 @@ int64_t preferred_tokens(const ExpertsProblem& problem) {
 }
 
 }  // namespace
+
+bool takes_whole_bytes(const ExpertsProblem& problem) {
+  return are_signed_bytes(problem) && !has_offsets(factor_form(problem));
+}
 
 DecodePlan decode_plan(const ExpertsProblem& problem) {
   DecodePlan plan;

@@ -94,6 +94,8 @@ struct DecodeShared {
   uint32_t total = 0;
 };
 
+// Whether codes are int8 without offsets, of which arithmetic makes bf16: they take no table.
+bool takes_whole_bytes(const ExpertsProblem& problem);
 DecodePlan decode_plan(const ExpertsProblem& problem);
 // `stages` is 0 if too few fit.
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block);
