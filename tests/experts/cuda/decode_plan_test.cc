@@ -253,8 +253,9 @@ TEST(DecodePlan, FactorsOfCodes_ComeWithTheirStage) {
   expect(factors(DType::kI8, 128), 1, 8, 8);
 }
 
-// Whole numbers of 4 bits in their order take no table, which leaves room for weights.
-TEST(DecodePlan, CodesInOrder_TakeNoTable) {
+// Whole numbers of 4 bits in their order, and those of a byte without offsets, take no table, which
+// leaves room for weights.
+TEST(DecodePlan, WholeNumbers_TakeNoTable) {
   const auto plan = [](DType dtype, WeightZero zeros = WeightZero::kNone, int64_t columns = 32) {
     ExpertsProblem problem = problem_of({16, 4, 2048, 768, dtype});
     problem.quant = {
@@ -274,7 +275,10 @@ TEST(DecodePlan, CodesInOrder_TakeNoTable) {
   EXPECT_TRUE(plan(DType::kF4).has_lanes);
   EXPECT_EQ(plan(DType::kNF4, WeightZero::kNone, 64).value_bytes, 2 * kTable) << "two terms";
   EXPECT_EQ(plan(DType::kNF4).value_bytes, kTable / 16) << "both terms of a code, as stored";
-  EXPECT_EQ(plan(DType::kI8).value_bytes, kTable);
+  EXPECT_EQ(plan(DType::kI8).value_bytes, 0);
+  EXPECT_EQ(plan(DType::kI8, WeightZero::kPoint).value_bytes, 0);
+  EXPECT_EQ(plan(DType::kI8, WeightZero::kOffset).value_bytes, kTable);
+  EXPECT_EQ(plan(DType::kF8E5M2).value_bytes, kTable);
   EXPECT_EQ(plan(DType::kI4).factor_bytes, plan(DType::kF4).factor_bytes);
 }
 
