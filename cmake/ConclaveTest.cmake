@@ -117,7 +117,7 @@ endif()
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
 endfunction()
 
-# What several programs share, or another folder has, is not named *_test.cc or stays on its own.
+# Files that several programs share, or that another folder has, are not named *_test.cc or stay on their own.
 function(conclave_unite_tests name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;APART")
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/tests OUTPUT_VARIABLE folder)

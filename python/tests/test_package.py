@@ -126,7 +126,7 @@ def test_types_are_consistent(tmp_path):
     )
     wrong = {"use.py:5"}
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        # What pyproject.toml has mypy leave out is nothing that these calls need.
+        # These calls need nothing of that which pyproject.toml has mypy leave out.
         use.write_text(
             use.read_text() + "import torch\n"
             "from transformers import PreTrainedModel\n"

@@ -295,6 +295,22 @@ TEST(DecodeSupport, CodesItCannotUse_AreNamed) {
   EXPECT_NE(decode_supports(problem).reason().find("16 columns"), std::string::npos);
 }
 
+// The kernel multiplies bytes of e4m3 and whole numbers, beside rows of the same type.
+TEST(DecodeSupport, RowsOfAnotherFloat_BecomeNoCodes) {
+  const auto makes_codes = [](DType weights, DType rows) {
+    ExpertsProblem problem = problem_of({128, 8, 2048, 768, weights});
+    problem.quant = {.weights = WeightScale::kChannel,
+                     .activations = ActivationScale::kToken,
+                     .activation_dtype = rows};
+    EXPECT_EQ(static_cast<bool>(decode_supports(problem)), decode_plan(problem).makes_codes);
+    return decode_plan(problem).makes_codes;
+  };
+  EXPECT_TRUE(makes_codes(DType::kF8E4M3, DType::kF8E4M3));
+  EXPECT_FALSE(makes_codes(DType::kF8E4M3, DType::kF8E5M2));
+  EXPECT_FALSE(makes_codes(DType::kF8E5M2, DType::kF8E4M3));
+  EXPECT_FALSE(makes_codes(DType::kF8E5M2, DType::kF8E5M2));
+}
+
 TEST(DecodeSupport, Int8RowsByToken_BecomeCodes) {
   ExpertsProblem problem = problem_of({128, 8, 2048, 768, DType::kI8});
   EXPECT_FALSE(decode_plan(problem).makes_codes);

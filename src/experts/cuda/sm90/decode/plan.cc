@@ -32,12 +32,14 @@ bool makes_whole_codes(const ExpertsProblem& problem) {
          quant::activation_rule(problem.weight_dtype, quant).is_exact();
 }
 
-// Rows become codes like those of the weights, which are multiplied as they are.
+// Rows become codes like those of the weights, which are multiplied as they are: of formats whose
+// usual rows these are.
 bool makes_codes(const ExpertsProblem& problem) {
   const DType weights = problem.weight_dtype;
   if (problem.quant.activations == ActivationScale::kNone || bit_size(weights) != 8) return false;
   const quant::ActivationRule rule = quant::activation_rule(weights, problem.quant);
   if (rule.codes->element != weights) return false;
+  if (quant::format_of(weights).row_codes->element != weights) return false;
   return !rule.is_exact() || makes_whole_codes(problem);
 }
 bool is_coded(const ExpertsProblem& problem) {

@@ -63,7 +63,7 @@ class RoundedOperand<Config, false> {
                                           decltype(shared_.codes)::kUnitsAt)[factor_row(row)];
   }
 
-  // Those of the two groups of 32 columns of the stage.
+  // Those of the two groups of 16 columns of a word, which is one of the stage.
   __device__ __forceinline__ void load(int32_t slot, int32_t word, int row, const Units& units,
                                        Factors (&groups)[2]) const {
     const auto* const pairs =

@@ -40,7 +40,7 @@ struct Products<Config> : Epilogue<Config> {
   // d = the weight rows of this warpgroup times N tokens, over all of K.
   template <int N, Product kProduct>
   __device__ __forceinline__ void multiply(Sums& all) {
-    // Where sums leave no room for a second set of operands, another warpgroup multiplies while
+    // Sums may leave no room for a second set of operands: then another warpgroup multiplies while
     // this one decodes.
     constexpr int kOfSums = N / 2 * (kOffsets ? 3 : 2);
     constexpr int kRoom = Config::kConsumers == 4 ? 72 : 176;
