@@ -205,8 +205,7 @@ struct LayerStatus {
   // The number of the last refit that was committed (conclave/refit.h), 0 before any. Ranks compare
   // it in each forward.
   uint64_t refit_epoch = 0;
-  // Rows of the gate that have NaN now, whose experts are chosen only where nothing else can be. On
-  // CUDA those of the gate that was made or reloaded, whatever refits have brought since.
+  // Rows of the gate that have NaN now, whose experts are chosen only where nothing else can be.
   int64_t gate_rows_with_nan = 0;
 };
 

@@ -1,6 +1,7 @@
 // Tests what a rank reads from a source, and how much memory loading takes.
 
 #include "support/layer_fixture.h"
+#include "support/role_sources.h"
 #include "support/sanitizers.h"
 
 #include "conclave/placement.h"
@@ -8,7 +9,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -23,6 +23,7 @@ namespace conclave {
 namespace {
 
 using testing::make_spec;
+using testing::NanGate;
 using testing::random_tensor;
 using testing::run_layer;
 using testing::same_bits;
@@ -50,31 +51,6 @@ class RecordingSource final : public WeightSource {
   const WeightSource& source_;
   mutable std::mutex mutex_;
   mutable std::vector<Read> reads_;
-};
-
-// Has NaN in these rows of the gate.
-class NanGate final : public WeightSource {
- public:
-  NanGate(const WeightSource& source, std::vector<int64_t> rows)
-      : source_(source), rows_(std::move(rows)) {}
-  WeightInfo describe(WeightId role) const override { return source_.describe(role); }
-  void read(WeightId role, int64_t expert, const WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    source_.read(role, expert, block, destination);
-    if (role != weights::kRouter) return;
-    // All bits set are a NaN of every type that a gate has.
-    const size_t row_bytes =
-        destination.size() / static_cast<size_t>(block.row_end - block.row_begin);
-    for (const int64_t row : rows_) {
-      if (row < block.row_begin || row >= block.row_end) continue;
-      const auto at = static_cast<size_t>(row - block.row_begin) * row_bytes;
-      std::ranges::fill(destination.subspan(at, 4), std::byte{0xff});
-    }
-  }
-
- private:
-  const WeightSource& source_;
-  std::vector<int64_t> rows_;
 };
 
 class Warnings final : public LogSink {

@@ -3,6 +3,8 @@
 
 #include "conclave/weights.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -81,6 +83,31 @@ class FilledSource final : public WeightSource {
   WeightId role_;
   int64_t expert_;
   float value_;
+};
+
+// `source` with NaN in these rows of the gate.
+class NanGate final : public WeightSource {
+ public:
+  NanGate(const WeightSource& source, std::vector<int64_t> rows)
+      : source_(source), rows_(std::move(rows)) {}
+  WeightInfo describe(WeightId role) const override { return source_.describe(role); }
+  void read(WeightId role, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    source_.read(role, expert, block, destination);
+    if (role != weights::kRouter) return;
+    // All bits set are a NaN of every type that a gate has.
+    const size_t row_bytes =
+        destination.size() / static_cast<size_t>(block.row_end - block.row_begin);
+    for (const int64_t row : rows_) {
+      if (row < block.row_begin || row >= block.row_end) continue;
+      const auto at = static_cast<size_t>(row - block.row_begin) * row_bytes;
+      std::ranges::fill(destination.subspan(at, 4), std::byte{0xff});
+    }
+  }
+
+ private:
+  const WeightSource& source_;
+  std::vector<int64_t> rows_;
 };
 
 }  // namespace conclave::testing

@@ -227,8 +227,7 @@ typedef struct conclave_layer_stats {
   int64_t num_adapters;
   size_t adapter_bytes;  // on this rank
   uint64_t refit_epoch;  // the last refit that was committed has it, 0 before any
-  // Rows of the gate that have NaN now, whose experts are chosen only where nothing else can be. On
-  // CUDA those of the gate that was made or reloaded, whatever refits have brought since.
+  // Rows of the gate that have NaN now, whose experts are chosen only where nothing else can be.
   int64_t gate_rows_with_nan;
 } conclave_layer_stats;
 // CONCLAVE_ERROR_DEVICE if work that was enqueued earlier made a device fail.

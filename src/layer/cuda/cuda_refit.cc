@@ -222,7 +222,7 @@ void CudaRefit::stage_own(const StageCall& call, WeightUpload& upload) {
     if (memory.empty() || !wants(id)) continue;
     cuda::check(cudaMemsetAsync(memory.as(), 0, memory.bytes(), queue()), "cudaMemsetAsync");
   }
-  fill_own_weights(plan_, call.source, wants, upload, own_);
+  fill_own_weights(context_, plan_, call.source, wants, upload, own_);
 }
 
 // Small weights come first, as their values are checked: nothing has been overwritten then.
@@ -302,6 +302,9 @@ void CudaRefit::publish() {
   for (const WeightId id : weights::kAll) {
     const DeviceMemory& from = own_.own[id].memory;
     copy(from.as(), live_.own[id].memory.as(), from.bytes());
+  }
+  if (!own_.own[weights::kRouter].memory.empty()) {
+    live_.gate_rows_with_nan = own_.gate_rows_with_nan;
   }
   for (size_t i = 0; i < own_.router_tensors.size(); ++i) {
     const DeviceMemory& from = own_.router_tensors[i];

@@ -155,10 +155,10 @@ void fill_own(const WeightShape& shape, const WeightSource& source, WeightUpload
   upload.copy_floats(values, weight.memory.as<float>());
 }
 
-void fill_rest(const CudaPlan& plan, const WeightSource& source, WeightUpload& upload,
-               CudaWeights& weights) {
+void fill_rest(const Context& context, const CudaPlan& plan, const WeightSource& source,
+               WeightUpload& upload, CudaWeights& weights) {
   fill_own_weights(
-      plan, source, [](WeightId) { return true; }, upload, weights);
+      context, plan, source, [](WeightId) { return true; }, upload, weights);
   const PlacementTables tables =
       placement_tables(plan, *(weights.epoch ? weights.epoch : plan.part.epoch));
   const auto copy = [&](const std::vector<int32_t>& table, const DeviceMemory& memory) {
@@ -261,8 +261,12 @@ CudaWeights allocate_own_weights(DeviceAllocator& allocator, const CudaPlan& pla
   return weights;
 }
 
-void fill_own_weights(const CudaPlan& plan, const WeightSource& source, const WantedWeights& wants,
-                      WeightUpload& upload, CudaWeights& weights) {
+void fill_own_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
+                      const WantedWeights& wants, WeightUpload& upload, CudaWeights& weights) {
+  if (plan.spec.has_gate && wants(weights::kRouter)) {
+    weights.gate_rows_with_nan =
+        count_nan_rows(context, upload.read_matrix(weights::kRouter).view());
+  }
   for (const WeightShape& shape : own_weights(plan)) {
     if (wants(shape.id)) fill_own(shape, source, upload, weights.own[shape.id]);
   }
@@ -285,11 +289,7 @@ void fill_cuda_weights(const Context& context, const CudaPlan& plan, const Weigh
                        std::span<const int32_t> places, Stream stream, CudaWeights& weights) {
   PinnedRings rings;
   UploadLanes lanes(source, to_cuda(stream), plan.device.ordinal, context.executor(), rings);
-  if (plan.spec.has_gate) {
-    weights.gate_rows_with_nan =
-        count_nan_rows(context, lanes.own().read_matrix(weights::kRouter).view());
-  }
-  fill_rest(plan, source, lanes.own(), weights);
+  fill_rest(context, plan, source, lanes.own(), weights);
   fill_mlp(routed_source(plan, places), source, lanes, weights.routed, context);
   if (plan.shared) fill_mlp(shared_source(plan), source, lanes, weights.shared, context);
   if (plan.residual) fill_mlp(residual_source(plan), source, lanes, weights.residual, context);

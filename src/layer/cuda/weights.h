@@ -125,10 +125,10 @@ void place_experts(DeviceAllocator& allocator, const CudaPlan& plan, Stream stre
 CudaWeights allocate_own_weights(DeviceAllocator& allocator, const CudaPlan& plan,
                                  const WantedWeights& wants, Stream stream,
                                  const CudaWeights& like);
-// Fills them. Throws Error(kTensorDType) where the source stores another type than they were
-// allocated for, and as fill_weights.
-void fill_own_weights(const CudaPlan& plan, const WeightSource& source, const WantedWeights& wants,
-                      WeightUpload& upload, CudaWeights& weights);
+// Fills them, and counts the gate's rows with NaN. Throws Error(kTensorDType) where the source
+// stores another type than they were allocated for, and as fill_weights.
+void fill_own_weights(const Context& context, const CudaPlan& plan, const WeightSource& source,
+                      const WantedWeights& wants, WeightUpload& upload, CudaWeights& weights);
 
 // Memory for the plan's weights, cleared; none for matrices that `source` lends. Enqueued on
 // `stream`.

@@ -25,6 +25,7 @@ using testing::FailsAtRead;
 using testing::kRefitModes;
 using testing::make_spec;
 using testing::NamedSource;
+using testing::NanGate;
 using testing::RefitCase;
 using testing::same_outputs;
 using testing::TwoWeights;
@@ -74,6 +75,35 @@ TEST_F(CudaRefitTest, EveryScopeAndMode_GivesTheMergedLayer) {
         EXPECT_EQ(owned.layer.status().refit_epoch, 1U);
       }
     }
+  }
+}
+
+TEST_F(CudaRefitTest, RowsOfTheGateWithNan_AreThoseOfTheGateThatTheLayerHas) {
+  const TwoWeights two(make_spec(6, 2, 128, 64, DType::kBF16));
+  for (const RefitMode mode : kRefitModes) {
+    SCOPED_TRACE(static_cast<int>(mode));
+    DeviceLayer owned(two.spec, two.of_first(), {.max_tokens = 64});
+    const auto count = [&] { return owned.layer.status().gate_rows_with_nan; };
+    const auto refit_with = [&](const WeightSource& source, const RefitScope& scope) {
+      const int64_t before = count();
+      Refit refit(owned.layer, {.mode = mode, .scope = scope});
+      refit.stage(source);
+      EXPECT_EQ(count(), before);
+      refit.commit();
+    };
+    refit_with(NanGate(*two.second, {0, 2, 5}), {});
+    EXPECT_EQ(count(), 3);
+    refit_with(*two.second, {.experts = {1}});  // leaves the gate alone
+    EXPECT_EQ(count(), 3);
+    refit_with(NanGate(*two.second, {4}), {.tensors = {weights::kRouter}});
+    EXPECT_EQ(count(), 1);
+    {
+      Refit withdrawn(owned.layer, {.mode = RefitMode::kStaged});
+      withdrawn.stage(*two.first);
+    }
+    EXPECT_EQ(count(), 1);
+    refit_with(*two.second, {.tensors = {weights::kRouter}});
+    EXPECT_EQ(count(), 0);
   }
 }
 
