@@ -18,7 +18,7 @@ std::unique_ptr<Engine> Engine::on_ranks(const Context& context, const ParallelS
       *source);
 }
 
-std::unique_ptr<EngineAdapter> Engine::pack_adapter(const LoraAdapter&,
+std::unique_ptr<EngineAdapter> Engine::pack_adapter(const LoraAdapter&, const LayerWeights&,
                                                     std::span<const int32_t>) const {
   throw Error(ErrorCode::kUnsupported,
               {.what = "this device takes no adapters", .hint = takes_adapters().reason()});

@@ -142,9 +142,12 @@ class Engine {
   virtual bool sees_adapter_ids() const { return true; }
   // Whether what is enqueued on the stream now becomes a graph, which is launched without a layer.
   virtual bool is_captured(Stream /*stream*/) const { return false; }
+  // Whether adapters stay right when the weights of experts are exchanged, or why not.
+  virtual Support keeps_adapters() const { return Support::yes(); }
   // Copies what this rank needs of a checked adapter; `experts` is the expert in each of its
   // places. Like the next, for those that take adapters.
   virtual std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                                      const LayerWeights& weights,
                                                       std::span<const int32_t> experts) const;
   virtual std::shared_ptr<const EngineAdapterTable> adapter_table(
       std::span<const HeldAdapter> adapters) const;

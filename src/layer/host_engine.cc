@@ -173,6 +173,7 @@ class HostEngine final : public Engine, public PeerWeights {
   PlaceMemory places(LayerWeights& weights) const override;
   Support takes_adapters() const override { return Support::yes(); }
   std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                              const LayerWeights& /*weights*/,
                                               std::span<const int32_t> experts) const override {
     return pack_host_adapter(context_, plan_, adapter, experts);
   }

@@ -287,9 +287,16 @@ AdapterId Layer::add_adapter(const LoraAdapter& adapter) {
                                     .found = "0"});
   }
   check_adapter(adapter, basis().spec, max_rank);
-  shared_->epochs.check_at_rest(true);
+  std::unique_lock<std::mutex> packing;
+  std::optional<EpochClaim> claim;
+  if (engine_->keeps_adapters()) {
+    shared_->epochs.check_at_rest(true);
+  } else {
+    packing = std::unique_lock(shared_->packing);
+    claim.emplace(shared_->epochs, Claimant::kRefit);
+  }
   return shared_->adapters.add(
-      adapter, engine_->pack_adapter(adapter, places()),
+      adapter, engine_->pack_adapter(adapter, *shared_->weights, places()),
       [this](std::span<const HeldAdapter> held) { return engine_->adapter_table(held); });
 }
 
@@ -307,6 +314,7 @@ void Layer::note_places() const {
 void Layer::reload(const WeightSource& source, ReloadMode mode) {
   shared_->epochs.check_at_rest();
   const EpochClaim claim(shared_->epochs, Claimant::kRefit);
+  check_adapters_stay(*shared_->adapters.current(), engine_->keeps_adapters());
   check_weights(*engine_, source);
   note_places();
   const OnDevice scope(*engine_);
@@ -333,6 +341,7 @@ RefittedLayer Layer::lend_to_refit() const {
           .engine = *engine_,
           .weights = *shared_->weights,
           .epochs = shared_->epochs,
+          .adapters = shared_->adapters,
           .gate = shared_->gate,
           .weights_complete = shared_->weights_complete,
           .refit_epoch = shared_->refit_epoch,

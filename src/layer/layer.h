@@ -84,6 +84,7 @@ class Layer {
     std::unique_ptr<LayerWeights> weights;
     EpochSwitch epochs;
     AdapterStore adapters;
+    std::mutex packing;  // held while an adapter is packed that must be so for these very weights
     std::atomic<int64_t> compared_adapters{0};  // the AdapterSet::key that ranks last compared
     ForwardGate gate;                           // forwards read the weights within it
     std::atomic<uint64_t> refit_epoch{0};

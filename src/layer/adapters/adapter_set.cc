@@ -188,6 +188,14 @@ void refuse_adapters(const ForwardArgs& args, const Support& support) {
                .hint = support.reason()});
 }
 
+void check_adapters_stay(const AdapterSet& set, const Support& support) {
+  if (set.empty() || support) return;
+  throw Error(ErrorCode::kState,
+              {.what = "the weights of experts that have adapters do not change on this device",
+               .found = support.reason(),
+               .hint = "remove the adapters before, and add them again behind"});
+}
+
 uint32_t adapter_mark(const ForwardArgs& args, int64_t token, const AdapterSet& set) {
   const int64_t id =
       args.adapter_ids.empty() ? args.adapter : load_token_id(args.adapter_ids, token);

@@ -92,6 +92,9 @@ bool names_adapters(const ForwardArgs& args);
 // Throws Error(kUnsupported) where there is no support for adapters, naming the argument.
 void refuse_adapters(const ForwardArgs& args, const Support& support);
 
+// Throws Error(kState) where the set has adapters that would not stay what they are.
+void check_adapters_stay(const AdapterSet& set, const Support& support);
+
 // The mark of each token of a call or of a chunk of it: 0 without an adapter, otherwise one more
 // than its place in the set.
 uint32_t adapter_mark(const ForwardArgs& args, int64_t token, const AdapterSet& set);

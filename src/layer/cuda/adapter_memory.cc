@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "experts/cuda/adapters/pack.h"
 #include "layer/adapters/adapter_parts.h"
+#include "layer/cuda/adapter_order.h"
 
 #include "conclave/interop/cuda.h"
 
@@ -88,6 +89,19 @@ class Layout {
 };
 static_assert(sizeof(DeviceExpertFactors) % 16 == 0, "factors behind a table are aligned");
 
+// The part in the order of the weights' columns.
+OrderedPart in_order(AdapterPart part, const CudaMlpPlan& mlp, const CudaMlpWeights& weights,
+                     cudaStream_t stream) {
+  const DeviceMemory& held = weights.inner_columns;
+  if (held.empty()) return {.part = std::move(part), .memory = {}};
+  std::vector<int32_t> columns(held.bytes() / sizeof(int32_t));
+  cuda::check(
+      cudaMemcpyAsync(columns.data(), held.as(), held.bytes(), cudaMemcpyDeviceToHost, stream),
+      "cudaMemcpyAsync");
+  cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return order_factors(part, columns, mlp.problem.intermediate_size);
+}
+
 void copy_to_device(const std::vector<std::byte>& from, const AdapterMemory& to,
                     cudaStream_t stream) {
   cuda::check(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyHostToDevice, stream),
@@ -108,20 +122,25 @@ AdapterMemory::~AdapterMemory() {
 }
 
 std::unique_ptr<CudaAdapter> upload_adapter(const Context& context, const CudaPlan& plan,
-                                            const LoraAdapter& adapter,
+                                            const CudaWeights& weights, const LoraAdapter& adapter,
                                             std::span<const int32_t> experts) {
-  const AdapterPart routed = on_device(routed_part(plan, adapter, experts));
-  const AdapterPart shared = on_device(shared_adapter_part(plan, adapter, plan.shared.has_value()));
-  std::vector<std::byte> bytes(table_bytes(routed) + factor_bytes(routed) + table_bytes(shared) +
-                               factor_bytes(shared));
   const cuda::DeviceGuard guard(plan.device.ordinal);
   const cuda::OwnedStream stream = cuda::make_stream();
+  const OrderedPart routed = in_order(on_device(routed_part(plan, adapter, experts)), plan.routed,
+                                      weights.routed, stream.get());
+  OrderedPart shared{.part = on_device(shared_adapter_part(plan, adapter, plan.shared.has_value())),
+                     .memory = {}};
+  if (plan.shared) {
+    shared = in_order(std::move(shared.part), *plan.shared, weights.shared, stream.get());
+  }
+  std::vector<std::byte> bytes(table_bytes(routed.part) + factor_bytes(routed.part) +
+                               table_bytes(shared.part) + factor_bytes(shared.part));
   auto packed = std::make_unique<CudaAdapter>(AdapterMemory(
       *context.device_allocator(), plan.device.ordinal, bytes.size(), to_stream(stream.get())));
   if (bytes.empty()) return packed;
   Layout layout(bytes.data(), packed->memory.data());
-  packed->routed = layout.add(routed);
-  packed->shared = shared.experts.empty() ? nullptr : layout.add(shared);
+  packed->routed = layout.add(routed.part);
+  packed->shared = shared.part.experts.empty() ? nullptr : layout.add(shared.part);
   packed->most_terms = layout.most_terms();
   copy_to_device(bytes, packed->memory, stream.get());
   return packed;

@@ -5,6 +5,7 @@
 #include "layer/adapters/adapter_set.h"
 #include "layer/cuda/device_memory.h"
 #include "layer/cuda/plan.h"
+#include "layer/cuda/weights.h"
 
 #include "conclave/context.h"
 #include "conclave/lora.h"
@@ -56,8 +57,9 @@ struct CudaAdapterTable final : EngineAdapterTable {
 };
 
 // `adapter` is checked. `experts`: the logical expert in each place. Both wait for their copies.
+// Where columns have an order nobody may exchange `weights` meanwhile.
 std::unique_ptr<CudaAdapter> upload_adapter(const Context& context, const CudaPlan& plan,
-                                            const LoraAdapter& adapter,
+                                            const CudaWeights& weights, const LoraAdapter& adapter,
                                             std::span<const int32_t> experts);
 std::shared_ptr<const CudaAdapterTable> upload_adapter_table(const Context& context,
                                                              const CudaPlan& plan,

@@ -1,7 +1,5 @@
 #include "layer/cuda/adapter_plan.h"
 
-#include "core/weight_types.h"
-
 #include <string>
 
 namespace conclave::inline v0 {
@@ -32,9 +30,6 @@ DeviceTile tile_of(const AdapterKernelRow& row, const experts::ExpertsProblem& p
 
 Support plan_adapters(CudaMlpPlan& part) {
   const experts::ExpertsProblem& problem = part.problem;
-  if (!is_plain(problem.weight_dtype) && problem.quant.has_column_order) {
-    return Support::no("codes whose columns have an order lie in other places than their factors");
-  }
   for (const experts::LadderRung& rung : part.ladder) {
     AdapterRung own{.last_tokens = rung.last_tokens};
     std::string reasons;

@@ -147,9 +147,18 @@ class CudaEngine final : public Engine {
     cuda::check(cudaStreamIsCapturing(to_cuda(stream), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
+  Support keeps_adapters() const override {
+    const auto is_ordered = [](const CudaMlpPlan& mlp) { return mlp.problem.ordered.gate_up != 0; };
+    if (!is_ordered(plan_.routed) && !(plan_.shared && is_ordered(*plan_.shared))) {
+      return Support::yes();
+    }
+    return Support::no("their factors lie in the order of the columns that the weights have now");
+  }
   std::unique_ptr<EngineAdapter> pack_adapter(const LoraAdapter& adapter,
+                                              const LayerWeights& weights,
                                               std::span<const int32_t> experts) const override {
-    return upload_adapter(context_, plan_, adapter, experts);
+    return upload_adapter(context_, plan_, static_cast<const WeightsOnDevice&>(weights).own,
+                          adapter, experts);
   }
   std::shared_ptr<const EngineAdapterTable> adapter_table(
       std::span<const HeldAdapter> adapters) const override {

@@ -169,7 +169,12 @@ void allocate_columns(const DeviceArrays& arrays, const MlpSource& mlp, CudaMlpW
   if (mlp.has(MlpHalf::kGateUp) && quant.has_column_factors) {
     own.factors = arrays.floats(mlp.places() * own.stride, "row factors");
   }
-  if (!mlp.has(MlpHalf::kDown) || !scales_activated_columns(problem)) return;
+  if (!mlp.has(MlpHalf::kDown)) return;
+  if (quant.has_column_order) {
+    weights.inner_columns = arrays.make(
+        mlp.places() * problem.intermediate_size * int64_t{sizeof(int32_t)}, "inner columns");
+  }
+  if (!scales_activated_columns(problem)) return;
   weights.column_factors =
       arrays.floats(mlp.places() * problem.intermediate_size, "column factors of down");
   weights.view.down.column_factors = weights.column_factors.as<float>();

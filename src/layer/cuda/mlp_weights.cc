@@ -300,9 +300,13 @@ void fill_columns(const MlpSource& mlp, const std::vector<ExpertPlaces>& places,
       upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kUp), columns),
                          own.factors.as<float>() + index * own.stride);
     }
-    if (!mlp.has(MlpHalf::kDown) || weights.column_factors.empty()) continue;
+    if (!mlp.has(MlpHalf::kDown)) continue;
     const int64_t inner = problem.intermediate_size;
     const std::vector<int32_t>& ordered = places[i].down.columns;
+    if (!weights.inner_columns.empty()) {
+      upload.copy_ints(ordered, weights.inner_columns.as<int32_t>() + index * inner);
+    }
+    if (weights.column_factors.empty()) continue;
     upload.copy_floats(numbers_at(factors_of(expert, WeightMatrix::kDown),
                                   ordered.empty() ? columns_as_stored(inner, inner) : ordered),
                        weights.column_factors.as<float>() + index * inner);

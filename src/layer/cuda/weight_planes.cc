@@ -32,6 +32,7 @@ std::vector<ExpertPlane> planes_of(const MlpSource& mlp, const CudaMlpWeights& w
   }
   if (half == MlpHalf::kDown) {
     add(weights.column_factors);
+    add(weights.inner_columns);
   } else {
     add(weights.own_rows.columns);
     add(weights.own_rows.factors);

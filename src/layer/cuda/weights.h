@@ -61,6 +61,8 @@ struct CudaMlpWeights {
   DeviceMemory static_scales;  // [2]: input, intermediate
   OwnRowTables own_rows;
   DeviceMemory column_factors;  // [E, I] float32, of down
+  // [E, I] int32: the stored column of down in each place, -1: none. Where columns have an order.
+  DeviceMemory inner_columns;
   experts::DeviceExperts view;
   bool in_place = false;
 

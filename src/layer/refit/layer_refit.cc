@@ -87,6 +87,11 @@ uint64_t epoch_after(uint64_t current, uint64_t wanted) {
                .found = std::to_string(wanted)});
 }
 
+bool touches_experts(const RefitUnits& scope) {
+  return std::ranges::any_of(
+      weights::kAll, [&](WeightId id) { return id.mlp().has_value() && scope.has_any(id); });
+}
+
 }  // namespace
 
 RefitRanks refit_ranks_of(const PlanBase& plan, Communicator* communicator) noexcept {
@@ -117,6 +122,9 @@ LayerRefit::LayerRefit(RefittedLayer layer, const RefitOptions& options)
   }
   layer_.epochs.check_at_rest();
   claim_.emplace(layer_.epochs, Claimant::kRefit);
+  if (touches_experts(scope_)) {
+    check_adapters_stay(*layer_.adapters.current(), layer_.engine.keeps_adapters());
+  }
   epoch_ = epoch_after(layer_.refit_epoch.load(std::memory_order_acquire), options.epoch);
   begin(options.keeps_memory);
 }

@@ -29,6 +29,7 @@ struct RefittedLayer {
   const Engine& engine;
   LayerWeights& weights;
   EpochSwitch& epochs;
+  const AdapterStore& adapters;
   ForwardGate& gate;
   std::atomic<bool>& weights_complete;
   std::atomic<uint64_t>& refit_epoch;

@@ -1,4 +1,5 @@
 // Adapters of experts on a GPU against float64, and what they must not change.
+#include "adapted_layer.h"
 #include "coded_forms.h"
 #include "core/weight_types.h"
 #include "cuda/stream.h"
@@ -23,75 +24,6 @@ namespace conclave::testing {
 namespace {
 
 class CudaAdapters : public CudaLayerTest {};
-
-DType rows_of(const MoeSpec& spec) {
-  return is_plain(spec.weight_dtype) ? spec.weight_dtype : DType::kBF16;
-}
-
-// A layer with two adapters; tokens have none, the first or the second in turn.
-class AdaptedLayer {
- public:
-  AdaptedLayer(const MoeSpec& spec, const AdapterChoice& first, const AdapterChoice& second,
-               LayerOptions options = {}, const ParallelSpec& parallel = {})
-      : adapters_{random_adapter(spec, first, 900), random_adapter(spec, second, 9000)} {
-    options.max_adapter_rank = static_cast<int32_t>(std::max(first.rank, second.rank));
-    owned_.emplace(spec, options, parallel);
-    for (const LoraAdapter& adapter : adapters_) ids_.push_back(owned_->layer.add_adapter(adapter));
-  }
-
-  DeviceLayer& owned() { return *owned_; }
-  MoeLayer& layer() { return owned_->layer; }
-  const std::vector<LoraAdapter>& adapters() const { return adapters_; }
-  const std::vector<int32_t>& ids() const { return ids_; }
-
-  LayerOutput run(const Tensor& hidden, const Tensor& ids, DType out = DType::kF32) {
-    DeviceForward forward(*owned_, hidden.view(), out);
-    const DeviceTensor on_device = owned_->queue.upload(ids.view());
-    forward.args.adapter_ids = on_device.const_view();
-    forward.capture_routing();
-    forward.enqueue();
-    return forward.output();
-  }
-  LayerOutput run(const Tensor& hidden, int32_t adapter, DType out = DType::kF32) {
-    DeviceForward forward(*owned_, hidden.view(), out);
-    forward.args.adapter = adapter;
-    forward.capture_routing();
-    forward.enqueue();
-    return forward.output();
-  }
-
-  double worst_error(int64_t tokens, DType out_dtype = DType::kF32) {
-    const MoeSpec& spec = layer().spec();
-    const Tensor hidden = random_tensor(rows_of(spec), tokens, spec.hidden_size, 3);
-    const Tensor ids = id_tensor(tokens, {ids_[0], -1, ids_[1]});
-    const Tensor places = id_tensor(tokens, {0, -1, 1});
-    const LayerOutput output = run(hidden, ids, out_dtype);
-    LayerResult result = output.result(hidden.const_view());
-    result.adapters = adapters_;
-    result.adapter_ids = places.view();
-    result.code_ambiguity = kTensorCoreCodeAmbiguity;
-    const StageCheck check = compare(result);
-    EXPECT_EQ(check.routing_mismatches, 0);
-    // An oracle without the adapters must see a difference: they are not small.
-    result.adapters = {};
-    result.adapter_ids = {};
-    EXPECT_GT(compare(result).worst_token_error, 0.04);
-    return check.worst_token_error;
-  }
-
- private:
-  StageCheck compare(const LayerResult& result) {
-    return check_against_reference(owned_->host, layer().spec(), *owned_->source, result);
-  }
-
-  std::vector<LoraAdapter> adapters_;
-  std::optional<DeviceLayer> owned_;
-  std::vector<int32_t> ids_;
-};
-
-double bar_of(const MoeSpec& spec, DType out = DType::kF32) {
-  return accuracy_bar(spec.weight_dtype, out);
-}
 
 const std::vector<int64_t> kTokens = {1, 5, 40, 300};
 
@@ -561,19 +493,6 @@ TEST_F(CudaAdapters, PaddingAndLiveTokens_TouchNoOtherToken) {
       const std::vector<std::byte> poison(row_bytes(out, t).size(), std::byte{0xFF});
       EXPECT_EQ(row_bytes(out, t), t < tokens / 2 ? row_bytes(whole.out, t) : poison) << t;
     }
-  }
-}
-
-TEST_F(CudaAdapters, OrdersOfColumns_AreRefusedWithTheReason) {
-  QuantSpec quant{.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 32};
-  quant.has_column_order = true;
-  const MoeSpec spec = coded_spec(DType::kI4, 4, 2, 128, 64, quant);
-  try {
-    DeviceLayer(spec, {.max_adapter_rank = 8});
-    FAIL() << "taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-    EXPECT_NE(std::string(error.what()).find("order"), std::string::npos) << error.what();
   }
 }
 

@@ -1,6 +1,8 @@
 // Sources whose columns have other orders than those of the source that they wrap.
 #pragma once
 
+#include "conclave/spec.h"
+#include "conclave/synthetic.h"
 #include "conclave/weights.h"
 
 #include <cstdint>
@@ -78,5 +80,42 @@ class WrongOrder final : public WrappedOrder {
     std::memcpy(destination.data(), &group, sizeof(group));
   }
 };
+
+// Owns what a wrapped source reads.
+template <class Wrapped>
+class Owning final : public WeightSource {
+ public:
+  explicit Owning(std::unique_ptr<WeightSource> inner)
+      : inner_(std::move(inner)), wrapped_(*inner_) {}
+
+  WeightInfo describe(WeightId id) const override { return wrapped_.describe(id); }
+  void read(WeightId id, int64_t expert, const WeightBlock& block,
+            std::span<std::byte> destination) const override {
+    wrapped_.read(id, expert, block, destination);
+  }
+  std::string locate(WeightId id, int64_t expert) const override {
+    return wrapped_.locate(id, expert);
+  }
+
+ private:
+  std::unique_ptr<WeightSource> inner_;
+  Wrapped wrapped_;
+};
+
+enum class Orders : uint8_t { kApart, kAlike, kUneven };
+
+inline std::unique_ptr<WeightSource> source_for(const MoeSpec& spec, Orders orders,
+                                                uint64_t seed = 11) {
+  std::unique_ptr<WeightSource> source = make_synthetic_source(spec, seed);
+  switch (orders) {
+    case Orders::kAlike:
+      return std::make_unique<Owning<OneOrder>>(std::move(source));
+    case Orders::kUneven:
+      return std::make_unique<Owning<UnevenOrder>>(std::move(source));
+    case Orders::kApart:
+      break;
+  }
+  return source;
+}
 
 }  // namespace conclave::testing

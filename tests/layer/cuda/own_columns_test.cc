@@ -25,45 +25,11 @@ namespace {
 
 using testing::DeviceLayer;
 using testing::make_spec;
+using testing::Orders;
 using testing::random_tensor;
+using testing::source_for;
 
 constexpr double kBar = 6e-3;
-
-// Owns what a wrapped source reads.
-template <class Wrapped>
-class Owning final : public WeightSource {
- public:
-  explicit Owning(std::unique_ptr<WeightSource> inner)
-      : inner_(std::move(inner)), wrapped_(*inner_) {}
-
-  WeightInfo describe(WeightId id) const override { return wrapped_.describe(id); }
-  void read(WeightId id, int64_t expert, const WeightBlock& block,
-            std::span<std::byte> destination) const override {
-    wrapped_.read(id, expert, block, destination);
-  }
-  std::string locate(WeightId id, int64_t expert) const override {
-    return wrapped_.locate(id, expert);
-  }
-
- private:
-  std::unique_ptr<WeightSource> inner_;
-  Wrapped wrapped_;
-};
-
-enum class Orders : uint8_t { kApart, kAlike, kUneven };
-
-std::unique_ptr<WeightSource> source_for(const MoeSpec& spec, Orders orders) {
-  std::unique_ptr<WeightSource> source = make_synthetic_source(spec, 11);
-  switch (orders) {
-    case Orders::kAlike:
-      return std::make_unique<Owning<testing::OneOrder>>(std::move(source));
-    case Orders::kUneven:
-      return std::make_unique<Owning<testing::UnevenOrder>>(std::move(source));
-    case Orders::kApart:
-      break;
-  }
-  return source;
-}
 
 struct Form {
   const char* name;
