@@ -1,4 +1,4 @@
-// Adapters on a GPU of experts whose columns have an order, against float64.
+// Adapters on a GPU of experts whose columns have an order or factors, against float64.
 #include "adapted_layer.h"
 #include "layer/cuda/ordered_source.h"
 
@@ -30,14 +30,23 @@ struct OrderedForm {
   QuantSpec quant;
 };
 std::vector<OrderedForm> ordered_forms() {
-  OrderedForm factors{"int4 with factors", DType::kI4, ordered_groups(32)};
-  factors.quant.has_column_factors = true;
   return {{"int4", DType::kI4, ordered_groups(128)},
           {"int4, zero points", DType::kI4, ordered_groups(32, WeightZero::kPoint)},
           {"nf4", DType::kNF4, ordered_groups(64)},
           {"int8, offsets", DType::kI8, ordered_groups(64, WeightZero::kOffset)},
-          {"e4m3", DType::kF8E4M3, ordered_groups(32)},
-          factors};
+          {"e4m3", DType::kF8E4M3, ordered_groups(32)}};
+}
+// Rows times factors are two terms of bf16, those of a stage of columns one behind the other.
+std::vector<OrderedForm> scaled_forms() {
+  std::vector<OrderedForm> forms = {{"int4, in order", DType::kI4, ordered_groups(32)},
+                                    {"int4", DType::kI4, ordered_groups(128)},
+                                    {"nf4", DType::kNF4, ordered_groups(64)},
+                                    {"int8", DType::kI8, {.weights = WeightScale::kChannel}}};
+  for (OrderedForm& form : forms) {
+    form.quant.has_column_factors = true;
+    form.quant.has_column_order = form.name == "int4, in order";
+  }
+  return forms;
 }
 
 // Shapes that no block divides, and every part that reads rows or makes them.
@@ -59,20 +68,56 @@ std::vector<MoeSpec> ordered_specs(const OrderedForm& form) {
 const AdapterChoice kFirst{.rank = 16, .dtype = DType::kBF16};
 const AdapterChoice kSecond{.rank = 5, .every = 2, .fused = true};
 
+void expect_within_the_bar(const OrderedForm& form, Orders orders) {
+  for (const MoeSpec& spec : ordered_specs(form)) {
+    const int64_t columns = std::min(spec.hidden_size, spec.intermediate_size);
+    // It moves columns to a second group.
+    if (orders == Orders::kUneven && columns <= form.quant.block_cols) continue;
+    SCOPED_TRACE(form.name + ", orders " + std::to_string(static_cast<int>(orders)) + ", H" +
+                 std::to_string(spec.hidden_size) + " I" + std::to_string(spec.intermediate_size));
+    AdaptedLayer layer(spec, source_for(spec, orders), kFirst, kSecond, {.max_tokens = 64});
+    for (const int64_t tokens : {1, 5, 40}) {
+      EXPECT_LE(layer.worst_error(tokens), bar_of(spec)) << "T" << tokens;
+    }
+  }
+}
+
 TEST_F(CudaOrderedAdapters, EveryFormAndOrder_IsWithinTheBar) {
   for (const OrderedForm& form : ordered_forms()) {
     for (const Orders orders : {Orders::kApart, Orders::kAlike, Orders::kUneven}) {
-      for (const MoeSpec& spec : ordered_specs(form)) {
-        const int64_t columns = std::min(spec.hidden_size, spec.intermediate_size);
-        // It moves columns to a second group.
-        if (orders == Orders::kUneven && columns <= form.quant.block_cols) continue;
-        SCOPED_TRACE(form.name + ", orders " + std::to_string(static_cast<int>(orders)) + ", H" +
-                     std::to_string(spec.hidden_size) + " I" +
-                     std::to_string(spec.intermediate_size));
-        AdaptedLayer layer(spec, source_for(spec, orders), kFirst, kSecond, {.max_tokens = 64});
-        for (const int64_t tokens : {1, 5, 40}) {
-          EXPECT_LE(layer.worst_error(tokens), bar_of(spec)) << "T" << tokens;
-        }
+      expect_within_the_bar(form, orders);
+    }
+  }
+}
+
+TEST_F(CudaOrderedAdapters, FactorsOfColumns_AreWithinTheBar) {
+  for (const OrderedForm& form : scaled_forms()) {
+    for (const Orders orders : {Orders::kApart, Orders::kAlike}) {
+      if (!form.quant.has_column_order && orders == Orders::kAlike) continue;
+      expect_within_the_bar(form, orders);
+    }
+  }
+  // The kernel that adds terms beside factors finds scales by itself.
+  const OrderedForm ordered = scaled_forms().front();
+  const MoeSpec spec = ordered_specs(ordered).front();
+  EXPECT_EQ(code_of([&] {
+              DeviceLayer(spec, source_for(spec, Orders::kUneven), {.max_adapter_rank = 8});
+            }),
+            ErrorCode::kUnsupported);
+}
+
+// Projections leave rows of float32, which are two terms too.
+TEST_F(CudaOrderedAdapters, LatentLayersOfCodes_AreWithinTheBar) {
+  for (const DType dtype : {DType::kI4, DType::kI8}) {
+    MoeSpec spec = make_spec(5, 2, 328, 168, dtype);
+    spec.latent = {.size = 296};
+    spec.quant = ordered_groups(32);
+    for (const bool has_order : {false, true}) {
+      spec.quant.has_column_order = has_order;
+      SCOPED_TRACE(std::string(to_string(dtype)) + (has_order ? ", in order" : ""));
+      AdaptedLayer layer(spec, kFirst, kSecond, {.max_tokens = 64});
+      for (const int64_t tokens : {1, 5, 40}) {
+        EXPECT_LE(layer.worst_error(tokens), bar_of(spec)) << "T" << tokens;
       }
     }
   }

@@ -31,6 +31,7 @@ struct Matrix {
   DType dtype = DType::kBF16;
   int64_t bits = 16;
   CodeOrder order = CodeOrder::kStored;
+  int64_t term_columns = 0;  // OwnRowForm has it: values of bf16 are sums of two terms
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
   const float* offsets = nullptr;  // what is taken from products, like the scales; or null
@@ -64,6 +65,14 @@ __device__ uint8_t load_code(const Matrix& matrix, int64_t row, int64_t col, int
   }
 }
 
+__device__ float load_bf16(const Matrix& matrix, int64_t row, int64_t col) {
+  const auto* const values = static_cast<const __nv_bfloat16*>(matrix.data) + row * matrix.stride;
+  const int64_t part = matrix.term_columns;
+  if (part == 0) return __bfloat162float(values[col]);
+  const auto* const first = values + col / part * 2 * part + col % part;
+  return __bfloat162float(first[0]) + __bfloat162float(first[part]);
+}
+
 __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
   const int64_t index = row * matrix.stride + col;
   switch (matrix.dtype) {
@@ -72,7 +81,7 @@ __device__ float load_element(const Matrix& matrix, int64_t row, int64_t col) {
     case DType::kF16:
       return __half2float(static_cast<const __half*>(matrix.data)[index]);
     case DType::kBF16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(matrix.data)[index]);
+      return load_bf16(matrix, row, col);
     default:
       break;
   }
@@ -340,6 +349,9 @@ Matrix input_matrix(const ExpertsProblem& problem, const DeviceExperts& weights,
                 .stride = rows.row_stride,
                 .dtype = rows.dtype,
                 .bits = bit_size(rows.dtype)};
+  if (row_terms(problem) == 2 && rows.dtype == DType::kBF16) {
+    matrix.term_columns = columns_of_stage(problem);
+  }
   const quant::RowFactor factor = quant::row_factor(problem.quant);
   if (factor == quant::RowFactor::kStated) {
     matrix.scales = weights.input_scale;
