@@ -291,6 +291,33 @@ TEST_P(DeviceKernels, EachActivation_SameArithmetic_SameBits) {
   }
 }
 
+// A small L2 lets kernels walk token tiles of an expert together, of which it has five: four are
+// full and one has few rows.
+TEST_P(DeviceKernels, SmallL2_SameBits) {
+  for (const KernelFormat& format : kernel_formats()) {
+    SCOPED_TRACE(format.name);
+    CudaProblem problem(with_format({.num_experts = 3,
+                                     .top_k = 2,
+                                     .hidden_size = 264,
+                                     .intermediate_size = 520,
+                                     .num_tokens = 1600},
+                                    format));
+    if (!GetParam().supports(problem.sizes())) continue;
+    experts::ExpertsProblem small = problem.sizes();
+    cuda::DeviceInfo gpu = small.gpu();
+    gpu.l2_bytes = 1'000'000;
+    small.target = gpu;
+    for (const DeviceTile& tile : all_tiles(GetParam(), problem)) {
+      KernelRunner usual(problem, GetParam(), tile);
+      usual.run();
+      KernelRunner runner(problem, GetParam(), tile, small);
+      runner.run();
+      EXPECT_EQ(usual.bits(), runner.bits()) << to_string(tile);
+      EXPECT_EQ(runner.damage(), 0) << to_string(tile);
+    }
+  }
+}
+
 TEST_P(DeviceKernels, ThousandRuns_SameBits) {
   for (const KernelFormat& format : kernel_formats()) {
     SCOPED_TRACE(format.name);

@@ -16,10 +16,14 @@ class KernelRunner {
  public:
   KernelRunner(CudaProblem& problem, const experts::DeviceKernelRow& row,
                const experts::DeviceTile& tile)
+      : KernelRunner(problem, row, tile, problem.sizes()) {}
+  // The same, for sizes that differ in what the device is said to have.
+  KernelRunner(CudaProblem& problem, const experts::DeviceKernelRow& row,
+               const experts::DeviceTile& tile, const experts::ExpertsProblem& sizes)
       : problem_(problem),
         tile_(tile),
-        kernel_(row.make(problem.sizes(), problem.weights(), tile)),
-        workspace_(row.workspace_bytes(problem.sizes(), problem.options().num_tokens)),
+        kernel_(row.make(sizes, problem.weights(), tile)),
+        workspace_(row.workspace_bytes(sizes, problem.options().num_tokens)),
         output_(static_cast<size_t>(problem.output_bytes())) {}
 
   void run() {

@@ -3,6 +3,7 @@
 #include "experts/cuda/tile_choice.h"
 
 #include "experts/catalog.h"
+#include "experts/cuda/sm90/tile_bytes/tile_bytes.h"
 #include "support/cuda/cuda_problem.h"
 
 #include <gtest/gtest.h>
@@ -194,6 +195,16 @@ TEST(DeviceRates, SlowerMemory_CostsStreamedWeights) {
   const double before = choice_for(problem, 16).microseconds;
   std::get<cuda::DeviceInfo>(problem.target).rates.memory_terabytes /= 2;
   EXPECT_GT(choice_for(problem, 16).microseconds, 1.7 * before);
+}
+
+// L2 holds no expert of mixtral-8x7b from one token tile to the next; rows of down are so long that
+// eight tiles of them would not stay there either.
+TEST(TileBytesGroup, WeightsBeyondL2_AreReadForSeveralTokenTiles) {
+  constexpr int64_t kL2Bytes = int64_t{60} << 20;
+  EXPECT_EQ(tile_bytes_group(112, kMixtral.hidden, kL2Bytes), 8);
+  EXPECT_EQ(tile_bytes_group(16, kMixtral.intermediate, kL2Bytes), 4);
+  EXPECT_EQ(tile_bytes_group(6, kQwen30.hidden, kL2Bytes), 1);
+  EXPECT_EQ(tile_bytes_group(12, kQwen235.hidden, kL2Bytes), 1);
 }
 
 TEST(TileChoice, EdgeSizes_GetATile) {

@@ -47,6 +47,7 @@ struct Params {
   uint32_t* ended = nullptr;     // blocks of kDown that have ended; up products clear it
   int32_t up_feature_tiles = 0;  // for kDown: feature_tiles of the up product
   int32_t feature_tiles = 0;
+  int32_t group_tiles = 1;               // token tiles of an expert that are walked together
   const float* input_weights = nullptr;  // per slot, for up products; or null
   // Results. kDown writes bf16 rows by slot; up products write codes with scales, or float32 rows,
   // by sorted row.

@@ -92,4 +92,15 @@ size_t tile_bytes_memory(const ExpertsProblem& problem, int64_t tokens) {
   return tile_bytes_workspace(problem, tokens * problem.top_k).bytes;
 }
 
+int32_t tile_bytes_group(int64_t feature_tiles, int64_t depth, int64_t l2_bytes) {
+  constexpr int64_t kTileRows = 256;  // token rows or weight rows
+  // Beside the weights, rows and results pass through L2.
+  if (feature_tiles * kTileRows * depth <= l2_bytes / 4) return 1;
+  // 66 clusters then have eight token tiles and eight feature tiles at one time, which is the least
+  // to read. The rows of a group stay in L2 while all of the weights pass by.
+  int32_t tiles = 8;
+  while (tiles > 1 && tiles * kTileRows * depth > l2_bytes / 3) tiles /= 2;
+  return tiles;
+}
+
 }  // namespace conclave::inline v0::experts

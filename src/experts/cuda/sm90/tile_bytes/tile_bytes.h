@@ -30,6 +30,11 @@ struct TileBytesWorkspace {
 TileBytesWorkspace tile_bytes_workspace(const ExpertsProblem& problem, int64_t rows);
 size_t tile_bytes_memory(const ExpertsProblem& problem, int64_t tokens);
 
+// The token tiles of an expert that are walked together, in a product over `depth` columns whose
+// weights are `feature_tiles` of 256 rows: 1 where L2 holds an expert's weights from one token tile
+// to the next.
+int32_t tile_bytes_group(int64_t feature_tiles, int64_t depth, int64_t l2_bytes);
+
 Support tile_fp8_supports(const ExpertsProblem& problem);
 Support tile_int8_supports(const ExpertsProblem& problem);
 Support tile_fp4_fp8_supports(const ExpertsProblem& problem);

@@ -168,6 +168,7 @@ class TileBytes final : public DeviceExpertsKernel {
     p.depth = static_cast<int32_t>(depth);
     p.features = static_cast<int32_t>(features);
     p.feature_tiles = static_cast<int32_t>((features + kernel.features - 1) / kernel.features);
+    p.group_tiles = tile_bytes_group(p.feature_tiles, depth, problem_.gpu().l2_bytes);
     p.scale_blocks = static_cast<int32_t>((depth + kDepth - 1) / kDepth);
     p.row_slot = call.groups.row_slot;
     p.tiles = call.groups.tiles;

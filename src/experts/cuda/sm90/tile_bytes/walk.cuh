@@ -31,13 +31,17 @@ __device__ __forceinline__ Item item_of(const Params& params, const TokenTile& t
 }
 
 // Finds the items of clusters by number; numbers must not decrease. Lane i of the warp knows token
-// tile first + i.
+// tile first + i. Token tiles of an expert that both blocks share are walked in groups of up to
+// params.group_tiles: all tiles of a group take a part of the weights before the next part's turn,
+// so that weights which L2 cannot keep from one tile to the next are read once a group.
 template <class Config>
 struct Walk {
   int32_t tiles = 0;
   int32_t first = -32;
   int32_t end_of_lane = 0;  // number of items of all tiles up to this lane's
   int32_t end = 0;          // number of items of all tiles up to lane 31's
+  // 64 times the lane of the first tile of this lane's group, plus the number of its tiles.
+  int32_t group = 0;
 
   // True if there is an item of this number.
   __device__ __forceinline__ bool find(const Params& params, int32_t number, int32_t rank,
@@ -48,11 +52,17 @@ struct Walk {
       count_items(params);
     }
     const uint32_t ends_after = __ballot_sync(0xffffffffu, end_of_lane > number);
-    const int32_t lane = __ffs(static_cast<int>(ends_after)) - 1;
-    const TokenTile tile = tile_at(params, first + lane);
-    const int32_t items = items_of(params, tile.count);
-    const int32_t part = number - (__shfl_sync(0xffffffffu, end_of_lane, lane) - items);
-    item = item_of<Config>(params, tile, first + lane, part, rank);
+    int32_t lane = __ffs(static_cast<int>(ends_after)) - 1;
+    const int32_t of_group = __shfl_sync(0xffffffffu, group, lane);
+    const int32_t left = __shfl_sync(0xffffffffu, end_of_lane, lane) - number;  // in the tile
+    int32_t part = items_of(params, tile_at(params, first + lane).count) - left;
+    const int32_t members = of_group % 64;
+    if (members > 1) {  // each has an item for every feature tile
+      const int32_t place = (lane - of_group / 64) * params.feature_tiles + part;
+      lane = of_group / 64 + place % members;
+      part = place / members;
+    }
+    item = item_of<Config>(params, tile_at(params, first + lane), first + lane, part, rank);
     return true;
   }
 
@@ -69,8 +79,10 @@ struct Walk {
   }
   __device__ __forceinline__ void count_items(const Params& params) {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32;
-    int32_t items =
-        first + lane < tiles ? items_of(params, tile_at(params, first + lane).count) : 0;
+    const bool exists = first + lane < tiles;
+    const TokenTile tile = exists ? tile_at(params, first + lane) : TokenTile{.expert = -1};
+    if (params.group_tiles > 1) find_group(params, tile, lane);
+    int32_t items = exists ? items_of(params, tile.count) : 0;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int32_t before = __shfl_up_sync(0xffffffffu, items, distance);
@@ -78,6 +90,18 @@ struct Walk {
     }
     end_of_lane = end + items;
     end = __shfl_sync(0xffffffffu, end_of_lane, 31);
+  }
+  // A group ends with its expert, and with the 32 tiles. Only the last tile of an expert has too
+  // few rows to be shared.
+  __device__ __forceinline__ void find_group(const Params& params, const TokenTile& tile,
+                                             int32_t lane) {
+    const uint32_t same = __match_any_sync(0xffffffffu, tile.expert);
+    const uint32_t shared = same & __ballot_sync(0xffffffffu, tile.count > Config::kTokens);
+    const int32_t first_lane = __ffs(static_cast<int>(same)) - 1;
+    const int32_t begin =
+        first_lane + (lane - first_lane) / params.group_tiles * params.group_tiles;
+    const int32_t members = min(params.group_tiles, first_lane + __popc(shared) - begin);
+    group = lane < begin + members ? begin * 64 + members : 0;
   }
 };
 
