@@ -74,10 +74,9 @@ class ShortWeights {
   static constexpr float kUnit = 0x1p64F;
 
   ShortWeights() = default;
+  // All products are exact.
   __device__ __forceinline__ ShortWeights(float scale, int32_t least)
-      : lower_(in_both(scale * 0x1p69F)),
-        upper_(in_both(scale * 0x1p65F)),
-        least_(in_both(scale * 0x1p-64F * static_cast<float>(least))) {}
+      : ShortWeights(in_both(scale), in_both(0x1p-64F * static_cast<float>(least))) {}
 
   __device__ __forceinline__ void of_word(uint32_t word, uint32_t (&weights)[4]) const {
     const LaneCodeBits codes(word);
@@ -88,8 +87,18 @@ class ShortWeights {
   }
 
  private:
+  __device__ __forceinline__ ShortWeights(uint32_t scales, uint32_t leasts)
+      : lower_(multiply(scales, 0x62006200U)),  // 2^69
+        upper_(multiply(scales, 0x60006000U)),  // 2^65
+        least_(multiply(scales, leasts)) {}
+
   static __device__ __forceinline__ uint32_t in_both(float number) {
     return __byte_perm(__float_as_uint(number), 0, 0x3232);
+  }
+  static __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
   }
 
   uint32_t lower_;

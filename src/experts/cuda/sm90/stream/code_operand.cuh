@@ -127,7 +127,12 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
   return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
+// True if codes may have zero points, which a call's parameters say.
 template <class Config>
+inline constexpr bool kMayHaveZeros = !Config::kCodes.offsets && !Config::kCodes.steps &&
+                                      !Config::kCodes.in_pairs && Config::kCodes.terms == 1;
+
+template <class Config, bool kZeros = false>
 class CodeOperand {
  public:
   static constexpr int kTerms = Config::kCodes.terms;
@@ -135,9 +140,8 @@ class CodeOperand {
   static constexpr bool kByTerm = kTerms == 2 && Config::kCodes.in_pairs;
   using Fragments = CodeFragments<kByTerm ? 1 : kTerms>;
   static constexpr bool kInOrder = Config::kCodes.in_order;
-  static constexpr bool kMayHaveZeros =
-      !Config::kCodes.offsets && !Config::kCodes.steps && !Config::kCodes.in_pairs && kTerms == 1;
   static_assert(!Config::kHasLanes || Config::kCodeBits == 4);
+  static_assert(!kZeros || kMayHaveZeros<Config>);
 
   __device__ __forceinline__ CodeOperand(const Params& params, const SharedStorage<Config>& shared,
                                          int32_t warp, int32_t lane, bool gated)
@@ -154,11 +158,63 @@ class CodeOperand {
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
   template <int kTerm = 0>
   __device__ __forceinline__ void decode(int32_t slot, int atom, Fragments& a) const {
-    // Uniform over the grid.
-    if (kMayHaveZeros && params_.shift_bytes != 0) {
-      decode_part<kMayHaveZeros, kTerm>(slot, atom, a);
+    const uint8_t* codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes;
+    const int32_t swizzle = row_ % 8;
+    Zeros zeros;
+    if constexpr (Config::kHasLanes) {
+      const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + 2 * word, zeros);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          uint32_t numbers[4];
+          if constexpr (kTerm == 0) {
+            values_.of_word(words.of(row, word), numbers);
+          } else {
+            values_.template of_word<kTerm>(words.of(row, word), numbers);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const FragmentPlace place = fragment_of(word, row, i);
+            a.step[place.step][0][place.element] = shifted(numbers[i], zeros.of[row]);
+          }
+        }
+      }
+    } else if constexpr (Config::kCodeBits == 4) {
+      // Four lanes read the same 32 bytes of a row: a byte of each word is theirs.
+      uint4 words[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        words[i / 2][i % 2] = *reinterpret_cast<const uint4*>(
+            codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle) * 16);
+      }
+#pragma unroll
+      for (int step = 0; step < Fragments::kSteps; ++step) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t codes_of_lanes = word_of(words[i % 2][step / 2], step % 2 * 2 + i / 2);
+          if constexpr (kTerms == 1) {
+            const uint32_t value = values_.of_byte(codes_of_lanes);
+            a.step[step][0][i] = shifted(value, zeros.of[i % 2]);
+          } else {
+            values_.terms_of_byte(codes_of_lanes, a.step[step][0][i], a.step[step][1][i]);
+          }
+        }
+      }
     } else {
-      decode_part<false, kTerm>(slot, atom, a);
+#pragma unroll
+      for (int step = 0; step < Fragments::kSteps; ++step) {
+        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const uint8_t* chunk =
+              codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle) * 16;
+          const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
+          a.step[step][0][i] = shifted(values_.of_bytes(both), zeros.of[i % 2]);
+        }
+      }
     }
   }
 
@@ -196,68 +252,6 @@ class CodeOperand {
     uint32_t of[2];
   };
 
-  template <bool kZeros, int kTerm>
-  __device__ __forceinline__ void decode_part(int32_t slot, int atom, Fragments& a) const {
-    const uint8_t* codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes;
-    const int32_t swizzle = row_ % 8;
-    Zeros zeros;
-    if constexpr (Config::kHasLanes) {
-      const LaneWords<Config> words(shared_, slot, atom, row_, pair_);
-#pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        if constexpr (kZeros) load_zeros(slot, 4 * atom + 2 * word, zeros);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          uint32_t numbers[4];
-          if constexpr (kTerm == 0) {
-            values_.of_word(words.of(row, word), numbers);
-          } else {
-            values_.template of_word<kTerm>(words.of(row, word), numbers);
-          }
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const FragmentPlace place = fragment_of(word, row, i);
-            a.step[place.step][0][place.element] = shifted<kZeros>(numbers[i], zeros.of[row]);
-          }
-        }
-      }
-    } else if constexpr (Config::kCodeBits == 4) {
-      // Four lanes read the same 32 bytes of a row: a byte of each word is theirs.
-      uint4 words[2][2];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        words[i / 2][i % 2] = *reinterpret_cast<const uint4*>(
-            codes + i / 2 * 8 * Config::kAtomBytes + ((2 * atom + i % 2) ^ swizzle) * 16);
-      }
-#pragma unroll
-      for (int step = 0; step < Fragments::kSteps; ++step) {
-        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t codes_of_lanes = word_of(words[i % 2][step / 2], step % 2 * 2 + i / 2);
-          if constexpr (kTerms == 1) {
-            const uint32_t value = values_.of_byte(codes_of_lanes);
-            a.step[step][0][i] = shifted<kZeros>(value, zeros.of[i % 2]);
-          } else {
-            values_.terms_of_byte(codes_of_lanes, a.step[step][0][i], a.step[step][1][i]);
-          }
-        }
-      }
-    } else {
-#pragma unroll
-      for (int step = 0; step < Fragments::kSteps; ++step) {
-        if constexpr (kZeros) load_zeros(slot, 4 * atom + step, zeros);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const uint8_t* chunk =
-              codes + i % 2 * 8 * Config::kAtomBytes + ((4 * atom + step) ^ swizzle) * 16;
-          const uint32_t both = *reinterpret_cast<const uint16_t*>(chunk + 2 * pair_ + i / 2 * 8);
-          a.step[step][0][i] = shifted<kZeros>(values_.of_bytes(both), zeros.of[i % 2]);
-        }
-      }
-    }
-  }
-
   // The zero points of 16 columns, where these begin a group or an atom.
   __device__ __forceinline__ void load_zeros(int32_t slot, int32_t steps, Zeros& zeros) const {
     if (steps % 4 != 0 && (steps & ((1 << params_.steps_shift) - 1)) != 0) return;
@@ -274,7 +268,6 @@ class CodeOperand {
     }
   }
 
-  template <bool kZeros>
   static __device__ __forceinline__ uint32_t shifted(uint32_t values, uint32_t zeros) {
     if constexpr (kZeros) asm("sub.rn.bf16x2 %0, %0, %1;" : "+r"(values) : "r"(zeros));
     return values;

@@ -50,8 +50,9 @@ struct Products : Epilogue<Config> {
 
   // The descriptor of an atom of tokens: these count in units of 16 bytes.
   __device__ __forceinline__ uint64_t tokens_of(int32_t slot, int atom) const {
-    return ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens)) +
-           (slot * Config::kTokenAtoms + atom) * (Config::kTokenBytes / 16);
+    return ptx::wgmma_descriptor_of_low(
+        ptx::wgmma_descriptor_low(ptx::shared_address(shared.tokens)) +
+        (slot * Config::kTokenAtoms + atom) * (Config::kTokenBytes / 16));
   }
 
   template <int N>
@@ -84,12 +85,25 @@ struct Products : Epilogue<Config> {
     } else if constexpr (Config::kRounds) {
       // Uniform over the grid.
       if (has_short_scales(params)) {
-        multiply_rounded<N, kProduct, RoundedOperand<Config, kMayBeShort>>(d);
+        // Groups of 128 columns or more.
+        if (static_cast<const CodedParams&>(params).steps_shift >= 3) {
+          multiply_rounded<N, kProduct, RoundedOperand<Config, kMayBeShort, kMayBeShort>>(d);
+        } else {
+          multiply_rounded<N, kProduct, RoundedOperand<Config, kMayBeShort>>(d);
+        }
       } else {
         multiply_rounded<N, kProduct, RoundedOperand<Config, false>>(d);
       }
     } else if constexpr (Config::kIsCoded) {
-      multiply_codes<N, kProduct>(d);
+      // Uniform over the grid. Zero points have a loop of their own: beside a condition in it,
+      // little is worked out ahead.
+      if constexpr (kMayHaveZeros<Config>) {
+        if (static_cast<const CodedParams&>(params).shift_bytes != 0) {
+          multiply_codes<N, kProduct, CodeOperand<Config, true>>(d);
+          return;
+        }
+      }
+      multiply_codes<N, kProduct, CodeOperand<Config>>(d);
     } else {
       multiply_values<N, kProduct>(d);
     }
@@ -190,10 +204,9 @@ struct Products : Epilogue<Config> {
   // The same with weights that are codes. Columns of K that share a scale go through tensor cores
   // unscaled, 16 to 128 at a time; their sums are scaled and added up here. While 64 columns are
   // multiplied, the next are decoded to other registers.
-  template <int N, Product kProduct>
+  template <int N, Product kProduct, class Operand>
   __device__ __forceinline__ void multiply_codes(Sums& all) {
     constexpr int kSteps = Config::kCodes.steps_of_sum;
-    using Operand = CodeOperand<Config>;
     constexpr int kStepsOfAtom = Operand::Fragments::kSteps;
     // A sum of more columns than an atom has goes over two atoms.
     constexpr bool kLong = kSteps > kStepsOfAtom;
@@ -214,7 +227,8 @@ struct Products : Epilogue<Config> {
     constexpr int kRoom = Config::kConsumers == 4 ? 72 : 112;
     constexpr int kBuffers = N <= 64 && N / 2 + kSumsOfSet * kSets + 2 * kOperands <= kRoom ? 2 : 1;
     // Longer loops have fewer instructions for their addresses, where registers suffice for them.
-    constexpr int kTurns = kLong && (N <= 16 || Config::kConsumers < 4) ? Config::kAtoms / 2 : 1;
+    constexpr bool kHasRoom = Config::kConsumers < 4 || N <= (Config::kMaxTokens <= 32 ? 32 : 16);
+    constexpr int kTurns = kLong && kHasRoom ? Config::kAtoms / 2 : 1;
     float(&d)[N / 2] = narrow<N>(all[0]);
     GroupSums<N> sums[kSets];
 #pragma unroll
@@ -411,18 +425,32 @@ struct Products : Epilogue<Config> {
                     kProduct == Product::kUp && params.activation.gated);
     RoundedFragments even;
     RoundedFragments odd;
-    const int32_t atoms = even_atoms(params, Config::kAtomDepth);
+    const int32_t pairs = even_atoms(params, Config::kAtomDepth) / 2;
     ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
     operand.decode(ring.slot, 0, even);
     float2 row_scales = {1.0F, 1.0F};
     if constexpr (Config::kCodes.whole_rows) row_scales = operand.row_scales();
-    for (int32_t atom = 0; atom < atoms; atom += 2) {
-      multiply_decoded<N>(d, even);
-      decode_next(operand, odd, atom + 1, atoms);
-      multiply_decoded<N>(d, odd);
-      decode_next(operand, even, atom + 2, atoms);
+    // No product may be unfinished where a loop begins anew: its registers would be no other
+    // width's. Behind the last atom this decodes what is never used, since a condition would have
+    // sums moved.
+    int32_t of_stage = 0;  // pairs of atoms of it
+    for (int32_t left = pairs; left > 0; --left) {
+      const int32_t first = multiply_decoded<N>(d, even);
+      operand.decode(ring.slot, 2 * of_stage + 1, odd);
+      const int32_t second = multiply_decoded<N>(d, odd);
+      const bool ends_stage = ++of_stage == Config::kAtoms / 2 || left == 1;
+      if (ends_stage) {
+        of_stage = 0;
+        release(ring.slot);
+        ring.advance();
+        if (left > 1) ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
+      }
+      ptx::wgmma_wait_group<1>();
+      release_tokens(first);
+      operand.decode(ring.slot, 2 * of_stage, even);
+      ptx::wgmma_wait_group<0>();
+      release_tokens(second);
     }
-    ring.advance();
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::wgmma_fence_operand(d[i]);
@@ -433,28 +461,19 @@ struct Products : Epilogue<Config> {
     }
   }
 
+  // Multiplies an atom of tokens; returns its slot.
   template <int N>
-  __device__ __forceinline__ void multiply_decoded(float (&d)[N / 2], const RoundedFragments& a) {
-    ptx::mbarrier_wait(&shared.tokens_full[tokens.slot], tokens.phase);
-    multiply_fragments<N>(d, a, tokens.slot, 0);
+  __device__ __forceinline__ int32_t multiply_decoded(float (&d)[N / 2],
+                                                      const RoundedFragments& a) {
+    const int32_t slot = tokens.slot;
+    ptx::mbarrier_wait(&shared.tokens_full[slot], tokens.phase);
+    multiply_fragments<N>(d, a, slot, 0);
+    tokens.advance();
+    return slot;
   }
 
-  // Decodes an atom while the one before it is multiplied, and settles that. No product may be
-  // unfinished where a loop begins anew: its registers would be no other width's. Behind the last
-  // atom this decodes what is never used, since a condition would have sums moved.
-  template <class Operand>
-  __device__ __forceinline__ void decode_next(Operand& operand, RoundedFragments& a, int32_t atom,
-                                              int32_t atoms) {
-    const int32_t of_stage = atom % Config::kAtoms;
-    if (of_stage == 0 && atom < atoms) {
-      ring.advance();
-      ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
-    }
-    operand.decode(ring.slot, of_stage, a);
-    ptx::wgmma_wait_group<0>();
-    if (lane == 0) ptx::mbarrier_arrive(&shared.tokens_empty[tokens.slot]);
-    tokens.advance();
-    if (atom + 1 == atoms || (atom < atoms && of_stage == Config::kAtoms - 1)) release(ring.slot);
+  __device__ __forceinline__ void release_tokens(int32_t slot) {
+    if (lane == 0) ptx::mbarrier_arrive(&shared.tokens_empty[slot]);
   }
 };
 

@@ -154,8 +154,9 @@ class ZeroOfRow {
   uint32_t zero_;
 };
 
-// `kShort`: scales are short, and codes stand for whole numbers in their order.
-template <class Config, bool kShort>
+// `kShort`: scales are short, and codes stand for whole numbers in their order; `kLong`: a group
+// has 128 columns or more.
+template <class Config, bool kShort, bool kLong = false>
 class RoundedOperand {
  public:
   // Sums are multiplied by this.
@@ -227,7 +228,10 @@ class RoundedOperand {
 #pragma unroll
     for (int word = 0; word < 2; ++word) {
       const int32_t steps = RoundedFragments::kSteps * atom + 2 * word;
-      if ((steps & steps_mask_) == 0) load_factors(slot, steps >> params_.steps_shift);
+      // Those of longer groups are read anew, so that there is no condition.
+      const bool begins_pair = steps % (2 * RoundedFragments::kSteps) == 0;
+      if (begins_pair || (!kLong && (steps & steps_mask_) == 0))
+        load_factors(slot, steps >> params_.steps_shift);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         uint32_t weights[4];

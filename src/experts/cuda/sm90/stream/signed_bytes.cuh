@@ -15,9 +15,9 @@ template <class Config>
 inline constexpr bool kIsSignedBytes =
     Config::kCodeBits == 8 && Config::kCodes.in_order && !Config::kCodes.offsets;
 
-template <class Config>
+template <class Config, bool kZeros>
   requires kIsSignedBytes<Config>
-class CodeOperand<Config> {
+class CodeOperand<Config, kZeros> {
  public:
   static constexpr int kTerms = 1;
   static constexpr bool kByTerm = false;
@@ -34,25 +34,6 @@ class CodeOperand<Config> {
 
   // Decodes columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int atom, Fragments& a) const {
-    // Uniform over the grid.
-    if (params_.shift_bytes != 0) {
-      decode_part<true>(slot, atom, a);
-    } else {
-      decode_part<false>(slot, atom, a);
-    }
-  }
-
-  // The scales of the thread's two rows for 32 columns of the stage in `slot`, from its `steps`th
-  // 16 on.
-  __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
-    const auto* const rows = reinterpret_cast<const float*>(shared_.codes.factors[slot]) +
-                             (steps >> params_.steps_shift) * Config::kWeightRows;
-    return {rows[first_factor_], rows[second_factor_]};
-  }
-
- private:
-  template <bool kZeros>
-  __device__ __forceinline__ void decode_part(int32_t slot, int atom, Fragments& a) const {
     const uint8_t* const codes = shared_.weights[slot][0] + row_ * Config::kAtomBytes + 2 * pair_;
     uint32_t zeros[2] = {};
 #pragma unroll
@@ -70,6 +51,15 @@ class CodeOperand<Config> {
     }
   }
 
+  // The scales of the thread's two rows for 32 columns of the stage in `slot`, from its `steps`th
+  // 16 on.
+  __device__ __forceinline__ float2 scales(int32_t slot, int32_t steps) const {
+    const auto* const rows = reinterpret_cast<const float*>(shared_.codes.factors[slot]) +
+                             (steps >> params_.steps_shift) * Config::kWeightRows;
+    return {rows[first_factor_], rows[second_factor_]};
+  }
+
+ private:
   // The zero points of the thread's two rows, each in both halves.
   __device__ __forceinline__ void load_zeros(int32_t slot, int32_t steps,
                                              uint32_t (&zeros)[2]) const {
