@@ -37,7 +37,7 @@ constexpr Widths widths(int max_tokens) {
     case 160:
       return {{64, 96, 112, 120, 128, 136, 144, 160}, 8};
     case 256:
-      return {{96, 128, 144, 176, 224, 256}, 6};
+      return {{72, 96, 128, 144, 176, 224, 256}, 7};
     default:
       return {{16, 32, 48, 64}, 4};
   }
