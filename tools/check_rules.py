@@ -19,7 +19,7 @@ from source_tree import source_files, without_comments, without_literals
 LONG_FILE_LINES = 400
 
 # Types of codes. U8 is also plain bytes and F8_E8M0 a type of scales: neither is a weight format.
-CODE_TYPE = r"(?:\w+::)*DType::k(?:F8E4M3|F8E5M2|F8E4M3Fnuz|F8E5M2Fnuz|F6E2M3|F6E3M2|F4|I8|I4|NF4|BnbFP4|IQ4|U4|I6)\b"
+CODE_TYPE = r"(?:\w+::)*DType::k(?:F8E4M3|F8E5M2|F8E4M3Fnuz|F8E5M2Fnuz|F6E2M3|F6E3M2|F4|I8|I4|NF4|BnbFP4|IQ4|U4|I6|U2)\b"
 
 # Types that hold values.
 PLAIN_TYPE = r"(?:\w+::)*DType::k(?:F32|F16|BF16)\b"

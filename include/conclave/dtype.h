@@ -38,6 +38,7 @@ enum class DType : uint8_t {
   kIQ4,     // the 16 whole numbers of ggml's IQ4_NL and IQ4_XS
   kU4,      // code c, of 0 to 15, is c
   kI6,      // code c, of 0 to 63, is c - 32; for MatrixCodes::dtype: no tensor has it
+  kU2,      // code c, of 0 to 3, is c; likewise
 };
 
 // Bits of one element: 16 for kBF16, 4 for kF4.

@@ -388,7 +388,7 @@ std::string_view dtype_to_python(DType dtype) {
   for (const auto& [narrow, name] :
        {Narrow{DType::kI4, "int4"}, Narrow{DType::kF4, "float4_e2m1fn_x2"},
         Narrow{DType::kNF4, "nf4"}, Narrow{DType::kBnbFP4, "bnb_fp4"}, Narrow{DType::kIQ4, "iq4"},
-        Narrow{DType::kU4, "uint4"}, Narrow{DType::kI6, "int6"}}) {
+        Narrow{DType::kU4, "uint4"}, Narrow{DType::kI6, "int6"}, Narrow{DType::kU2, "uint2"}}) {
     if (narrow == dtype) return name;
   }
   return to_string(dtype);

@@ -45,6 +45,7 @@ constexpr std::array kTypes = {
     TypeRow{DType::kIQ4, 4, "IQ4", "iq4"},
     TypeRow{DType::kU4, 4, "U4", "uint4"},
     TypeRow{DType::kI6, 6, "I6", "int6"},
+    TypeRow{DType::kU2, 2, "U2", "uint2"},
 };
 
 consteval bool rows_follow_enum() {

@@ -1,5 +1,6 @@
 #include "layer/known_codes.h"
 
+#include "core/code_bits.h"
 #include "core/located.h"
 #include "core/row_stride.h"
 #include "core/weight_types.h"
@@ -21,8 +22,8 @@ namespace {
 constexpr uint8_t kNone = 0x80;
 
 // Writes the codes of a row side by side, and returns their bits, kNone among them, in one.
-template <int kBits>
-uint8_t narrow_row(const std::array<uint8_t, 256>& codes, const uint8_t* in, int64_t cols,
+template <int kBits, int kStoredBits = 8>
+uint8_t narrow_row(const std::array<uint8_t, 256>& codes, const std::byte* in, int64_t cols,
                    std::byte* out) {
   constexpr int64_t kTogether = kBits == 4 ? 2 : 4;
   constexpr size_t kBytes = kTogether * kBits / 8;
@@ -31,7 +32,7 @@ uint8_t narrow_row(const std::array<uint8_t, 256>& codes, const uint8_t* in, int
   const auto pack = [&](int64_t col, int64_t count) {
     uint32_t packed = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint8_t code = codes[in[col + i]];
+      const uint8_t code = codes[code_at(in, col + i, kStoredBits)];
       seen |= code;
       packed |= (code & ((1U << kBits) - 1)) << (i * kBits);
     }
@@ -93,7 +94,7 @@ KnownCodes::KnownCodes(DType dtype, const QuantSpec& layer, WeightMatrix matrix)
       known_(matrix == WeightMatrix::kDown ? layer.down_codes : layer.gate_up_codes) {
   if (!known_.dtype) return;
   const quant::CodeBook& wide = *quant::format_of(dtype_).codes;
-  const quant::CodeBook& narrow = *quant::panel_format_of(*known_.dtype).codes;
+  const quant::CodeBook& narrow = *quant::known_format_of(*known_.dtype).codes;
   for (size_t code = 0; code < codes_.size(); ++code) {
     const float value = wide.decode(static_cast<uint8_t>(code));
     const uint8_t found = narrow.encode(value);
@@ -101,24 +102,36 @@ KnownCodes::KnownCodes(DType dtype, const QuantSpec& layer, WeightMatrix matrix)
   }
 }
 
+KnownCodes::NarrowRow KnownCodes::row_narrower(int64_t stored_bits) const {
+  switch (bit_size(*known_.dtype)) {
+    case 2:
+      return stored_bits == 4 ? narrow_row<2, 4> : narrow_row<2>;
+    case 4:
+      return narrow_row<4>;
+    default:
+      return narrow_row<6>;
+  }
+}
+
 ConstTensorView KnownCodes::narrow(const ConstTensorView& codes, const BlockOfMatrix& place,
                                    std::vector<std::byte>& storage) const {
   const int64_t rows = codes.shape[0];
   const int64_t cols = codes.shape[1];
-  const int64_t stride = row_stride(codes);
+  const int64_t pitch = packed_bytes(codes.dtype, row_stride(codes));
+  const int64_t stored_bits = bit_size(codes.dtype);
   const int64_t row_bytes = packed_bytes(*known_.dtype, cols);
   storage.resize(static_cast<size_t>(rows * row_bytes));
   for (int64_t row = 0; row < rows; ++row) {
-    const auto* const in = static_cast<const uint8_t*>(codes.data) + row * stride;
+    const auto* const in = static_cast<const std::byte*>(codes.data) + row * pitch;
     std::byte* const out = storage.data() + row * row_bytes;
-    const uint8_t seen = bit_size(*known_.dtype) == 4 ? narrow_row<4>(codes_, in, cols, out)
-                                                      : narrow_row<6>(codes_, in, cols, out);
+    const uint8_t seen = row_narrower(stored_bits)(codes_, in, cols, out);
     if ((seen & kNone) == 0) continue;
-    const auto* const other =
-        std::find_if(in, in + cols, [&](uint8_t code) { return codes_[code] == kNone; });
+    int64_t other = 0;
+    while (codes_[code_at(in, other, stored_bits)] != kNone) ++other;
     refuse(place, WeightPlane::kWeights, fmt::format("values of {}", to_string(*known_.dtype)),
-           fmt::format("{:g} in row {}, column {}", quant::format_of(dtype_).codes->decode(*other),
-                       place.block.row_begin + row, place.block.col_begin + (other - in)));
+           fmt::format("{:g} in row {}, column {}",
+                       quant::format_of(dtype_).codes->decode(code_at(in, other, stored_bits)),
+                       place.block.row_begin + row, place.block.col_begin + other));
   }
   return {.data = storage.data(), .dtype = *known_.dtype, .shape = codes.shape};
 }

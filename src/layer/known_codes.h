@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quant/code_meaning.h"
+#include "quant/weight_format.h"
 
 #include "conclave/spec.h"
 #include "conclave/tensor.h"
@@ -33,12 +34,20 @@ class KnownCodes {
   // value that it does not have.
   ConstTensorView narrow(const ConstTensorView& codes, const BlockOfMatrix& place,
                          std::vector<std::byte>& storage) const;
+  // Whether panels hold codes of that type.
+  bool has_panels() const {
+    return has_fewer_bits() && quant::find_panel_format(*known_.dtype) != nullptr;
+  }
   bool has_fewer_numbers() const { return !known_.has_zeros || has_wider_groups(); }
   // The block's numbers, one for each group that is known. Throws Error(kTensorValue) where groups
   // that should share a number differ, and for a zero that is not 0.
   void narrow(const BlockOfMatrix& place, CodeMeaning& meaning) const;
 
  private:
+  // Writes a row's codes of fewer bits, and returns the bits of all in one.
+  using NarrowRow = uint8_t (*)(const std::array<uint8_t, 256>& codes, const std::byte* in,
+                                int64_t cols, std::byte* out);
+  NarrowRow row_narrower(int64_t stored_bits) const;
   bool has_wider_groups() const {
     return known_.block_cols != 0 && known_.block_cols != layer_.block_cols;
   }
@@ -46,7 +55,7 @@ class KnownCodes {
   DType dtype_;
   const QuantSpec& layer_;
   const MatrixCodes& known_;
-  // Codes of fewer bits by those of 8; kNone where there is none of the value.
+  // Codes of fewer bits by those of the layer; kNone where there is none of the value.
   std::array<uint8_t, 256> codes_ = {};
 };
 

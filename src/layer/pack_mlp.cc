@@ -134,8 +134,10 @@ void pack_part(const MlpWeights& mlp, const ExpertPart& part, int64_t source_exp
     if (mlp.quant == nullptr || views[i].empty()) continue;
     const KnownCodes known(views[i].dtype, *mlp.quant, kMatrices[i]);
     if (!known.has_fewer_bits()) continue;
-    views[i] = known.narrow(views[i], {source, requests[i].id, source_expert, requests[i].block},
-                            narrowed[i]);
+    const ConstTensorView narrow = known.narrow(
+        views[i], {source, requests[i].id, source_expert, requests[i].block}, narrowed[i]);
+    // Others are checked alone.
+    if (known.has_panels()) views[i] = narrow;
   }
   const std::array meanings = {BlockMeaning(mlp, source, requests[0], part.inner_begin == 0),
                                BlockMeaning(mlp, source, requests[1], part.inner_begin == 0),

@@ -4,10 +4,12 @@
 #include "core/quant_spec.h"
 #include "core/shared_facts.h"
 #include "core/weight_types.h"
+#include "quant/weight_format.h"
 
 #include "conclave/error.h"
 #include "conclave/lora.h"
 
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -27,11 +29,24 @@ bool is_beside_quantised_rows(const MoeSpec& spec, DType weights) {
   return spec.quant.activations != ActivationScale::kNone && is_plain(weights);
 }
 
-// A GPU has matrices in the layer's form.
+// A CPU's panels hold no narrower codes, and a GPU has matrices in the layer's form but for codes
+// that are narrower in all of them.
 QuantSpec known_to(const experts::Target& target, QuantSpec quant) {
-  if (std::holds_alternative<experts::CpuTarget>(target)) return quant;
-  quant.gate_up_codes = {};
-  quant.down_codes = {};
+  const auto has_panels = [](const MatrixCodes& known) {
+    return known.dtype && quant::find_panel_format(*known.dtype) != nullptr;
+  };
+  if (std::holds_alternative<experts::CpuTarget>(target)) {
+    for (MatrixCodes* known : {&quant.gate_up_codes, &quant.down_codes}) {
+      if (!has_panels(*known)) known->dtype.reset();
+    }
+    return quant;
+  }
+  const std::optional<DType> narrow =
+      quant.gate_up_codes == quant.down_codes && !has_panels(quant.down_codes)
+          ? quant.down_codes.dtype
+          : std::nullopt;
+  quant.gate_up_codes = {.dtype = narrow};
+  quant.down_codes = {.dtype = narrow};
   return quant;
 }
 

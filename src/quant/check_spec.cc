@@ -170,7 +170,7 @@ class KnownCheck {
   void check_dtype() const {
     if (!known_.dtype) return;
     const DType type = *known_.dtype;
-    const WeightFormat* const format = find_panel_format(type);
+    const WeightFormat* const format = find_known_format(type);
     const bool has_codes = format != nullptr && format->codes != nullptr;
     if (has_codes && bit_size(type) < bit_size(spec_.weight_dtype) &&
         has_values_of(spec_.weight_dtype, type)) {

@@ -15,6 +15,7 @@
 #include "quant/int8/int8.h"
 #include "quant/iq4/iq4.h"
 #include "quant/nf4/nf4.h"
+#include "quant/uint2/uint2.h"
 #include "quant/uint4/uint4.h"
 
 namespace conclave::inline v0::quant {
@@ -47,6 +48,9 @@ using CodedFormats = FormatList<E4m3, Int8, Int4, E2m1, Nf4, BnbFp4, E5m2, Iq4, 
 using PackedFormats = FormatList<Int6>;
 // All that panels of codes hold.
 using PanelFormats = decltype(joined(CodedFormats{}, PackedFormats{}));
+
+// Types of codes that a GPU holds likewise, and that no panel has: they lack `lanes`.
+using NarrowFormats = FormatList<Uint2>;
 
 // Types of codes that rows may have and no matrix has: each has what comes before Rows above.
 using RowFormats = FormatList<E2m3, E3m2>;

@@ -1,5 +1,7 @@
 #include "quant/number_steps.h"
 
+#include "core/float_convert.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -37,6 +39,25 @@ float common_unit(std::span<const float> numbers) {
 }
 
 }  // namespace
+
+std::optional<float> unit_of_small_steps(std::span<const float> numbers, int most) {
+  const bool has_less = std::ranges::any_of(numbers, [](float number) { return number < 0; });
+  const float unit = has_less ? -common_unit(numbers) : common_unit(numbers);
+  int largest = 0;
+  for (const float number : numbers) {
+    int8_t step = 0;
+    if (!find_step(number, unit, step) || step < 0) return std::nullopt;
+    largest = std::max(largest, int{step});
+  }
+  // Numbers of f16 times a step may be multiples of one that f16 does not hold.
+  for (int parts = 1; largest * parts <= most; ++parts) {
+    const float part = unit / static_cast<float>(parts);
+    const bool is_exact = part * static_cast<float>(parts) == unit;
+    if (is_exact && f16_to_float(float_to_f16(part)) == part) return part;
+    if (largest == 0) break;
+  }
+  return std::nullopt;
+}
 
 float unit_of_steps(std::span<const float> numbers) {
   const float unit = common_unit(numbers);

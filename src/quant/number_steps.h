@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace conclave::inline v0::quant {
 
 // The number of which all are multiples; what it is if there is none means nothing.
 float unit_of_steps(std::span<const float> numbers);
+
+// The same for steps from 0 to `most`, where f16 holds the unit; nothing if there is none.
+std::optional<float> unit_of_small_steps(std::span<const float> numbers, int most);
 
 // Sets `step` and returns whether that many units have the bits of the number; no step has the sign
 // of a zero, which changes no sum.

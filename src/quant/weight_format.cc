@@ -37,9 +37,15 @@ const WeightFormat& panel_format_of(DType element) noexcept {
   return *format;
 }
 
+const WeightFormat& known_format_of(DType element) noexcept {
+  const WeightFormat* format = find_known_format(element);
+  CONCLAVE_DCHECK(format != nullptr);
+  return *format;
+}
+
 bool has_values_of(DType type, DType other) {
-  const CodeBook& codes = *panel_format_of(type).codes;
-  const CodeBook& others = *panel_format_of(other).codes;
+  const CodeBook& codes = *known_format_of(type).codes;
+  const CodeBook& others = *known_format_of(other).codes;
   for (int code = 0; code < 1 << bit_size(other); ++code) {
     const float value = others.decode(static_cast<uint8_t>(code));
     const float read = codes.decode(codes.encode(value));

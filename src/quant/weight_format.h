@@ -64,6 +64,11 @@ Catalog<WeightFormat> panel_catalog();
 const WeightFormat* find_panel_format(DType element) noexcept;
 const WeightFormat& panel_format_of(DType element) noexcept;
 
+// Types that codes of a matrix may be known to have the values of (MatrixCodes::dtype): those of
+// panels, and narrower ones that a GPU alone holds.
+const WeightFormat* find_known_format(DType element) noexcept;
+const WeightFormat& known_format_of(DType element) noexcept;
+
 // Whether a type of codes has one for the value of every code of the other.
 bool has_values_of(DType type, DType other);
 // The type of scales in checkpoints of the form that the spec has, for random ones; float32 if

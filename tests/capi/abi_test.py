@@ -52,7 +52,7 @@ ADDITIONS = [
     ("layer.h", "  size_t rank_tokens_count;", "  size_t rank_tokens_count;\n  int64_t at_the_end;"),
     ("router.h", "  size_t scratch_bytes;", "  size_t scratch_bytes;\n  void (*at_the_end)(void* user);"),
     ("record.h", "CONCLAVE_WHEN_FULL_ERROR = 2", "CONCLAVE_WHEN_FULL_ERROR = 2,\n  CONCLAVE_WHEN_FULL_GROW = 3"),
-    ("tensor.h", "CONCLAVE_DTYPE_I6 = 28", "CONCLAVE_DTYPE_I6 = 28,\n  CONCLAVE_DTYPE_NEXT = 29"),
+    ("tensor.h", "CONCLAVE_DTYPE_U2 = 29", "CONCLAVE_DTYPE_U2 = 29,\n  CONCLAVE_DTYPE_NEXT = 30"),
 ]
 
 

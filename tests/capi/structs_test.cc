@@ -156,7 +156,7 @@ TEST(Dtypes, NumbersAreThoseOfCpp) {
   EXPECT_EQ(CONCLAVE_DTYPE_BOOL, static_cast<int32_t>(DType::kBool) + 1);
   EXPECT_EQ(CONCLAVE_DTYPE_I32, static_cast<int32_t>(DType::kI32) + 1);
   EXPECT_EQ(CONCLAVE_DTYPE_F16, static_cast<int32_t>(DType::kF16) + 1);
-  EXPECT_EQ(CONCLAVE_DTYPE_I6, static_cast<int32_t>(DType::kI6) + 1);
+  EXPECT_EQ(CONCLAVE_DTYPE_U2, static_cast<int32_t>(DType::kU2) + 1);
   const std::pair<conclave_dtype, const char*> names[] = {
       {CONCLAVE_DTYPE_BOOL, "BOOL"},
       {CONCLAVE_DTYPE_U8, "U8"},
@@ -185,12 +185,13 @@ TEST(Dtypes, NumbersAreThoseOfCpp) {
       {CONCLAVE_DTYPE_BNB_FP4, "BNB_FP4"},
       {CONCLAVE_DTYPE_IQ4, "IQ4"},
       {CONCLAVE_DTYPE_U4, "U4"},
-      {CONCLAVE_DTYPE_I6, "I6"}};
+      {CONCLAVE_DTYPE_I6, "I6"},
+      {CONCLAVE_DTYPE_U2, "U2"}};
   for (const auto& [dtype, name] : names) EXPECT_STREQ(conclave_dtype_name(dtype), name);
   int64_t bits = 0;
   EXPECT_EQ(conclave_dtype_bits(CONCLAVE_DTYPE_BF16, &bits), CONCLAVE_OK);
   EXPECT_EQ(bits, 16);
-  for (const int32_t wrong : {0, -1, 29, 256, 257, 1 << 30}) {
+  for (const int32_t wrong : {0, -1, 30, 256, 257, 1 << 30}) {
     EXPECT_STREQ(conclave_dtype_name(wrong), "unknown") << wrong;
     expect_error(conclave_dtype_bits(wrong, &bits), CONCLAVE_ERROR_DTYPE, std::to_string(wrong));
   }

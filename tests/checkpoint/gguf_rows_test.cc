@@ -4,6 +4,7 @@
 #include "gemm/panel_scales.h"
 #include "io/gguf/types.h"
 #include "quant/gguf/block_type.h"
+#include "quant/number_steps.h"
 #include "quant/weight_format.h"
 #include "support/gguf_blocks.h"
 
@@ -152,6 +153,16 @@ TEST(GgufRowTypes, CodesOf6Bits_AreKnownToBeSo) {
   }
 }
 
+TEST(GgufRowTypes, CodesOf2Bits_AreKnownWhereAllMatricesHaveThem) {
+  for (const WeightForm& form : gguf_block_forms()) {
+    EXPECT_EQ(form.quant.gate_up_codes.dtype == DType::kU2, form.name == "Q2_K") << form.name;
+  }
+  for (const WeightForm& form : gguf_mixed_forms()) {
+    EXPECT_NE(form.quant.gate_up_codes.dtype, DType::kU2) << form.name;
+    EXPECT_NE(form.quant.down_codes.dtype, DType::kU2) << form.name;
+  }
+}
+
 // Rows of random blocks, with no number that is not finite, of 1024 elements.
 std::vector<std::byte> random_rows(const quant::BlockType& type, int64_t rows,
                                    std::mt19937& random) {
@@ -193,6 +204,13 @@ TEST(GgufRowTypes, ScalesAndOffsets_AreWhatTheirFormsSay) {
           .values = values, .groups = groups, .unit_groups = kStepColumns / form.quant.block_cols};
       std::vector<std::byte> packed(plane.bytes());
       EXPECT_EQ(gemm::pack_numbers(plane, columns, packed.data()).column, -1) << form.name;
+      if (form.quant.gate_up_codes.dtype != DType::kU2) return;
+      // A GPU has them in half a byte each.
+      for (const std::vector<float>& row : numbers) {
+        for (size_t first = 0; first < row.size(); first += 16) {
+          EXPECT_TRUE(quant::unit_of_small_steps(std::span(row).subspan(first, 16), 15));
+        }
+      }
     };
     EXPECT_NE(form.quant.scale_values, ScaleValues::kFloat) << form.name;
     expect_packed(form.quant.scale_values,

@@ -211,6 +211,33 @@ TEST(StreamPlan, CodesInOrder_HaveKernelsOfTheirOwn) {
             (CodeKernelForm{.bits = 4, .columns_of_sum = 128, .in_order = true}));
 }
 
+// Codes of 2 bits have half as many bytes of K, and tiles that have room for them.
+TEST(StreamPlan, CodesOfTwoBits_HaveKernelsOfTheirOwn) {
+  QuantSpec quant{.weights = WeightScale::kBlock,
+                  .block_rows = 1,
+                  .block_cols = 16,
+                  .scale_values = ScaleValues::kSteps,
+                  .zeros = WeightZero::kOffset,
+                  .zero_values = ScaleValues::kSteps};
+  ExpertsProblem sizes = problem(DType::kI4, quant);
+  sizes.intermediate_size = 512;
+  const CodeKernelForm wide = code_kernel_form(sizes);
+  EXPECT_EQ(wide.bits, 4);
+  sizes.quant.gate_up_codes.dtype = sizes.quant.down_codes.dtype = DType::kU2;
+  EXPECT_EQ(code_kernel_form(sizes), kSmallCodesForm);
+  EXPECT_TRUE(multiplies_steps(kSmallCodesForm));
+  const auto tiles = stream_codes_tiles(sizes);
+  ASSERT_EQ(tiles.size(), 3U);
+  for (const DeviceTile& tile : tiles) {
+    SCOPED_TRACE(to_string(tile));
+    EXPECT_EQ(tile.depth, 64);
+    EXPECT_GT(tile.stages, code_stages(wide, tile.tokens, tile.features));
+    // Codes, a byte and a unit of 4 bytes; rows, and three numbers for each group.
+    EXPECT_LE(tile.stages * (tile.features * (64 + 16 + 4) + tile.tokens * (512 + 96)), 217 << 10);
+  }
+  for (const DeviceTile& tile : tile_codes_tiles(sizes)) EXPECT_EQ(tile.depth, 64);
+}
+
 // So have bytes of whole numbers with offsets of 32 columns or more, in all tiles.
 TEST(StreamPlan, BytesWithOffsets_HaveKernelsOfTheirOwn) {
   const auto sizes_of = [](DType dtype, const QuantSpec& quant) {

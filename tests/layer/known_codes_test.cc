@@ -229,9 +229,10 @@ class OneOther final : public WeightSource {
             std::span<std::byte> destination) const override {
     source_.read(id, expert, block, destination);
     if (id != id_ || expert != 1 || row_ < block.row_begin || row_ >= block.row_end) return;
-    const auto cols = static_cast<size_t>(block.col_end - block.col_begin);
+    const size_t row_bytes =
+        destination.size() / static_cast<size_t>(block.row_end - block.row_begin);
     const auto row = static_cast<size_t>(row_ - block.row_begin);
-    std::memcpy(destination.data() + row * cols * bytes_.size(), bytes_.data(), bytes_.size());
+    std::memcpy(destination.data() + row * row_bytes, bytes_.data(), bytes_.size());
   }
   std::string locate(WeightId id, int64_t expert) const override {
     return source_.locate(id, expert) + " of expert " + std::to_string(expert);
@@ -289,6 +290,40 @@ TEST(KnownCodesThatAreOthers, AreRefusedByTensorAndValue) {
   spec.quant.gate_up_codes.dtype = DType::kU4;
   EXPECT_NO_THROW(static_cast<void>(
       MoeLayer::create(context, spec, OneOther(*source, weights::kUp, 5, bytes_of<int8_t>(15)))));
+}
+
+// No panel has codes of 2 bits: they are checked, and held as those of the layer.
+TEST(KnownCodes, CodesOfTwoBits_AreThoseOfTheLayerInPanels) {
+  for (const DType dtype : {DType::kI4, DType::kU4}) {
+    SCOPED_TRACE(to_string(dtype));
+    MoeSpec spec = make_spec(3, 2, 300, 296, dtype);
+    spec.quant = groups_of(16);
+    spec.quant.scale_values = spec.quant.zero_values = kSteps;
+    spec.quant.zeros = WeightZero::kOffset;
+    MoeSpec unknown = spec;
+    spec.quant.gate_up_codes.dtype = spec.quant.down_codes.dtype = DType::kU2;
+    const auto source = make_synthetic_source(spec, 5);
+    const Context context({.num_threads = 2});
+    const MoeLayer layer = MoeLayer::create(context, spec, *source);
+    const MoeLayer expected = MoeLayer::create(context, unknown, *source);
+    EXPECT_EQ(layer.plan().packed_bytes, expected.plan().packed_bytes);
+    const Tensor hidden = testing::random_tensor(DType::kBF16, 14, 300, 3);
+    const auto output = run_layer(layer, hidden.view(), DType::kF32);
+    EXPECT_TRUE(same_bits(output.out, run_layer(expected, hidden.view(), DType::kF32).out));
+    expect_accurate(context, spec, *source, hidden.view(), output);
+    // Two codes, of which the first stands for 4.
+    const auto four = static_cast<uint8_t>(dtype == DType::kI4 ? 0x8c : 0x04);
+    const OneOther other(*source, weights::kUp, 5, bytes_of<uint8_t>(four));
+    try {
+      static_cast<void>(MoeLayer::create(context, spec, other));
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kTensorValue);
+      const std::string text = error.what();
+      EXPECT_NE(text.find("4 in row 5, column 0"), std::string::npos) << text;
+      EXPECT_NE(text.find("U2"), std::string::npos) << text;
+    }
+  }
 }
 
 }  // namespace

@@ -316,6 +316,27 @@ TEST(FormatCatalog, PanelFormats_AreTheFormatsAndTypesThatNoTensorHas) {
   EXPECT_TRUE(has_values_of(DType::kI6, DType::kU4));
 }
 
+TEST(FormatCatalog, KnownFormats_AreThoseOfPanelsAndNarrowerOnes) {
+  for (const WeightFormat& format : panel_catalog().rows()) {
+    EXPECT_NE(find_known_format(format.element), nullptr) << format.name;
+  }
+  EXPECT_EQ(find_panel_format(DType::kU2), nullptr);
+  const WeightFormat* const small = find_known_format(DType::kU2);
+  ASSERT_NE(small, nullptr);
+  for (int code = 0; code < 4; ++code) {
+    EXPECT_EQ(small->codes->decode(static_cast<uint8_t>(code)), static_cast<float>(code));
+    EXPECT_EQ(small->codes->encode(static_cast<float>(code)), code);
+  }
+  for (const auto& [value, code] :
+       {std::pair{-1.0F, 0}, {0.5F, 0}, {1.5F, 2}, {2.5F, 2}, {2.6F, 3}, {9.0F, 3}}) {
+    EXPECT_EQ(small->codes->encode(value), code) << value;
+  }
+  for (const DType wider : {DType::kU4, DType::kI4, DType::kI6, DType::kI8}) {
+    EXPECT_TRUE(has_values_of(wider, DType::kU2)) << to_string(wider);
+    EXPECT_FALSE(has_values_of(DType::kU2, wider)) << to_string(wider);
+  }
+}
+
 TEST(FormatCatalog, UnknownName_ListsTheKnown) {
   try {
     static_cast<void>(format_catalog().find("q9", "weight format"));

@@ -153,14 +153,16 @@ TEST(QuantSpec, KnownCodes_AreLessThanTheLayersForm) {
                      std::string("quant.") + (of_down ? "down_codes" : "gate_up_codes") + member);
     }
   };
-  for (const DType type : {DType::kI4, DType::kU4, DType::kIQ4, DType::kI6}) {
+  for (const DType type : {DType::kI4, DType::kU4, DType::kIQ4, DType::kI6, DType::kU2}) {
     spec.quant.gate_up_codes.dtype = type;
     EXPECT_NO_THROW(validate(spec)) << to_string(type);
   }
   MoeSpec packed = spec;
-  packed.weight_dtype = DType::kI6;
   packed.quant.gate_up_codes = {};
-  expect_refused(packed, ErrorCode::kDType, "weight_dtype");
+  for (const DType type : {DType::kI6, DType::kU2}) {
+    packed.weight_dtype = type;
+    expect_refused(packed, ErrorCode::kDType, "weight_dtype");
+  }
   for (const DType type : {DType::kI8, DType::kF8E4M3, DType::kF4, DType::kNF4, DType::kBF16}) {
     refused({.dtype = type}, ".dtype");
   }

@@ -37,7 +37,8 @@ enum {
   CONCLAVE_DTYPE_BNB_FP4 = 25,  // the 16 values of bitsandbytes' "fp4"
   CONCLAVE_DTYPE_IQ4 = 26,      // the 16 whole numbers of ggml's IQ4_NL and IQ4_XS
   CONCLAVE_DTYPE_U4 = 27,       // code c, of 0 to 15, is c
-  CONCLAVE_DTYPE_I6 = 28        // in descriptions of layers only: no tensor has it
+  CONCLAVE_DTYPE_I6 = 28,       // in descriptions of layers only: no tensor has it
+  CONCLAVE_DTYPE_U2 = 29        // likewise
 };
 // Bits of one element: 16 for CONCLAVE_DTYPE_BF16. CONCLAVE_ERROR_DTYPE for a number that is no
 // type.

@@ -120,11 +120,20 @@ DType packed_codes_of(const Blocks& blocks) {
   return fit_6_bits ? DType::kI6 : codes;
 }
 
+// The same, or the narrowest that a GPU holds, which has the scales and offsets of one type.
+DType narrow_codes_of(const Blocks& blocks) {
+  const bool fit_2_bits = all_are(blocks, [&](const quant::BlockType& block) {
+    return &block == blocks.front() && block.has_offset && block.group == 16 &&
+           block.scale_values == ScaleValues::kSteps && holds_codes(DType::kU2, block);
+  });
+  return fit_2_bits ? DType::kU2 : packed_codes_of(blocks);
+}
+
 // Matrices with some of the blocks of a layer may be known to have less than its form.
 MatrixCodes known_of(const Blocks& blocks, DType codes, const QuantSpec& layer) {
   MatrixCodes known;
   if (blocks.empty()) return known;
-  const DType own = packed_codes_of(blocks);
+  const DType own = narrow_codes_of(blocks);
   const bool is_held =
       all_are(blocks, [&](const quant::BlockType& block) { return holds_codes(own, block); });
   if (bit_size(own) < bit_size(codes) && is_held) known.dtype = own;

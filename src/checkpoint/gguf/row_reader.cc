@@ -187,7 +187,7 @@ bool fits_4_bits(const quant::BlockType& type) {
 }
 
 bool holds_codes(DType codes, const quant::BlockType& type) {
-  const quant::CodeBook& book = *quant::panel_format_of(codes).codes;
+  const quant::CodeBook& book = *quant::known_format_of(codes).codes;
   return std::ranges::all_of(std::array{type.least, type.largest}, [&](int8_t code) {
     const auto value = static_cast<float>(code);
     return book.decode(book.encode(value)) == value;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <numeric>
+#include <optional>
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -75,6 +76,13 @@ bool fit_steps(const ExpertsProblem& problem) {
 bool has_scales_in_steps(const ExpertsProblem& problem) {
   return fit_steps(problem) && has_steps_of(problem, kStepColumnsOfScale);
 }
+// Whether all codes are whole numbers from 0 to 3 for sure.
+bool has_small_codes(const ExpertsProblem& problem) {
+  const QuantSpec& quant = problem.quant;
+  const std::optional<DType>& known = quant.gate_up_codes.dtype;
+  return known && known == quant.down_codes.dtype && bit_size(*known) == 2 &&
+         bit_size(problem.weight_dtype) == 4;
+}
 bool has_both_in_steps(const ExpertsProblem& problem) {
   if (!fit_steps(problem) || problem.quant.zero_values != ScaleValues::kSteps) return false;
   return has_steps_of(problem, kWordColumns) ||
@@ -89,7 +97,10 @@ FactorForm factor_form(const ExpertsProblem& problem) {
       if (has_exact_weights(problem)) return FactorForm::kExact;
       return has_scales_in_steps(problem) ? FactorForm::kScaleSteps : FactorForm::kScales;
     case WeightZero::kOffset:
-      return has_both_in_steps(problem) ? FactorForm::kSteps : FactorForm::kOffsets;
+      if (!has_both_in_steps(problem)) return FactorForm::kOffsets;
+      return has_small_codes(problem) && problem.quant.block_cols == kStepColumnsOfScale
+                 ? FactorForm::kSmallSteps
+                 : FactorForm::kSteps;
     case WeightZero::kPoint:
       break;
   }
@@ -105,6 +116,7 @@ bool multiplies_steps(const ExpertsProblem& problem) {
 
 CodeOrder code_order(const ExpertsProblem& problem) {
   if (factor_form(problem) == FactorForm::kExact) return CodeOrder::kLanesOfFloats;
+  if (factor_form(problem) == FactorForm::kSmallSteps) return CodeOrder::kLanesOfSmallNumbers;
   if (multiplies_steps(problem)) return CodeOrder::kLanesOfNumbers;
   const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
   if (codes == nullptr || bit_size(problem.weight_dtype) != 4) return CodeOrder::kStored;

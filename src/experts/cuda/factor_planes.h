@@ -24,24 +24,33 @@ enum class FactorForm : uint8_t {
   // value scale, which bf16 holds for every code: scales are bytes, in the row order of kernels,
   // and a number of each matrix multiplies its sums.
   kExact,
+  // As kSteps, of 16 columns beside codes of 2 bits: steps are 0 to 15, and units numbers of f16.
+  kSmallSteps,
 };
 FactorForm factor_form(const ExpertsProblem& problem);
 constexpr bool has_offsets(FactorForm form) {
-  return form == FactorForm::kOffsets || form == FactorForm::kSteps;
+  return form == FactorForm::kOffsets || form == FactorForm::kSteps ||
+         form == FactorForm::kSmallSteps;
 }
 constexpr bool has_steps(FactorForm form) {
-  return form == FactorForm::kScaleSteps || form == FactorForm::kSteps;
+  return form == FactorForm::kScaleSteps || form == FactorForm::kSteps ||
+         form == FactorForm::kSmallSteps;
 }
 // Whether codes of 4 bits are multiplied by steps of 16 columns, and sums by units: kernels for
 // tensor cores make numbers of bf16 of whole numbers' products.
 bool multiplies_steps(const ExpertsProblem& problem);
-// Steps lie in pairs: of the scales of two groups, or of a group's scale and offset.
-inline constexpr int32_t kBytesOfStepPair = 2;
-constexpr int64_t step_pairs(FactorForm form, int64_t groups) {
-  return form == FactorForm::kSteps ? groups : ceil_div(groups, int64_t{2});
+// Steps lie in words: of the scales of two groups, of a group's scale and offset, or of a scale in
+// the lower half of a byte and an offset in the upper one of four groups.
+constexpr int32_t bytes_of_step_word(FactorForm form) {
+  return form == FactorForm::kSmallSteps ? 4 : 2;
 }
-// Units are a float32 number, or one for scales and one for offsets.
+constexpr int64_t step_words(FactorForm form, int64_t groups) {
+  if (form == FactorForm::kSteps) return groups;
+  return ceil_div(groups, form == FactorForm::kSmallSteps ? int64_t{4} : int64_t{2});
+}
+// Units are a float32 number, or one for scales and one for offsets, or both as f16.
 constexpr int32_t bytes_of_step_unit(FactorForm form) { return form == FactorForm::kSteps ? 8 : 4; }
+inline constexpr int32_t kMostSmallStep = 15;
 
 // For FactorForm::kExact: whether scales are powers of two; they are floats of a byte if not.
 inline bool has_scales_of_powers(const ExpertsProblem& problem) {
@@ -50,11 +59,16 @@ inline bool has_scales_of_powers(const ExpertsProblem& problem) {
 
 // How codes lie on a device.
 CodeOrder code_order(const ExpertsProblem& problem);
+// The bits that a code takes there.
+inline int64_t code_bits(const ExpertsProblem& problem) {
+  return code_bits(code_order(problem), bit_size(problem.weight_dtype));
+}
 
-// Columns of a row of weights as it lies on a device, without padding: codes of lanes lie in whole
-// blocks.
+// Elements of the weights' type that a row of `count` columns takes on a device, without padding:
+// codes of lanes lie in whole blocks, and small ones take half of an element.
 inline int64_t stored_columns(const ExpertsProblem& problem, int64_t count) {
-  return code_order(problem) == CodeOrder::kStored ? count : round_up(count, kLaneColumns);
+  if (code_order(problem) == CodeOrder::kStored) return count;
+  return round_up(count, kLaneColumns) * code_bits(problem) / bit_size(problem.weight_dtype);
 }
 
 // The place of a row's scales among those of `parts` matrices, of which gate is number 0: kernels
@@ -83,7 +97,7 @@ inline int32_t row_terms(const ExpertsProblem& problem) {
   return are_float32 && problem.quant.activations == ActivationScale::kNone ? 2 : 1;
 }
 
-// Columns of K in a stage: 128 bytes of codes.
+// Columns of K in a stage: 128 bytes of codes as they are stored.
 inline int64_t columns_of_stage(const ExpertsProblem& problem) {
   return 1024 / bit_size(problem.weight_dtype);
 }

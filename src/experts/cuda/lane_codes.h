@@ -9,7 +9,18 @@ namespace conclave::inline v0::experts {
 
 // kLanesOfFloats: codes of e2m1; kLanesOfNumbers: codes that stand for whole numbers in their
 // order; kLanesOfPairs: codes of any values, which a table has in pairs.
-enum class CodeOrder : uint8_t { kStored, kLanesOfFloats, kLanesOfNumbers, kLanesOfPairs };
+// kLanesOfSmallNumbers: whole numbers from 0 to 3 in their order, which take two bits.
+enum class CodeOrder : uint8_t {
+  kStored,
+  kLanesOfFloats,
+  kLanesOfNumbers,
+  kLanesOfPairs,
+  kLanesOfSmallNumbers,
+};
+// Bits of a code that has `bits` where it is stored.
+constexpr int64_t code_bits(CodeOrder order, int64_t bits) {
+  return order == CodeOrder::kLanesOfSmallNumbers ? 2 : bits;
+}
 
 // Lane 4 r + p of a warp has columns 2 p, 2 p + 1, 2 p + 8 and 2 p + 9 of each 16 in its A operand.
 // So the 32 bytes of 64 columns are two words for each p, and each word has those of 32 columns:
@@ -45,6 +56,14 @@ constexpr int32_t lane_number_bit(const LanePlace& place) {
 
 // A pair is a byte, as tables of two codes' values are looked up.
 constexpr int32_t lane_pair_bit(const LanePlace& place) { return 8 * place.pair + 4 * place.half; }
+
+// Small numbers of 64 columns are a word for each p: two bits of each half's lower byte, and of its
+// upper one, have the numbers of each 16 columns.
+inline constexpr int64_t kSmallWordColumns = 16;  // as they are stored
+constexpr int32_t small_lane_word(int32_t column) { return column % 8 / 2; }
+constexpr int32_t small_lane_bit(int32_t column) {
+  return 16 * (column % 2) + 8 * (column % 16 / 8) + 2 * (column / 16);
+}
 
 // The place of a column's code among those of its 32 columns, in rows of codes of a byte that are
 // multiplied by such weights: a word of these becomes eight bytes, of which the even columns' come

@@ -72,7 +72,9 @@ bool has_padded_lanes(const MlpSource& mlp, const CudaMlpWeights& weights, MlpHa
   if (experts::code_order(problem) == experts::CodeOrder::kStored) return false;
   const bool is_down = half == MlpHalf::kDown;
   const int64_t columns = is_down ? problem.intermediate_size : problem.input_columns();
-  return columns != (is_down ? weights.view.down : weights.view.gate_up).stride;
+  const int64_t stride = (is_down ? weights.view.down : weights.view.gate_up).stride;
+  return columns % experts::kLaneColumns != 0 ||
+         experts::stored_columns(problem, columns) != stride;
 }
 
 constexpr const char* kHowToChangeLent =

@@ -63,14 +63,17 @@ void allocate_short(const DeviceArrays& arrays, const MlpSource& mlp, const Matr
 void allocate_steps(const DeviceArrays& arrays, const MlpSource& mlp, const MatrixSizes& sizes,
                     CudaMatrixMemory& memory, experts::FactorPlanes& factors) {
   const experts::FactorForm form = experts::factor_form(mlp.problem);
-  const int64_t pairs = experts::step_pairs(form, factors.groups);
+  const int64_t words = experts::step_words(form, factors.groups);
   factors.units = ceil_div(factors.groups, experts::groups_of_unit(mlp.problem));
   const int64_t rows_of_all = mlp.places() * factors.parts * factors.row_stride;
-  memory.factor_scale =
-      arrays.make(rows_of_all * pairs * experts::kBytesOfStepPair, (sizes.name + "_scale").c_str());
+  memory.factor_scale = arrays.make(rows_of_all * words * experts::bytes_of_step_word(form),
+                                    (sizes.name + "_scale").c_str());
   memory.step_units = arrays.make(rows_of_all * factors.units * experts::bytes_of_step_unit(form),
                                   (sizes.name + "_unit").c_str());
-  if (experts::multiplies_steps(mlp.problem)) allocate_short(arrays, mlp, sizes, memory, factors);
+  // All small ones are.
+  const bool may_be_short =
+      experts::multiplies_steps(mlp.problem) && form != experts::FactorForm::kSmallSteps;
+  if (may_be_short) allocate_short(arrays, mlp, sizes, memory, factors);
   factors.steps = memory.factor_scale.as();
   factors.step_units = memory.step_units.as();
 }

@@ -5,6 +5,7 @@
 #include "experts/cuda/factor_planes.h"
 #include "layer/cuda/code_factors.h"
 #include "layer/cuda/expert_places.h"
+#include "layer/known_codes.h"
 #include "quant/code_meaning.h"
 #include "quant/planes.h"
 
@@ -122,13 +123,18 @@ void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places
   for (const MatrixPart& part : parts) all_bytes += part.bytes;
   const bool is_placed =
       std::ranges::any_of(parts, [](const MatrixPart& part) { return part.codes != nullptr; });
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const bool are_narrower = experts::code_bits(problem) < bit_size(problem.weight_dtype);
   std::atomic<int64_t> done{0};
   lanes.for_each(
       std::ssize(parts),
       [&](WeightUpload& lane) {
         return [&](int64_t index) {
           const MatrixPart& part = parts[static_cast<size_t>(index)];
-          if (part.codes == nullptr) {
+          if (are_narrower) {
+            const KnownCodes known(problem.weight_dtype, problem.quant, *part.block.id.matrix());
+            lane.copy_known(part.block, known, part.place);
+          } else if (part.codes == nullptr) {
             lane.copy(part.block, part.place);
           } else {
             lane.copy_placed(part.block, {.rows = part.codes->rows, .columns = part.codes->columns},
@@ -137,7 +143,8 @@ void fill_matrices(const MlpSource& mlp, const std::vector<ExpertPlaces>& places
           context.progress("uploading experts", done.fetch_add(part.bytes) + part.bytes, all_bytes);
         };
       },
-      is_placed || parts.empty() ? LanesUsed::kAll : lanes.used_for(parts.front().block));
+      are_narrower || is_placed || parts.empty() ? LanesUsed::kAll
+                                                 : lanes.used_for(parts.front().block));
   arrange_codes(mlp, lanes.own(), weights);
 }
 

@@ -5,6 +5,7 @@
 #include "experts/cuda/short_scales.h"
 #include "gemm/cpu/pack_numbers.h"
 #include "gemm/panel_scales.h"
+#include "layer/cuda/small_steps.h"
 #include "quant/code_meaning.h"
 #include "quant/number_steps.h"
 #include "quant/weight_format.h"
@@ -26,6 +27,7 @@ namespace {
 
 // Kernels read steps as unsigned bytes.
 constexpr int kStepOfZero = 128;
+constexpr int64_t kBytesOfPair = experts::bytes_of_step_word(experts::FactorForm::kSteps);
 
 // Factors of the codes of one expert's gate and up, or of its down.
 class StepBuffer {
@@ -40,8 +42,8 @@ class StepBuffer {
         // A pair has two groups' scales, or one's scale and offset.
         numbers_(experts::factor_form(problem) == experts::FactorForm::kSteps ? 2 : 1),
         steps_(
-            static_cast<size_t>(experts::step_pairs(experts::factor_form(problem), planes.groups) *
-                                rows() * experts::kBytesOfStepPair),
+            static_cast<size_t>(experts::step_words(experts::factor_form(problem), planes.groups) *
+                                rows() * kBytesOfPair),
             std::byte{kStepOfZero}),
         units_(static_cast<size_t>(planes.units * rows() * numbers_)) {
     for (std::vector<std::byte>& packed : packed_) packed.resize(plane().bytes());
@@ -137,8 +139,8 @@ class StepBuffer {
       const std::byte* second = none.data();
       if (numbers_ == 2) second = packed_[1].data() + group * gemm::kPanelColumns;
       if (numbers_ == 1 && group + 1 < planes_.groups) second = first + gemm::kPanelColumns;
-      std::byte* out = steps_.data() + (group / groups_of_pair * rows() + to + some.first) *
-                                           experts::kBytesOfStepPair;
+      std::byte* out =
+          steps_.data() + (group / groups_of_pair * rows() + to + some.first) * kBytesOfPair;
       for (int64_t row = 0; row < some.end - some.first; ++row) {
         *out++ = as_stored(first[row]);
         *out++ = as_stored(second[row]);
@@ -216,14 +218,16 @@ class StepBuffer {
   std::vector<float> units_;
 };
 
+// Each lane has a buffer that make_buffer(planes) makes.
+template <class MakeBuffer>
 void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights,
-               gemm::NumbersFunction pack) {
+               const MakeBuffer& make_buffer) {
   const experts::ExpertsProblem& problem = mlp.problem;
   const bool is_down = half == MlpHalf::kDown;
   const experts::FactorPlanes& planes =
       (is_down ? weights.view.down : weights.view.gate_up).factors;
   lanes.for_each(mlp.count(), [&](WeightUpload& lane) {
-    return [&, buffer = StepBuffer(problem, planes, pack)](int64_t index) mutable {
+    return [&, buffer = make_buffer(planes)](int64_t index) mutable {
       const LocalExpert& expert = mlp.experts[static_cast<size_t>(index)];
       const auto set = [&](int64_t part, WeightMatrix matrix) {
         const WeightBlock block = expert.block_of(matrix, problem.hidden_size);
@@ -245,9 +249,20 @@ void fill_half(MlpHalf half, const MlpSource& mlp, UploadLanes& lanes, CudaMlpWe
 
 void fill_step_factors(const MlpSource& mlp, UploadLanes& lanes, CudaMlpWeights& weights,
                        const Context& context) {
+  const experts::ExpertsProblem& problem = mlp.problem;
+  const bool are_small = experts::factor_form(problem) == experts::FactorForm::kSmallSteps;
   const cpu::Isa isa = context.isa().empty() ? cpu::best_isa() : cpu::parse_isa(context.isa());
   for (const MlpHalf half : {MlpHalf::kGateUp, MlpHalf::kDown}) {
-    if (mlp.has(half)) fill_half(half, mlp, lanes, weights, gemm::numbers_function(isa));
+    if (!mlp.has(half)) continue;
+    if (are_small) {
+      fill_half(half, mlp, lanes, weights, [&](const experts::FactorPlanes& planes) {
+        return SmallStepBuffer(problem, planes);
+      });
+    } else {
+      fill_half(half, mlp, lanes, weights, [&](const experts::FactorPlanes& planes) {
+        return StepBuffer(problem, planes, gemm::numbers_function(isa));
+      });
+    }
   }
 }
 

@@ -184,6 +184,29 @@ void WeightUpload::copy_placed(const BlockRequest& request, const PlacedCodes& p
   }
 }
 
+void WeightUpload::copy_known(const BlockRequest& request, const KnownCodes& known,
+                              const DeviceMatrix& destination) {
+  ConstTensorView view;
+  loader_.load({&request, 1}, {&view, 1});
+  if (view.empty()) return;
+  std::vector<std::byte> storage;
+  const ConstTensorView narrow =
+      known.narrow(view, {source_, request.id, request.expert, request.block}, storage);
+  const int64_t row_bytes = packed_bytes(narrow.dtype, narrow.shape[1]);
+  const int64_t most_rows = rows_of_piece(row_bytes);
+  for (int64_t first = 0; first < narrow.shape[0]; first += most_rows) {
+    const int64_t rows = std::min(most_rows, narrow.shape[0] - first);
+    const auto bytes = static_cast<size_t>(rows * row_bytes);
+    const PinnedRing::Piece piece = ring_.next(bytes);
+    std::memcpy(piece.memory, storage.data() + first * row_bytes, bytes);
+    copy_rows(piece.memory, static_cast<size_t>(row_bytes),
+              {.data = destination.data + first * destination.stride_bytes,
+               .stride_bytes = destination.stride_bytes},
+              static_cast<size_t>(row_bytes), rows, cudaMemcpyHostToDevice, stream_);
+    cuda::check(cudaEventRecord(piece.passed, stream_), "cudaEventRecord");
+  }
+}
+
 Tensor WeightUpload::read_block(const BlockRequest& request) {
   ConstTensorView view;
   loader_.load({&request, 1}, {&view, 1});

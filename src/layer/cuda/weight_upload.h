@@ -5,6 +5,7 @@
 #include "cuda/stream.h"
 #include "experts/cuda/lane_codes.h"
 #include "layer/cuda/pinned_ring.h"
+#include "layer/known_codes.h"
 #include "quant/weight_block.h"
 
 #include "conclave/context.h"
@@ -81,6 +82,9 @@ class WeightUpload {
   // Copies codes of the block to other places, by way of the host.
   void copy_placed(const BlockRequest& request, const PlacedCodes& places,
                    const DeviceMatrix& destination);
+  // Copies codes as those of fewer bits that `known` says they are, by way of the host.
+  void copy_known(const BlockRequest& request, const KnownCodes& known,
+                  const DeviceMatrix& destination);
   // Puts codes that `copy` brought into their order on a device.
   void arrange_codes(std::byte* codes, int64_t rows, int64_t row_bytes, experts::CodeOrder order);
   // Reads the same as float32 values on the host. Waits.

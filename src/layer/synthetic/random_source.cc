@@ -72,13 +72,18 @@ struct ScaledMatrix {
   DType layer_dtype = DType::kF32;  // which rows follow
   QuantSpec quant = {};
   int64_t groups_of_number = 1;  // neighbours that have the same
+
+  // The type whose codes decide how wide steps are: the layer's, if it is not narrower still.
+  DType step_dtype() const {
+    return format != nullptr && bit_size(format->element) < 4 ? format->element : layer_dtype;
+  }
 };
 ScaledMatrix scaled_matrix(const WeightShape& shape, const QuantSpec& layer) {
   const bool is_down = shape.id.matrix() == WeightMatrix::kDown;
   const MatrixForm form =
       is_down ? down_form(shape.dtype, layer) : gate_up_form(shape.dtype, layer);
   return {.cols = shape.cols,
-          .format = &quant::panel_format_of(form.dtype),
+          .format = &quant::known_format_of(form.dtype),
           .layer_dtype = shape.dtype,
           .quant = form.quant,
           .groups_of_number = form.quant.block_cols / layer.block_cols};
@@ -238,11 +243,9 @@ class NumberForm {
               : id.plane() == WeightPlane::kZero ? quant.zero_values
                                                  : ScaleValues::kFloat),
         columns_(quant.block_cols),
-        has_few_steps_(has_few_steps(quant, dtype)),
-        unit_(std::max(values.mean, values.deviation) / (has_few_steps_ ? 20 : 40)),
-        least_(values.mean > 0  ? 1.0F
-               : has_few_steps_ ? -32.0F
-                                : -128.0F),
+        range_(steps_of(quant, dtype)),
+        unit_(std::max(values.mean, values.deviation) / range_.usual),
+        least_(values.mean > 0 ? 1.0F : range_.least),
         stream_(mix(stream)) {}
 
   // The values are those of a row from column `col` on.
@@ -257,9 +260,7 @@ class NumberForm {
       case ScaleValues::kSteps:
         for (float& value : values) {
           const float unit = unit_at(row, col++);
-          value =
-              std::clamp(std::nearbyint(value / unit), least_, has_few_steps_ ? 31.0F : 127.0F) *
-              unit;
+          value = std::clamp(std::nearbyint(value / unit), least_, range_.most) * unit;
         }
         break;
       case ScaleValues::kFloat8:
@@ -271,10 +272,17 @@ class NumberForm {
   }
 
  private:
-  // Codes of 4 bits in groups of 16 columns are those of files that have no wider steps.
-  static bool has_few_steps(const QuantSpec& quant, DType dtype) {
+  struct StepRange {
+    float usual = 40;
+    float least = -128;
+    float most = 127;
+  };
+  // Codes of up to 4 bits in groups of 16 columns are those of files that have no wider steps.
+  static StepRange steps_of(const QuantSpec& quant, DType dtype) {
     constexpr int64_t kColumns = 16;
-    return bit_size(dtype) == 4 && quant.block_cols == kColumns;
+    if (bit_size(dtype) > 4 || quant.block_cols != kColumns) return {};
+    if (bit_size(dtype) == 2) return {.usual = 9, .least = 0, .most = 15};
+    return {.usual = 20, .least = -32, .most = 31};
   }
 
   float unit_at(int64_t row, int64_t col) const {
@@ -286,7 +294,7 @@ class NumberForm {
 
   ScaleValues form_;
   int64_t columns_;
-  bool has_few_steps_;
+  StepRange range_;
   float unit_;
   float least_;
   uint64_t stream_;
@@ -338,7 +346,7 @@ class RandomSource final : public WeightSource {
     const bool whole_numbers = id.plane() == WeightPlane::kZero && has_whole_points(scaled_[id]);
     const ScaledMatrix& scaled = scaled_[id];
     const Distribution values = distribution_of(id, info, scaled);
-    const NumberForm form(scaled.quant, scaled.layer_dtype, id, values, stream);
+    const NumberForm form(scaled.quant, scaled.step_dtype(), id, values, stream);
     const bool is_number = id.plane() == WeightPlane::kScale || id.plane() == WeightPlane::kZero;
     const int64_t width = is_number ? scaled.groups_of_number : 1;
     const bool is_zero =

@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace conclave::experts {
@@ -152,28 +152,38 @@ TEST(DecodePlan, SharedMemory_FitsForEveryNumberOfTokens) {
   }
 }
 
-// Q4_K, Q6_K, Q5_K and Q3_K have such steps.
+struct StepForm {
+  DType dtype;
+  int64_t columns;
+  bool has_offsets = false;
+  std::optional<DType> known = std::nullopt;
+};
+
+// Q4_K, Q6_K, Q5_K, Q3_K and Q2_K have such steps.
 TEST(DecodePlan, StepsAndTheirUnits_HaveRoomInEveryStage) {
-  for (const auto& [dtype, columns] : {std::pair{DType::kU4, 32}, std::pair{DType::kI8, 16},
-                                       std::pair{DType::kI8, 32}, std::pair{DType::kI4, 16}}) {
+  for (const auto& [dtype, columns, has_offsets, known] :
+       {StepForm{DType::kU4, 32, true}, StepForm{DType::kI8, 16}, StepForm{DType::kI8, 32, true},
+        StepForm{DType::kI4, 16}, StepForm{DType::kI4, 16, true, DType::kU2}}) {
     for (const Sizes& sizes : {Sizes{128, 8, 2048, 768, dtype}, Sizes{8, 2, 4096, 14336, dtype},
                                Sizes{5, 2, 712, 1160, dtype}}) {
       SCOPED_TRACE(text_of(sizes));
       ExpertsProblem wide = problem_of(sizes);
       wide.quant = {.weights = WeightScale::kBlock, .block_rows = 1, .block_cols = columns};
-      if (columns == 32) wide.quant.zeros = WeightZero::kOffset;
+      if (has_offsets) wide.quant.zeros = WeightZero::kOffset;
       ExpertsProblem narrow = wide;
       narrow.quant.scale_values = ScaleValues::kSteps;
-      if (columns == 32) narrow.quant.zero_values = ScaleValues::kSteps;
+      if (has_offsets) narrow.quant.zero_values = ScaleValues::kSteps;
+      narrow.quant.gate_up_codes.dtype = narrow.quant.down_codes.dtype = known;
       const FactorForm form = factor_form(narrow);
       ASSERT_TRUE(has_steps(form));
       const DecodePlan plan = decode_plan(narrow);
       const DecodePlan of_floats = decode_plan(wide);
       const auto expect_room = [&](int64_t rows, const DecodeFactors& factors, int64_t boxes) {
-        EXPECT_EQ(factors.stage_groups, boxes * groups_of_unit(narrow));
+        const int64_t units = boxes * units_of_box(narrow);
+        EXPECT_EQ(factors.stage_groups, units * groups_of_unit(narrow));
         EXPECT_GE(plan.second_factor,
-                  rows * step_pairs(form, factors.stage_groups) * kBytesOfStepPair);
-        EXPECT_GE(plan.factor_bytes - plan.second_factor, rows * boxes * bytes_of_step_unit(form));
+                  rows * step_words(form, factors.stage_groups) * bytes_of_step_word(form));
+        EXPECT_GE(plan.factor_bytes - plan.second_factor, rows * units * bytes_of_step_unit(form));
       };
       expect_room(16, plan.up_factors, kDecodeUpStageBoxes);
       expect_room(plan.pass_rows, plan.down_factors, plan.down_stage_boxes);

@@ -39,6 +39,22 @@ TEST(LaneCodes, EveryColumn_HasBitsOfItsOwn) {
   expect_bits_of_its_own<CodeOrder::kLanesOfPairs>();
 }
 
+TEST(LaneCodes, SmallNumbers_HaveTwoBitsOfTheirOwn) {
+  std::array<uint32_t, experts::kLaneColumns / experts::kSmallWordColumns> taken = {};
+  for (int32_t column = 0; column < experts::kLaneColumns; ++column) {
+    uint32_t& word = taken.at(static_cast<size_t>(experts::small_lane_word(column)));
+    const uint32_t bits = 3U << experts::small_lane_bit(column);
+    EXPECT_EQ(word & bits, 0U) << column;
+    word |= bits;
+    // Those of a step are at the same place of each byte, even columns in the lower half.
+    EXPECT_EQ(experts::small_lane_bit(column) % 8, column / 16 * 2) << column;
+    EXPECT_EQ(experts::small_lane_bit(column) / 16, column % 2) << column;
+    // A lane has the columns that it has of wider codes.
+    EXPECT_EQ(experts::small_lane_word(column), lane_place(column).word / 2) << column;
+  }
+  for (const uint32_t word : taken) EXPECT_EQ(word, 0xffffffffU);
+}
+
 template <CodeOrder kOrder>
 void expect_codes_back() {
   for (int32_t column = 0; column < experts::kLaneColumns; ++column) {

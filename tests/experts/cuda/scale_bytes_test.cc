@@ -149,6 +149,33 @@ TEST(FactorForms, ScalesAndOffsetsInSteps_StayStepsInWholeSlices) {
     other.quant.block_cols = 16;
   };
   EXPECT_EQ(form_of(q2_k), FactorForm::kSteps);
+  const auto small = [&](auto& other) {
+    q2_k(other);
+    other.quant.gate_up_codes.dtype = other.quant.down_codes.dtype = DType::kU2;
+  };
+  EXPECT_EQ(form_of(small), FactorForm::kSmallSteps);
+  experts::ExpertsProblem of_two_bits = problem;
+  small(of_two_bits);
+  EXPECT_TRUE(multiplies_steps(of_two_bits));
+  EXPECT_EQ(code_order(of_two_bits), experts::CodeOrder::kLanesOfSmallNumbers);
+  EXPECT_EQ(code_bits(of_two_bits), 2);
+  EXPECT_EQ(experts::stored_columns(of_two_bits, 65), 64);  // they have 4 bits
+  EXPECT_EQ(groups_of_unit(of_two_bits), 16);
+  const auto small_in_down = [&](auto& other) {
+    small(other);
+    other.quant.gate_up_codes = {};
+  };
+  EXPECT_EQ(form_of(small_in_down), FactorForm::kSteps);
+  const auto small_of_wide_groups = [&](auto& other) {
+    small(other);
+    other.quant.block_cols = 32;
+  };
+  EXPECT_EQ(form_of(small_of_wide_groups), FactorForm::kSteps);
+  const auto small_of_slices = [&](auto& other) {
+    small(other);
+    other.quant.scale_values = other.quant.zero_values = ScaleValues::kFloat;
+  };
+  EXPECT_EQ(form_of(small_of_slices), FactorForm::kOffsets);
   const auto q2_k_of_8_bits = [](auto& other) {
     other.weight_dtype = DType::kI8;
     other.quant.block_cols = 16;

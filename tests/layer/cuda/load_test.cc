@@ -23,6 +23,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,16 @@ class Loaded {
     if (order == experts::CodeOrder::kStored) return code_at(row, column, bits);
     EXPECT_NE(order, experts::CodeOrder::kLanesOfFloats);
     const auto in_block = static_cast<int32_t>(column % experts::kLaneColumns);
+    if (order == experts::CodeOrder::kLanesOfSmallNumbers) {
+      uint32_t word = 0;
+      const int64_t at =
+          (column - in_block) / 4 + experts::small_lane_word(in_block) * int64_t{sizeof(word)};
+      std::memcpy(&word, row + at, sizeof(word));
+      const auto small = static_cast<int32_t>(word >> experts::small_lane_bit(in_block) & 3U);
+      // The stored code of the same number.
+      const auto& codes = *quant::format_of(mlp_.problem.weight_dtype).codes;
+      return static_cast<uint32_t>(small - codes.whole.least);
+    }
     const experts::LanePlace place = experts::lane_place(in_block);
     uint32_t word = 0;
     std::memcpy(&word, row + (column - in_block) / 2 + place.word * int64_t{sizeof(word)},
@@ -185,6 +196,7 @@ class Loaded {
   double weight_of_steps(const experts::FactorPlanes& planes, const Place& at, int64_t column,
                          double value) const {
     const experts::FactorForm form = experts::factor_form(mlp_.problem);
+    if (form == experts::FactorForm::kSmallSteps) return weight_of_small(planes, at, column, value);
     const int64_t numbers = form == experts::FactorForm::kSteps ? 2 : 1;
     const int64_t group = column / planes.columns;
     const int64_t unit = group / experts::groups_of_unit(mlp_.problem);
@@ -193,7 +205,7 @@ class Loaded {
     const auto row_of = [&](int64_t along, int64_t count) {
       return ((at.expert * count + along) * planes.parts + at.part) * planes.row_stride + at.row;
     };
-    const int64_t pairs = experts::step_pairs(form, planes.groups);
+    const int64_t pairs = experts::step_words(form, planes.groups);
     const auto* const steps = static_cast<const uint8_t*>(planes.steps);
     const auto* const units = static_cast<const float*>(planes.step_units);
     const auto number = [&](int64_t i) {
@@ -202,6 +214,22 @@ class Loaded {
       return static_cast<double>(units[row_of(unit, planes.units) * numbers + i]) * (step - 128);
     };
     return numbers == 2 ? value * number(0) - number(1) : value * number(0);
+  }
+
+  static double weight_of_small(const experts::FactorPlanes& planes, const Place& at,
+                                int64_t column, double value) {
+    const int64_t group = column / planes.columns;
+    EXPECT_LT(group, planes.groups);
+    const int64_t words = experts::step_words(experts::FactorForm::kSmallSteps, planes.groups);
+    const auto row_of = [&](int64_t along, int64_t count) {
+      return ((at.expert * count + along) * planes.parts + at.part) * planes.row_stride + at.row;
+    };
+    const auto* const steps = static_cast<const uint8_t*>(planes.steps);
+    const auto* const units = static_cast<const uint16_t*>(planes.step_units);
+    const int step = steps[4 * row_of(group / 4, words) + group % 4];
+    const int64_t unit = 2 * row_of(column / 256, planes.units);
+    return value * static_cast<double>(f16_to_float(units[unit])) * (step % 16) -
+           static_cast<double>(f16_to_float(units[unit + 1])) * (step / 16);
   }
 
   HostMemory memory_;
@@ -247,6 +275,7 @@ struct Form {
   bool ordered = true;
   bool scaled = false;
   ScaleValues values = ScaleValues::kFloat;
+  std::optional<DType> known = std::nullopt;
 };
 
 MoeSpec spec_of(const Form& form, int64_t hidden, int64_t inner) {
@@ -259,6 +288,7 @@ MoeSpec spec_of(const Form& form, int64_t hidden, int64_t inner) {
   if (form.zeros == WeightZero::kOffset) spec.quant.zero_values = form.values;
   spec.quant.has_column_order = form.ordered;
   spec.quant.has_column_factors = form.scaled;
+  spec.quant.gate_up_codes.dtype = spec.quant.down_codes.dtype = form.known;
   return spec;
 }
 
@@ -293,6 +323,17 @@ std::vector<Form> forms() {
            .zeros = WeightZero::kOffset,
            .ordered = false,
            .values = ScaleValues::kSteps},
+          {.columns = 16,
+           .zeros = WeightZero::kOffset,
+           .ordered = false,
+           .values = ScaleValues::kSteps,
+           .known = DType::kU2},
+          {.dtype = DType::kU4,
+           .columns = 16,
+           .zeros = WeightZero::kOffset,
+           .ordered = false,
+           .values = ScaleValues::kSteps,
+           .known = DType::kU2},
           {.dtype = DType::kI8, .columns = 64, .ordered = false, .scaled = true}};
 }
 

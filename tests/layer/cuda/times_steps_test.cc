@@ -1,5 +1,5 @@
 // Codes of 4 bits whose scales, and offsets, are steps of 16 columns, as GGUF's Q3_K and Q2_K have
-// them: kernels for tensor cores multiply codes by steps.
+// them, and those of 2 bits: kernels for tensor cores multiply codes by steps.
 #include "device_layer.h"
 #include "layer/cuda/few_tokens.h"
 
@@ -31,16 +31,22 @@ struct Form {
   const char* name;
   DType dtype;
   WeightZero zeros;
+  bool is_small = false;  // codes are 0 to 3
 };
 constexpr Form kForms[] = {{"Q3_K", DType::kI4, WeightZero::kNone},
                            {"Q2_K", DType::kI4, WeightZero::kOffset},
-                           {"Q2_K beside Q4_K", DType::kU4, WeightZero::kOffset}};
+                           {"Q2_K beside Q4_K", DType::kU4, WeightZero::kOffset},
+                           {"small Q2_K", DType::kI4, WeightZero::kOffset, true},
+                           {"small codes without a sign", DType::kU4, WeightZero::kOffset, true}};
 
 MoeSpec in_form(MoeSpec spec, const Form& form) {
   spec.quant = {
       .weights = WeightScale::kBlock, .block_rows = 1, .block_cols = 16, .zeros = form.zeros};
   spec.quant.scale_values = ScaleValues::kSteps;
   if (form.zeros == WeightZero::kOffset) spec.quant.zero_values = ScaleValues::kSteps;
+  if (form.is_small) {
+    spec.quant.gate_up_codes.dtype = spec.quant.down_codes.dtype = DType::kU2;
+  }
   return spec;
 }
 
@@ -74,6 +80,10 @@ class WideSteps final : public WeightSource {
 
 enum class Steps : uint8_t { kNarrow, kWide };
 constexpr Steps kBoth[] = {Steps::kNarrow, Steps::kWide};
+// Those of small codes are no wider than half a byte.
+std::span<const Steps> steps_of(const Form& form) {
+  return std::span(kBoth).first(form.is_small ? 1 : 2);
+}
 
 std::unique_ptr<WeightSource> source_of(const MoeSpec& spec, Steps steps, uint64_t seed = 7) {
   auto source = make_synthetic_source(spec, seed);
@@ -120,7 +130,7 @@ class CudaTimesSteps : public CudaLayerTest {
 // In shapes that no tile, stage or group divides.
 TEST_F(CudaTimesSteps, EveryTile_GivesTheSameBits) {
   for (const Form& form : kForms) {
-    for (const Steps steps : kBoth) {
+    for (const Steps steps : steps_of(form)) {
       SCOPED_TRACE(std::string(form.name) + (steps == Steps::kWide ? ", wide" : ""));
       MoeSpec biased = in_form(make_spec(5, 2, 712, 328, form.dtype), form);
       biased.has_bias = true;
@@ -128,7 +138,8 @@ TEST_F(CudaTimesSteps, EveryTile_GivesTheSameBits) {
       plain.activation = {.name = "relu2_no_mul"};
       for (const MoeSpec& spec : {biased, plain}) {
         for (const int64_t tokens : {1, 37, 290}) {
-          expect_same_bits_of_tiles("cuda.stream_codes_sm90", spec, steps, tokens, 4);
+          expect_same_bits_of_tiles("cuda.stream_codes_sm90", spec, steps, tokens,
+                                    form.is_small ? 3 : 4);
         }
       }
     }
@@ -137,7 +148,7 @@ TEST_F(CudaTimesSteps, EveryTile_GivesTheSameBits) {
 
 TEST_F(CudaTimesSteps, EveryTileOfManyRows_GivesTheSameBits) {
   for (const Form& form : kForms) {
-    for (const Steps steps : kBoth) {
+    for (const Steps steps : steps_of(form)) {
       SCOPED_TRACE(std::string(form.name) + (steps == Steps::kWide ? ", wide" : ""));
       const MoeSpec spec = in_form(make_spec(4, 2, 1032, 776, form.dtype), form);
       for (const int64_t tokens : {1, 200, 490}) {
@@ -149,7 +160,7 @@ TEST_F(CudaTimesSteps, EveryTileOfManyRows_GivesTheSameBits) {
 
 TEST_F(CudaTimesSteps, OneLaunch_IsWithinTheBarAndRepeatsItsBits) {
   for (const Form& form : kForms) {
-    for (const Steps steps : kBoth) {
+    for (const Steps steps : steps_of(form)) {
       SCOPED_TRACE(std::string(form.name) + (steps == Steps::kWide ? ", wide" : ""));
       MoeSpec biased = in_form(make_spec(5, 2, 712, 328, form.dtype), form);
       biased.has_bias = true;
@@ -170,15 +181,16 @@ TEST_F(CudaTimesSteps, OneLaunch_IsWithinTheBarAndRepeatsItsBits) {
   }
 }
 
-// Kernels learn of wider steps, and that there are none again.
+// Kernels learn of wider steps, and that there are none again; small codes come anew likewise.
 TEST_F(CudaTimesSteps, Reload_BringsStepsOfEitherWidth) {
   for (const Form& form : kForms) {
     SCOPED_TRACE(form.name);
+    const Steps other = steps_of(form).back();
     const MoeSpec spec = in_form(make_spec(4, 2, 520, 296, form.dtype), form);
     const Tensor hidden = random_tensor(DType::kBF16, 20, spec.hidden_size, 5);
     DeviceLayer reloaded(spec, source_of(spec, Steps::kNarrow), {.max_tokens = 64});
     const Tensor before = run(reloaded, hidden);
-    DeviceLayer wide(spec, source_of(spec, Steps::kWide, 99), {.max_tokens = 64});
+    DeviceLayer wide(spec, source_of(spec, other, 99), {.max_tokens = 64});
     reloaded.layer.reload(*wide.source, ReloadMode::kInPlace);
     EXPECT_TRUE(testing::same_bits(run(reloaded, hidden), run(wide, hidden)));
     reloaded.layer.reload(*source_of(spec, Steps::kNarrow), ReloadMode::kInPlace);
@@ -215,7 +227,41 @@ TEST_F(CudaTimesSteps, Slices_AddUpToTheWhole) {
   }
 }
 
-// 256 codes have 16 steps and a unit, or twice as many.
+// The same kernels read what the reference kernel does, code by code.
+TEST_F(CudaTimesSteps, SmallCodes_AreThoseOfTheReference) {
+  for (const Form& form : kForms) {
+    if (!form.is_small) continue;
+    SCOPED_TRACE(form.name);
+    MoeSpec spec = in_form(make_spec(3, 2, 520, 296, form.dtype), form);
+    DeviceLayer owned(spec, source_of(spec, Steps::kNarrow),
+                      {.max_tokens = 8, .kernel = "cuda.reference"});
+    for (const int64_t tokens : {1, 7}) expect_accurate(owned, tokens);
+  }
+}
+
+TEST_F(CudaTimesSteps, OthersBesideSmallCodes_AreRefused) {
+  const Form small = kForms[3];
+  const MoeSpec spec = in_form(make_spec(3, 2, 520, 296, small.dtype), small);
+  Form wide = small;
+  wide.is_small = false;
+  const auto refusal = [&](const WeightSource& source) -> Error {
+    try {
+      const MoeLayer layer =
+          MoeLayer::create(Context({.device = "cuda:0", .num_threads = 1}), spec, source, {});
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::kState, {.what = "none"});
+  };
+  const Error codes = refusal(*source_of(in_form(spec, wide), Steps::kNarrow));
+  EXPECT_EQ(codes.code(), ErrorCode::kTensorValue);
+  EXPECT_EQ(codes.detail().expected, "values of U2");
+  const Error steps = refusal(*source_of(spec, Steps::kWide));
+  EXPECT_EQ(steps.code(), ErrorCode::kTensorValue);
+  EXPECT_NE(steps.detail().expected.find("from 0 to 15"), std::string::npos);
+}
+
+// 256 codes have 16 steps and a unit, or twice as many; small ones have as many bytes as a file.
 TEST_F(CudaTimesSteps, Memory_IsThatOfCodesAndBytes) {
   for (const Form& form : kForms) {
     SCOPED_TRACE(form.name);
@@ -227,7 +273,8 @@ TEST_F(CudaTimesSteps, Memory_IsThatOfCodesAndBytes) {
     const Context context({.device = "cuda:0", .num_threads = 1, .device_allocator = &counter});
     const MoeLayer layer = MoeLayer::create(context, spec, *source, {.max_tokens = 64});
     const int64_t numbers = form.zeros == WeightZero::kNone ? 1 : 2;
-    const int64_t stored = int64_t{3} * 8 * 2048 * 1024 / 256 * (128 + numbers * (16 + 4));
+    const int64_t bytes = form.is_small ? 64 + 16 + 4 : 128 + numbers * (16 + 4);
+    const int64_t stored = int64_t{3} * 8 * 2048 * 1024 / 256 * bytes;
     EXPECT_LE(counter.all_bytes, stored + stored / 50);
   }
 }

@@ -19,6 +19,26 @@ bool is_captured = false;
 
 void conclave::testing::set_captured(bool captured) { is_captured = captured; }
 
+namespace {
+
+// Codes of 2 bits, 64 columns at a time.
+void arrange_small(void* codes, int64_t bytes) {
+  constexpr int32_t kColumns = conclave::experts::kLaneColumns;
+  for (int64_t at = 0; at < bytes; at += kColumns / 4) {
+    std::array<uint8_t, kColumns / 4> stored = {};
+    std::array<uint32_t, kColumns / 16> words = {};
+    std::memcpy(stored.data(), static_cast<char*>(codes) + at, stored.size());
+    for (int32_t column = 0; column < kColumns; ++column) {
+      const uint32_t code = stored[static_cast<size_t>(column / 4)] >> (column % 4 * 2) & 3U;
+      words[static_cast<size_t>(conclave::experts::small_lane_word(column))] |=
+          code << conclave::experts::small_lane_bit(column);
+    }
+    std::memcpy(static_cast<char*>(codes) + at, words.data(), stored.size());
+  }
+}
+
+}  // namespace
+
 extern "C" {
 
 cudaError_t __wrap_cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
@@ -76,6 +96,7 @@ void __wrap__ZN8conclave2v07experts13arrange_codesEPvllNS1_9CodeOrderEP11CUstrea
     CUstream_st*) {
   using conclave::experts::CodeOrder;
   if (order == CodeOrder::kStored) return;
+  if (order == CodeOrder::kLanesOfSmallNumbers) return arrange_small(codes, rows * row_bytes);
   const auto bits =
       order == CodeOrder::kLanesOfNumbers ? conclave::experts::lane_bits<CodeOrder::kLanesOfNumbers>
       : order == CodeOrder::kLanesOfPairs ? conclave::experts::lane_bits<CodeOrder::kLanesOfPairs>

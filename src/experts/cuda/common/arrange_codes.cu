@@ -30,6 +30,23 @@ __global__ void arrange(uint4* codes, int64_t count) {
   }
 }
 
+__global__ void arrange_small(uint4* codes, int64_t count) {
+  constexpr int kSmallWords = static_cast<int>(kLaneColumns / kSmallWordColumns);
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += step) {
+    const uint4 all = codes[i];
+    const uint32_t stored[kSmallWords] = {all.x, all.y, all.z, all.w};
+    uint32_t words[kSmallWords] = {};
+#pragma unroll
+    for (int column = 0; column < kLaneColumns; ++column) {
+      const uint32_t code =
+          stored[column / kSmallWordColumns] >> (column % kSmallWordColumns * 2) & 3U;
+      words[small_lane_word(column)] |= code << small_lane_bit(column);
+    }
+    codes[i] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
 using Kernel = void (*)(uint4*, int64_t);
 Kernel kernel_of(CodeOrder order) {
   switch (order) {
@@ -37,6 +54,8 @@ Kernel kernel_of(CodeOrder order) {
       return arrange<CodeOrder::kLanesOfFloats>;
     case CodeOrder::kLanesOfNumbers:
       return arrange<CodeOrder::kLanesOfNumbers>;
+    case CodeOrder::kLanesOfSmallNumbers:
+      return arrange_small;
     default:
       return arrange<CodeOrder::kLanesOfPairs>;
   }
@@ -47,7 +66,7 @@ Kernel kernel_of(CodeOrder order) {
 void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order,
                    CUstream_st* stream) {
   if (order == CodeOrder::kStored) return;
-  const int64_t count = rows * (row_bytes / (kLaneColumns / 2));
+  const int64_t count = rows * (row_bytes / (kLaneColumns * code_bits(order, 4) / 8));
   if (count == 0) return;
   cuda::launch("experts.arrange_codes", kernel_of(order),
                {.blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, kMostBlocks),

@@ -9,8 +9,8 @@ struct CUstream_st;
 
 namespace conclave::inline v0::experts {
 
-// `codes` are rows of 4-bit codes in device memory, `row_bytes` each, a multiple of 32. Enqueues.
-// Nothing happens to CodeOrder::kStored.
+// `codes` are rows in device memory, `row_bytes` each, a multiple of 32 for codes of 4 bits and of
+// 16 for those of 2. Enqueues. Nothing happens to CodeOrder::kStored.
 void arrange_codes(void* codes, int64_t rows, int64_t row_bytes, CodeOrder order,
                    CUstream_st* stream);
 

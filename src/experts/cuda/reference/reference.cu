@@ -32,6 +32,8 @@ struct Matrix {
   int64_t bits = 16;
   CodeOrder order = CodeOrder::kStored;
   int64_t term_columns = 0;  // OwnRowForm has it: values of bf16 are sums of two terms
+  // The stored code of 0, for CodeOrder::kLanesOfSmallNumbers.
+  int32_t code_of_zero = 0;
   // Scale of element (row, col): scales[row / scale_rows * scale_stride + col / scale_cols].
   const float* scales = nullptr;
   const float* offsets = nullptr;  // what is taken from products, like the scales; or null
@@ -46,11 +48,22 @@ __device__ void visit_format(DType element, quant::FormatList<Formats...>, const
   ((element == Formats::kElement ? visit(Formats{}) : void()), ...);
 }
 
+// Rows have half of the elements that they have columns, in blocks.
+__device__ uint8_t load_small_code(const Matrix& matrix, int64_t row, int64_t col) {
+  constexpr int64_t kWordsOfBlock = kLaneColumns / kSmallWordColumns;
+  const auto of_block = static_cast<int32_t>(col % kLaneColumns);
+  const auto* const words = static_cast<const uint32_t*>(matrix.data) + row * matrix.stride / 8 +
+                            col / kLaneColumns * kWordsOfBlock;
+  const uint32_t code = words[small_lane_word(of_block)] >> small_lane_bit(of_block) & 3U;
+  return static_cast<uint8_t>(static_cast<int32_t>(code) + matrix.code_of_zero);
+}
+
 __device__ uint8_t load_code(const Matrix& matrix, int64_t row, int64_t col, int64_t bits) {
   const int64_t index = row * matrix.stride + col;
   if (matrix.order == CodeOrder::kStored) {
     return code_at(static_cast<const std::byte*>(matrix.data), index, bits);
   }
+  if (matrix.order == CodeOrder::kLanesOfSmallNumbers) return load_small_code(matrix, row, col);
   const LanePlace place = lane_place(static_cast<int32_t>(col % kLaneColumns));
   const auto* const words = static_cast<const uint32_t*>(matrix.data) + (index - col) / 8 +
                             col / kLaneColumns * (kLaneColumns / 8);
@@ -332,6 +345,8 @@ Matrix weight_matrix(const void* data, int64_t stride, int64_t cols, const float
                 .bits = bit_size(problem.weight_dtype),
                 .order = code_order(problem),
                 .scales = scales};
+  const quant::CodeBook* const codes = quant::format_of(problem.weight_dtype).codes;
+  if (codes != nullptr) matrix.code_of_zero = -codes->whole.least;
   if (scales == nullptr) return matrix;
   if (problem.quant.weights == WeightScale::kBlock) {
     matrix.scale_rows = problem.quant.block_rows;

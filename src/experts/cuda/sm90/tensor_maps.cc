@@ -129,14 +129,17 @@ CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                      box_rows, box_groups);
 }
 
-CUtensorMap map_step_pairs(const ExpertsProblem& sizes, const FactorPlanes& planes,
-                           int32_t box_rows, int32_t box_pairs) {
-  return map_of_rows(sizes, planes,
-                     {.data = planes.steps,
-                      .type = CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                      .bytes = kBytesOfStepPair,
-                      .count = step_pairs(factor_form(sizes), planes.groups)},
-                     box_rows, box_pairs);
+CUtensorMap map_step_words(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_words) {
+  const FactorForm form = factor_form(sizes);
+  const int32_t bytes = bytes_of_step_word(form);
+  return map_of_rows(
+      sizes, planes,
+      {.data = planes.steps,
+       .type = bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+       .bytes = bytes,
+       .count = step_words(form, planes.groups)},
+      box_rows, box_words);
 }
 
 CUtensorMap map_step_units(const ExpertsProblem& sizes, const FactorPlanes& planes,

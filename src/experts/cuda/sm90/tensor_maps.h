@@ -51,9 +51,9 @@ struct FactorNumbers {
 CUtensorMap map_factors(const ExpertsProblem& sizes, const FactorPlanes& planes,
                         const FactorNumbers& numbers, int32_t box_rows, int32_t box_groups);
 
-// {rows, parts, pairs of steps or units along the columns, E}, likewise.
-CUtensorMap map_step_pairs(const ExpertsProblem& sizes, const FactorPlanes& planes,
-                           int32_t box_rows, int32_t box_pairs);
+// {rows, parts, words of steps or units along the columns, E}, likewise.
+CUtensorMap map_step_words(const ExpertsProblem& sizes, const FactorPlanes& planes,
+                           int32_t box_rows, int32_t box_words);
 CUtensorMap map_step_units(const ExpertsProblem& sizes, const FactorPlanes& planes,
                            int32_t box_rows, int32_t box_units);
 

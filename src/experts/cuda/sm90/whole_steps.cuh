@@ -46,6 +46,25 @@ __device__ __forceinline__ uint32_t upper_in_both(uint32_t numbers) {
   return __byte_perm(numbers, 0, 0x3232);
 }
 
+// The products of a pair of bf16 numbers and the lower or the upper one of another: instructions
+// take a half in the place of both.
+template <int kHalf>
+__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b) {
+  uint32_t products = 0;
+  if constexpr (kHalf == 0) {
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {low, low};\nmul.rn.bf16x2 %0, %1, both;\n}"
+        : "=r"(products)
+        : "r"(a), "r"(b));
+  } else {
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\n"
+        "mov.b32 both, {high, high};\nmul.rn.bf16x2 %0, %1, both;\n}"
+        : "=r"(products)
+        : "r"(a), "r"(b));
+  }
+  return products;
+}
+
 // The products of two pairs of bf16 numbers.
 __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   uint32_t products = 0;

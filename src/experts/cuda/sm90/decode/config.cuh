@@ -48,6 +48,8 @@ constexpr CodesOf codes_of(DecodeElement element) {
       return {.bits = 4, .offsets = true, .in_order = true};
     case DecodeElement::kCodes4InOrderSteps:
       return {.bits = 4, .offsets = true, .in_order = true, .steps = true};
+    case DecodeElement::kCodes2:
+      return {.bits = 2, .offsets = true, .in_order = true, .steps = true, .times_steps = true};
     case DecodeElement::kCodes4TimesSteps:
       return {.bits = 4, .in_order = true, .steps = true, .times_steps = true};
     case DecodeElement::kCodes4TimesOffsetSteps:
@@ -96,6 +98,11 @@ struct Config {
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   static constexpr CodesOf kCodes = codes_of(kElement);
   static constexpr bool kIsCoded = kCodes.bits != 0;
+  static constexpr bool kHasSmallCodes = kCodes.bits == 2;
+  // Units of steps that a box has.
+  static constexpr int kUnitsOfBox = kHasSmallCodes ? 2 : 1;
+  // Groups whose steps are a word: both numbers of one, the scales of two, or all of four.
+  static constexpr int kGroupsOfWord = kHasSmallCodes ? 4 : kCodes.steps && !kCodes.offsets ? 2 : 1;
   static constexpr bool kHasLanes = kCodes.in_order || kCodes.in_pairs || kCodes.exact;
   static constexpr bool kTakesTable =
       kIsCoded && !kCodes.in_order && !kCodes.exact && !kCodes.whole;

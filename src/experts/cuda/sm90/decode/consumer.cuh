@@ -6,6 +6,7 @@
 #include "experts/cuda/scale_bytes.h"
 #include "experts/cuda/sm90/decode/codes.cuh"
 #include "experts/cuda/sm90/decode/lanes.cuh"
+#include "experts/cuda/sm90/decode/small.cuh"
 #include "experts/cuda/sm90/decode/steps.cuh"
 #include "experts/cuda/sm90/decode/sums.cuh"
 #include "experts/cuda/sm90/decode/walk.cuh"
@@ -55,7 +56,7 @@ __device__ __forceinline__ bool has_near_scales(const FactorPlanes& factors) {
 
 template <class Config>
 __device__ __forceinline__ int step_parts(const FactorPlanes& factors) {
-  if constexpr (!Config::kCodes.times_steps) return 1;
+  if constexpr (!Config::kCodes.times_steps || Config::kHasSmallCodes) return 1;
   return *factors.short_scales != 0 ? 1 : 2;
 }
 
@@ -176,11 +177,23 @@ class LaneOperand {
   template <class Mode>
   __device__ __forceinline__ void multiply(int slot, int in_stage, int box,
                                            Sums<Config, kProducts>& sums) const {
-    const LaneBox of_warp{.codes = codes_ + slot * kDecodeStageBytes +
-                                   in_stage * static_cast<int>(operand_.box_bytes),
-                          .x = x_ + (box - operand_.begin) * kRowBytes,
-                          .products = operand_.products};
+    const LaneBox of_warp{
+        .codes = codes_ + slot * kDecodeStageBytes +
+                 in_stage / Config::kUnitsOfBox * static_cast<int>(operand_.box_bytes),
+        .x = x_ + (box - operand_.begin) * kRowBytes,
+        .products = operand_.products};
     const unsigned char* const factors = factors_ + slot * plan_.factor_bytes;
+    if constexpr (Config::kHasSmallCodes) {
+      const int unit = in_stage * operand_.box_rows + me_.row;
+      multiply_small<Config, kProducts>(
+          of_warp,
+          {.steps = reinterpret_cast<const uint32_t*>(factors) +
+                    in_stage * kTurnsOfUnit * operand_.box_rows + me_.row,
+           .units = reinterpret_cast<const __half2*>(factors + plan_.second_factor) + unit,
+           .rows = operand_.box_rows},
+          in_stage % Config::kUnitsOfBox, me_, sums);
+      return;
+    }
     const int group = group_of(in_stage, box);
     if constexpr (Config::kCodes.exact) {
       const unsigned char* const scales =
@@ -215,7 +228,7 @@ class LaneOperand {
   }
 
  private:
-  static constexpr int kRowBytes = 512;  // beside a box, of 256 columns
+  static constexpr int kRowBytes = 512;  // beside a box, or a part of it, of 256 columns
   using Numbers = std::conditional_t<Config::kCodes.in_pairs, PairValues, CodesInOrder>;
 
   static __device__ __forceinline__ Numbers make_numbers(const DecodeParams& params,
@@ -303,8 +316,9 @@ __device__ __forceinline__ void skip_boxes(const DecodeParams& params, const Sha
   }
 }
 
-// Visits this warp's boxes: visit(slot, in_stage, box).
-template <class Visit>
+// Visits this warp's boxes: visit(slot, in_stage, box). Those of small codes are the parts that a
+// unit has, of which a stage may have two for each warp.
+template <class Config, class Visit>
 __device__ __forceinline__ void for_each_box(const Operand& operand, const DecodeParams& params,
                                              const Shared& shared, const Thread& me, Ring& ring,
                                              const Visit& visit) {
@@ -312,7 +326,13 @@ __device__ __forceinline__ void for_each_box(const Operand& operand, const Decod
     const int in_stage = (me.warp - operand.shift - first) & (kDecodeWarps - 1);
     const int box = first + in_stage;
     ptx::mbarrier_wait(shared.full + ring.slot, ring.phase);
-    if (in_stage < operand.stage_boxes && box < operand.end) visit(ring.slot, in_stage, box);
+    if constexpr (Config::kHasSmallCodes) {
+      for (int i = in_stage; i < operand.stage_boxes; i += kDecodeWarps) {
+        if (first + i < operand.end) visit(ring.slot, i, first + i);
+      }
+    } else if (in_stage < operand.stage_boxes && box < operand.end) {
+      visit(ring.slot, in_stage, box);
+    }
     __syncwarp();
     if (me.lane == 0) ptx::mbarrier_arrive(shared.empty + ring.slot);
     ring.advance(params.shared.stages);
@@ -329,12 +349,12 @@ __device__ __forceinline__ Sums<Config, kProducts> run_boxes(const Operand& oper
   if constexpr (Config::kHasLanes) {
     const LaneOperand<Config, kProducts> of_warp(operand, params, shared, me);
     of_warp.choose([&]<class Mode>(Mode) {
-      for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
+      for_each_box<Config>(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
         of_warp.template multiply<Mode>(slot, in_stage, box, sums);
       });
     });
   } else {
-    for_each_box(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
+    for_each_box<Config>(operand, params, shared, me, ring, [&](int slot, int in_stage, int box) {
       if constexpr (Config::kIsCoded) {
         multiply_codes<Config, kProducts>(operand, params.plan, shared, me, slot, in_stage, box,
                                           sums);

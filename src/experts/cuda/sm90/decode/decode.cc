@@ -26,6 +26,7 @@ DecodeElement element_of_codes(const ExpertsProblem& problem) {
     return has_scales_of_powers(problem) ? DecodeElement::kCodes4Powers
                                          : DecodeElement::kCodes4Floats;
   }
+  if (form == FactorForm::kSmallSteps) return DecodeElement::kCodes2;
   if (multiplies_steps(problem)) {
     return form == FactorForm::kSteps ? DecodeElement::kCodes4TimesOffsetSteps
                                       : DecodeElement::kCodes4TimesSteps;
@@ -200,13 +201,15 @@ class DecodeSm90 final : public OneLaunchKernel {
     params_.least = quant::format_of(problem.weight_dtype).codes->whole.least;
     if (up.steps != nullptr) {
       const FactorForm form = factor_form(problem);
-      const auto pairs = [&](const DecodeFactors& factors) {
-        return static_cast<int32_t>(step_pairs(form, factors.stage_groups));
+      const auto words = [&](const DecodeFactors& factors) {
+        return static_cast<int32_t>(step_words(form, factors.stage_groups));
       };
-      params_.up_scales = map_step_pairs(problem, up, 16, pairs(plan.up_factors));
-      params_.down_scales = map_step_pairs(problem, down, plan.pass_rows, pairs(plan.down_factors));
-      params_.up_seconds = map_step_units(problem, up, 16, kDecodeUpStageBoxes);
-      params_.down_seconds = map_step_units(problem, down, plan.pass_rows, plan.down_stage_boxes);
+      params_.up_scales = map_step_words(problem, up, 16, words(plan.up_factors));
+      params_.down_scales = map_step_words(problem, down, plan.pass_rows, words(plan.down_factors));
+      const int32_t units = units_of_box(problem);
+      params_.up_seconds = map_step_units(problem, up, 16, kDecodeUpStageBoxes * units);
+      params_.down_seconds =
+          map_step_units(problem, down, plan.pass_rows, plan.down_stage_boxes * units);
       return;
     }
     params_.up_scales = map_up(up.scales, DType::kF32);

@@ -7,7 +7,8 @@ namespace conclave::inline v0::experts {
 namespace {
 
 DecodeKernel find_kernel(DecodeElement element) {
-  for (const auto find : {find_decode_plain, find_decode_codes, find_decode_lanes}) {
+  for (const auto find :
+       {find_decode_plain, find_decode_codes, find_decode_lanes, find_decode_small}) {
     if (DecodeKernel const kernel = find(element); kernel != nullptr) return kernel;
   }
   CONCLAVE_DCHECK(false);

@@ -58,6 +58,7 @@ enum class DecodeElement : uint8_t {
   kCodes8OffsetSteps,  // FactorForm::kSteps
   kCodes4TimesSteps,   // multiplies_steps, without offsets and with them
   kCodes4TimesOffsetSteps,
+  kCodes2,  // CodeOrder::kLanesOfSmallNumbers
 };
 
 // Called once, at create: lets the kernel use up to `shared_bytes` of shared memory.

@@ -11,5 +11,6 @@ using DecodeKernel = void (*)(DecodeParams);
 DecodeKernel find_decode_plain(DecodeElement element);
 DecodeKernel find_decode_codes(DecodeElement element);  // as stored
 DecodeKernel find_decode_lanes(DecodeElement element);  // codes in the order of lanes
+DecodeKernel find_decode_small(DecodeElement element);  // codes of 2 bits
 
 }  // namespace conclave::inline v0::experts

@@ -249,7 +249,9 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
   const int expert = shared.tables->unit_expert[part.unit];
   const int shift = expert * plan.down_boxes;
   const bool adds_bias = params.weights.down.bias != nullptr && part.slice == 0 && me.warp == 0;
-  if (!adds_bias && !has_boxes(me, shift, part.begin, part.end)) {
+  const int begin = part.begin * Config::kUnitsOfBox;
+  const int end = part.end * Config::kUnitsOfBox;
+  if (!adds_bias && !has_boxes(me, shift, begin, end)) {
     skip_boxes(params, shared, me, part.begin, part.end, plan.down_stage_boxes, ring);
     return;
   }
@@ -258,9 +260,9 @@ __device__ __forceinline__ void multiply_part(const DecodeParams& params, const 
     return (tokens >> token & 1U) != 0 ? row + __popc(tokens & ((1U << token) - 1U)) : row;
   };
   const int slice_boxes = min(plan.slice_boxes, plan.down_boxes);
-  Operand operand = {.begin = part.begin,
-                     .end = part.end,
-                     .stage_boxes = plan.down_stage_boxes,
+  Operand operand = {.begin = begin,
+                     .end = end,
+                     .stage_boxes = plan.down_stage_boxes * Config::kUnitsOfBox,
                      .box_bytes = static_cast<uint32_t>(plan.down_box_bytes),
                      .products = (plan.pass_rows + 15) / 16,
                      .shift = shift,

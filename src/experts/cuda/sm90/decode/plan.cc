@@ -124,13 +124,15 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
     return narrow(round_up(int64_t{numbers} * static_cast<int64_t>(number), 128));
   };
   if (has_steps(form)) {
-    // A box has the columns of a unit.
-    const int32_t boxes =
-        std::max(16 * kDecodeUpStageBoxes, plan.pass_rows * plan.down_stage_boxes);
-    // Those of a stage are whole units, and so pairs.
-    plan.second_factor = narrow(round_up(step_pairs(form, numbers) * kBytesOfStepPair, 128));
+    // A box has the columns of whole units.
+    const int64_t units =
+        units_of_box(problem) *
+        int64_t{std::max(16 * kDecodeUpStageBoxes, plan.pass_rows * plan.down_stage_boxes)};
+    // Those of a stage are whole units, and so words.
+    plan.second_factor =
+        narrow(round_up(step_words(form, numbers) * bytes_of_step_word(form), 128));
     plan.factor_bytes =
-        plan.second_factor + narrow(round_up(int64_t{boxes} * bytes_of_step_unit(form), 128));
+        plan.second_factor + narrow(round_up(units * bytes_of_step_unit(form), 128));
   } else {
     plan.second_factor = bytes_of(sizeof(float));
     plan.factor_bytes = plan.second_factor;
@@ -138,7 +140,9 @@ void plan_factors(const ExpertsProblem& problem, DecodePlan& plan) {
   if (form == FactorForm::kZeros) plan.factor_bytes += bytes_of(2);  // bf16
   if (form == FactorForm::kOffsets) plan.factor_bytes += plan.second_factor;
   const CodeOrder order = code_order(problem);
-  if (order == CodeOrder::kLanesOfNumbers || takes_whole_bytes(problem)) return;  // no table
+  const bool is_in_order =
+      order == CodeOrder::kLanesOfNumbers || order == CodeOrder::kLanesOfSmallNumbers;
+  if (is_in_order || takes_whole_bytes(problem)) return;  // no table
   // Entries of bytes, of both terms one after the other, or of both terms of a code as stored.
   int32_t entries = 256;
   if (takes_two_terms(problem.weight_dtype)) entries = order == CodeOrder::kStored ? 16 : 512;
@@ -166,6 +170,10 @@ bool takes_whole_bytes(const ExpertsProblem& problem) {
   return are_signed_bytes(problem) && !has_offsets(factor_form(problem));
 }
 
+int32_t units_of_box(const ExpertsProblem& problem) {
+  return narrow(bit_size(problem.weight_dtype) / code_bits(problem));
+}
+
 DecodePlan decode_plan(const ExpertsProblem& problem) {
   DecodePlan plan;
   plan.blocks = problem.gpu().multiprocessors;
@@ -173,7 +181,7 @@ DecodePlan decode_plan(const ExpertsProblem& problem) {
   plan.intermediate_size = narrow(problem.intermediate_size);
   plan.top_k = narrow(problem.top_k);
   plan.num_local_experts = narrow(problem.num_local_experts);
-  plan.weight_bits = narrow(bit_size(problem.weight_dtype));
+  plan.weight_bits = narrow(code_bits(problem));
   plan.makes_codes = makes_codes(problem);
   plan.has_lanes = code_order(problem) != CodeOrder::kStored;
   const int64_t box = kDecodeBoxBytes * 8 / plan.weight_bits;

@@ -96,6 +96,8 @@ struct DecodeShared {
 
 // Whether codes are int8 without offsets, of which arithmetic makes bf16: they take no table.
 bool takes_whole_bytes(const ExpertsProblem& problem);
+// Units of steps along the columns of a box.
+int32_t units_of_box(const ExpertsProblem& problem);
 DecodePlan decode_plan(const ExpertsProblem& problem);
 // `stages` is 0 if too few fit.
 DecodeShared decode_shared(const DecodePlan& plan, int64_t tokens, int64_t shared_bytes_per_block);

@@ -49,9 +49,9 @@ struct Producer {
     if constexpr (!Config::kIsCoded) return 0;
     if constexpr (Config::kCodes.exact) return static_cast<uint32_t>(factors_of_stage(source));
     if constexpr (Config::kCodes.steps) {
-      constexpr int kEach = Config::kCodes.offsets ? 2 : 1;
-      return static_cast<uint32_t>(
-          kEach * (factors_of_stage(source) + source.factor_rows * source.stage_boxes * 4));
+      constexpr int kEach = Config::kCodes.offsets && !Config::kHasSmallCodes ? 2 : 1;
+      const int units = source.factor_rows * source.stage_boxes * Config::kUnitsOfBox;
+      return static_cast<uint32_t>(kEach * (factors_of_stage(source) + units * 4));
     }
     return static_cast<uint32_t>(factors_of_stage(source) * (4 + params.second_bytes));
   }
@@ -66,10 +66,9 @@ struct Producer {
                        ptx::CacheHint::kEvictFirst);
       return;
     }
-    // A box has the columns of a unit.
-    const int second = Config::kCodes.steps ? box : group;
-    // A pair has the scales of two groups, if it is not of both numbers of one.
-    if constexpr (Config::kCodes.steps && !Config::kCodes.offsets) group /= 2;
+    // A box has the columns of whole units.
+    const int second = Config::kCodes.steps ? box * Config::kUnitsOfBox : group;
+    group /= Config::kGroupsOfWord;
     ptx::tma_load_4d(source.scales, full, target, source.factor_row, 0, group, source.expert,
                      ptx::CacheHint::kEvictFirst);
     if (!Config::kCodes.steps && params.second_bytes == 0) return;

@@ -26,8 +26,8 @@ __device__ __forceinline__ void multiply_tiles(const DecodeParams& params, const
                                                const Thread& me, Ring& ring) {
   const DecodePlan& plan = params.plan;
   Operand operand = {.begin = 0,
-                     .end = plan.up_boxes,
-                     .stage_boxes = kUpStageBoxes,
+                     .end = plan.up_boxes * Config::kUnitsOfBox,
+                     .stage_boxes = kUpStageBoxes * Config::kUnitsOfBox,
                      .box_bytes = kUpBoxBytes,
                      .products = 1,
                      .shift = 0,

@@ -7,6 +7,7 @@
 #include "experts/cuda/sm90/stream/byte_offsets.h"
 #include "experts/cuda/sm90/stream/codes_products.h"
 #include "experts/cuda/sm90/stream/signed_bytes.h"
+#include "experts/cuda/sm90/stream/small_codes.h"
 
 namespace conclave::inline v0::experts {
 namespace {
@@ -25,6 +26,7 @@ AdaptedCodesPair find_kernels(const ExpertsProblem& problem, const DeviceTile& t
     return form.in_pairs ? stream::find_adapted_of_pairs_in_terms(tile)
                          : stream::find_adapted_of_terms(form, tile);
   }
+  if (form == kSmallCodesForm) return stream::find_adapted_of_small_codes(tile);
   if (multiplies_steps(form)) {
     return form.offsets ? stream::find_adapted_times_offset_steps(tile)
                         : stream::find_adapted_times_steps(tile);

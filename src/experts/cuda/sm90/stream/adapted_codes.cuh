@@ -38,7 +38,7 @@ constexpr Shape adapted_shape() {
   constexpr CodeKernelForm kForm = adapted_form(kCodes);
   return {.max_tokens = kTokens,
           .weight_rows = kWeightRows,
-          .atoms = kCodes.bits == 4 ? 4 : 2,
+          .atoms = kCodes.bits == 8 ? 2 : 4,
           .stages = code_stages(kForm, kTokens, kWeightRows),
           .consumers = kWeightRows / 64};
 }

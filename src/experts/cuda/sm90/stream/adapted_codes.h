@@ -14,7 +14,7 @@ Support adapted_codes_supports(const ExpertsProblem& problem);
 // Codes in the order of lanes take few instructions and registers, and have tiles of four
 // warpgroups too.
 constexpr bool has_lanes(const CodeKernelForm& form) {
-  return form.bits == 4 && (form.in_order || form.in_pairs || form.exact);
+  return form.bits <= 4 && (form.in_order || form.in_pairs || form.exact);
 }
 // Those of 4 bits in another order are of few checkpoints, and have tiles of few tokens alone.
 constexpr bool has_tiles_of_many_tokens(const CodeKernelForm& form) {

@@ -162,9 +162,9 @@ class CodesProducts {
       return map_factors(problem_, planes, {data, dtype}, rows, params.groups_of_stage);
     };
     if (planes.steps != nullptr) {
-      const auto pairs =
-          static_cast<int32_t>(step_pairs(factor_form(problem_), params.groups_of_stage));
-      params.scales = map_step_pairs(problem_, planes, rows, pairs);
+      const auto words =
+          static_cast<int32_t>(step_words(factor_form(problem_), params.groups_of_stage));
+      params.scales = map_step_words(problem_, planes, rows, words);
       params.shifts = map_step_units(problem_, planes, rows, 1);
     } else {
       params.scales = map(planes.scales, DType::kF32);

@@ -27,7 +27,7 @@ CodesKernelPair pair_of_tile() {
                                  .steps = kCodes.steps};
   constexpr Shape kShape{.max_tokens = kTokens,
                          .weight_rows = kWeightRows,
-                         .atoms = kCodes.bits == 4 ? 4 : 2,
+                         .atoms = kCodes.bits == 8 ? 2 : 4,
                          .stages = code_stages(kForm, kTokens, kWeightRows),
                          .consumers = kWeightRows / 64};
   return codes_kernels<kShape, kCodes>();

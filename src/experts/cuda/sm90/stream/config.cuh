@@ -93,11 +93,13 @@ struct Codes {
 constexpr bool are_scaled_bytes(const Codes& codes) {
   return codes.bits == 8 && codes.steps && !codes.offsets;
 }
-// Codes of 4 bits whose scales are steps of 16 columns: whole numbers are multiplied by each other,
-// and sums of a stage by the steps' units.
+// Codes of up to 4 bits whose scales are steps of 16 columns: whole numbers are multiplied by each
+// other, and sums of a stage by the steps' units.
 constexpr bool multiply_steps(const Codes& codes) {
-  return codes.bits == 4 && codes.steps && codes.steps_of_sum == 1;
+  return codes.bits <= 4 && codes.steps && codes.steps_of_sum == 1;
 }
+// Codes of 2 bits, of which scale and offset are steps too: both of a group in a byte.
+constexpr bool are_small(const Codes& codes) { return codes.bits == 2; }
 // True if values come from a table in shared memory, and not from arithmetic.
 constexpr bool takes_table(const Codes& codes) {
   return !codes.in_order && codes.exact == ExactScales::kNone && !are_scaled_bytes(codes);
@@ -140,7 +142,9 @@ struct Config {
   static constexpr int kAtomBytes = 128;
   static constexpr int kAtomDepth = kAtomBytes / static_cast<int>(sizeof(Element));
   static constexpr int kDepth = kAtoms * kAtomDepth;
-  static constexpr int kWeightBytes = kWeightRows * kAtomBytes;  // per atom
+  // A row of weights has so many in an atom, or in a stage of codes.
+  static constexpr int kLineBytes = kIsCoded ? kDepth * kCodeBits / 8 : kAtomBytes;
+  static constexpr int kWeightBytes = kWeightRows * kLineBytes;
   static constexpr int kWeightAtoms = kIsCoded ? 1 : kAtoms;
   static constexpr int kTokenBytes = kMaxTokens * kAtomBytes;
   static constexpr bool kHasTokenRing = kShape.token_stages != 0;
@@ -179,12 +183,12 @@ struct Config {
   static_assert(kMaxTokens % kTokenBox == 0 && kMaxTokens % 8 == 0 && kWeightRows % 64 == 0);
   static_assert(kWidths.of[kWidths.count - 1] == kMaxTokens);
   static_assert(!kIsInteger || kScaling == Scaling::kRow);
-  static_assert(!kIsCoded || (kDepth * kCodeBits == 8 * kAtomBytes && kSlices == 1));
+  static_assert(!kIsCoded || (kLineBytes == (are_small(kCodes) ? 64 : 128) && kSlices == 1));
   static_assert(kRounds == kHasTokenRing && (!kRounds || kSorted));
 
   // Where a stage's weights begin along K, in elements of their tensor map.
   static __device__ __forceinline__ int32_t weight_column(int32_t stage, int atom) {
-    return kIsCoded ? stage * kAtomBytes : stage * kDepth + atom * kAtomDepth;
+    return kIsCoded ? stage * kLineBytes : stage * kDepth + atom * kAtomDepth;
   }
 };
 
@@ -229,7 +233,7 @@ struct CodeStorage {
   static constexpr int kGroups = kCodes.whole_rows ? 1 : kDepth / 16 / kCodes.steps_of_sum;
   static constexpr bool kHasZeros =
       !kCodes.in_pairs && (!kCodes.rounded || kCodes.whole_rows || kCodes.zeros);
-  static constexpr int kBytesOfStep = kCodes.offsets ? 2 : 1;
+  static constexpr int kBytesOfStep = kCodes.offsets && !are_small(kCodes) ? 2 : 1;
   static constexpr int kBytesOfGroup = kRows * (kCodes.steps     ? kBytesOfStep
                                                 : kCodes.offsets ? 8
                                                 : kHasZeros      ? 6

@@ -4,6 +4,7 @@
 #include "core/checked.h"
 #include "cuda/launch.h"
 #include "experts/cuda/device_experts.h"
+#include "experts/cuda/factor_planes.h"
 #include "experts/cuda/sm90/stream/config.cuh"
 #include "experts/cuda/sm90/stream/counters.h"
 #include "experts/cuda/sm90/tensor_maps.h"
@@ -59,6 +60,11 @@ void allow_shared_bytes(const KernelPairOf<Parameters>& kernels) {
   allow_shared_bytes(kernels.down);
 }
 
+// A stage has as many columns of codes of 2 bits as of 4.
+inline uint32_t code_box_bytes(const ExpertsProblem& problem) {
+  return code_order(problem) == CodeOrder::kLanesOfSmallNumbers ? kHalfBoxBytes : kBoxBytes;
+}
+
 // Parameters of a product that are known before a call; the caller adds scales and the stride of
 // the intermediate.
 template <class Parameters>
@@ -67,12 +73,13 @@ Parameters up_params(const ExpertsProblem& problem, const DeviceExperts& weights
   const bool gated = problem.activation.gated;
   const int64_t width = problem.intermediate_size;
   const int32_t rows = kernel.weight_rows;
+  const uint32_t box = code_box_bytes(problem);
   Parameters params;
-  params.weights = gated ? map_gated_weights(problem, weights, rows)
+  params.weights = gated ? map_gated_weights(problem, weights, rows, box)
                          : map_weights(problem,
                                        {weights.gate_up.data, weights.gate_up.stride, width,
                                         problem.input_columns()},
-                                       rows);
+                                       rows, box);
   params.bias = weights.gate_up.bias;
   params.features = static_cast<int32_t>(width);
   params.feature_tiles = divide_up(gated ? 2 * width : width, rows);
@@ -89,7 +96,7 @@ Parameters down_params(const ExpertsProblem& problem, const DeviceExperts& weigh
   const int64_t depth = problem.intermediate_size;
   Parameters params;
   params.weights = map_weights(problem, {weights.down.data, weights.down.stride, width, depth},
-                               kernel.weight_rows);
+                               kernel.weight_rows, code_box_bytes(problem));
   params.bias = weights.down.bias;
   params.features = static_cast<int32_t>(width);
   params.feature_tiles = divide_up(width, kernel.weight_rows);

@@ -24,10 +24,12 @@ __device__ __forceinline__ void load_factors(const CodedParams& params,
   const int32_t group = stage * Config::kDepth / params.group;
   uint8_t* factors = shared.codes.factors[slot];
   if constexpr (Config::kCodes.steps) {
-    // Pairs of steps are those of two groups or of one, units those of a stage.
+    // Words of steps are those of one group, of two or of four, units those of a stage.
     constexpr int kGroups = Config::kDepth / 16 / Config::kCodes.steps_of_sum;
-    constexpr int kPairs = Config::kCodes.offsets ? kGroups : kGroups / 2;
-    ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, stage * kPairs,
+    constexpr int kWords = are_small(Config::kCodes) ? kGroups / 4
+                           : Config::kCodes.offsets  ? kGroups
+                                                     : kGroups / 2;
+    ptx::tma_load_4d(&params.scales, &shared.full[slot], factors, feature, 0, stage * kWords,
                      expert, ptx::CacheHint::kEvictFirst);
     ptx::tma_load_4d(&params.shifts, &shared.full[slot], factors + decltype(shared.codes)::kUnitsAt,
                      feature, 0, stage, expert, ptx::CacheHint::kEvictFirst);

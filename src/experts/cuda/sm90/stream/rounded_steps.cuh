@@ -11,7 +11,8 @@
 namespace conclave::inline v0::experts::stream {
 
 template <class Config>
-inline constexpr bool kRoundsSteps = multiply_steps(Config::kCodes) && Config::kRounds;
+inline constexpr bool kRoundsSteps =
+    multiply_steps(Config::kCodes) && !are_small(Config::kCodes) && Config::kRounds;
 
 template <class Config>
   requires kRoundsSteps<Config>

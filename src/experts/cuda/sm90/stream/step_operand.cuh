@@ -41,9 +41,10 @@ class StepFactors {
     return __shfl_sync(kWarp, own, 2 * word + row, 4);
   }
 
-  // Offsets of two groups.
+  // Offsets of two groups, as numbers.
   __device__ __forceinline__ uint32_t offsets(int32_t slot, int32_t group, int row) const {
-    return steps_of_pairs(pair(slot, group, row), pair(slot, group + 1, row), true);
+    const uint32_t steps = steps_of_pairs(pair(slot, group, row), pair(slot, group + 1, row), true);
+    return numbers_of_steps(steps, StepPart(0, 1));
   }
 
   // Units of the scales and of the offsets of the thread's two rows.
@@ -87,7 +88,15 @@ class StepOperand {
         pair_(lane % 4),
         row_(16 * warp + lane / 4) {}
 
-  __device__ __forceinline__ const StepFactors<Config>& factors() const { return factors_; }
+  using Factors = StepFactors<Config>;
+  // Sums of products have this: codes and steps have one each.
+  static constexpr float kUnit = CodesInOrder::kUnit * CodesInOrder::kUnit;
+
+  __device__ __forceinline__ const Factors& factors() const { return factors_; }
+  // The parts in which steps are multiplied (StepPart).
+  static __device__ __forceinline__ int32_t parts(const Params& params) {
+    return *static_cast<const CodedParams&>(params).short_scales != 0 ? 1 : 2;
+  }
 
   // Makes weights of columns 64 atom to 64 atom + 63 of the stage in `slot`.
   __device__ __forceinline__ void decode(int32_t slot, int32_t atom, const StepPart& part,
@@ -99,14 +108,13 @@ class StepOperand {
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const uint32_t steps = StepFactors<Config>::of_quad(own, word, row);
-        const uint32_t first = lower_in_both(steps);
-        const uint32_t second = upper_in_both(steps);
         uint32_t numbers[4];
         numbers_.of_word(words.of(row, word), numbers);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const FragmentPlace place = fragment_of(word, row, i);
-          a.step[place.step][place.element] = multiply_pairs(numbers[i], i < 2 ? first : second);
+          a.step[place.step][place.element] = i < 2 ? multiply_by_half<0>(numbers[i], steps)
+                                                    : multiply_by_half<1>(numbers[i], steps);
         }
       }
     }

@@ -1,12 +1,16 @@
-// Products of codes of 4 bits whose scales are steps of 16 columns: weights are whole numbers, so
-// that sums of a stage need no more than its units. Offsets multiply sums of rows, as in
-// offset_products.cuh, which their steps, of bf16, do without a rounding.
+// Products of codes of up to 4 bits whose scales are steps of 16 columns: weights are whole
+// numbers, so that sums of a stage need no more than its units. Offsets multiply sums of rows, as
+// in offset_products.cuh, which their steps, of bf16, do without a rounding.
 #pragma once
 
 #include "experts/cuda/sm90/stream/epilogue.cuh"
 #include "experts/cuda/sm90/stream/products.cuh"
 #include "experts/cuda/sm90/stream/row_sums.cuh"
+#include "experts/cuda/sm90/stream/small_operand.cuh"
 #include "experts/cuda/sm90/stream/step_operand.cuh"
+
+#include <cstdint>
+#include <type_traits>
 
 namespace conclave::inline v0::experts::stream {
 
@@ -26,6 +30,9 @@ struct Products<Config> : Epilogue<Config> {
   using Base::shared;
   using Base::warp;
   static constexpr bool kOffsets = Config::kCodes.offsets;
+  using Operand =
+      std::conditional_t<are_small(Config::kCodes), SmallOperand<Config>, StepOperand<Config>>;
+  using Factors = typename Operand::Factors;
 
   // The sums of the widest tile: a narrower product has the first ones.
   using Sums = float[kSlices][Config::kMaxTokens / 2];
@@ -51,9 +58,9 @@ struct Products<Config> : Epilogue<Config> {
     for (int i = 0; i < N / 2; ++i) d[i] = sums.products[i] = 0.0F;
 #pragma unroll
     for (float& shift : sums.shifts) shift = 0.0F;
-    const StepOperand<Config> operand(params, shared, warp, lane,
-                                      kProduct == Product::kUp && params.activation.gated);
-    const int32_t parts = *static_cast<const CodedParams&>(params).short_scales != 0 ? 1 : 2;
+    const Operand operand(params, shared, warp, lane,
+                          kProduct == Product::kUp && params.activation.gated);
+    const int32_t parts = Operand::parts(params);
     const auto begin_stage = [&] {
       ptx::mbarrier_wait(&shared.full[ring.slot], ring.phase);
       if constexpr (!kRowsInOrder<Config, kProduct>) ptx::fence_proxy_async_shared();
@@ -115,10 +122,8 @@ struct Products<Config> : Epilogue<Config> {
         release(slot);
       }
     }
-    // Codes and steps have one each.
-    constexpr float kUnit = CodesInOrder::kUnit * CodesInOrder::kUnit;
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) d[i] *= kUnit;
+    for (int i = 0; i < N / 2; ++i) d[i] *= Operand::kUnit;
   }
 
   // Sums lack nothing.
@@ -132,18 +137,20 @@ struct Products<Config> : Epilogue<Config> {
   template <int N>
   __device__ __forceinline__ void multiply_atom(StageSums<N>& sums, const RoundedFragments& a,
                                                 int32_t slot, int atom, bool adds) const {
-    const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(shared.tokens[slot][atom]));
+    // Found anew from a stage's first atom, a descriptor takes one instruction.
+    const uint32_t b = ptx::wgmma_descriptor_low(ptx::shared_address(shared.tokens[slot][0])) +
+                       static_cast<uint32_t>(atom * (Config::kTokenBytes >> 4));
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < RoundedFragments::kSteps; ++step) {
-      ptx::WgmmaOfRegisters<N>::mma(sums.products, a.step[step], b + 2 * step, adds || step > 0);
+      ptx::WgmmaOfRegisters<N>::mma(sums.products, a.step[step],
+                                    ptx::wgmma_descriptor_of_low(b + 2 * step), adds || step > 0);
     }
   }
 
   // Multiplies the stage's offsets by sums of rows, in three terms of which each has 16 columns.
   template <int N>
-  __device__ __forceinline__ void multiply_row_sums(StageSums<N>& sums,
-                                                    const StepFactors<Config>& factors,
+  __device__ __forceinline__ void multiply_row_sums(StageSums<N>& sums, const Factors& factors,
                                                     int32_t slot) const {
     if constexpr (kOffsets) {
       using Storage = SummedStorage<Config>;
@@ -151,8 +158,7 @@ struct Products<Config> : Epilogue<Config> {
       uint32_t a[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[i] = numbers_of_steps(factors.offsets(slot, lane % 4 * 2 + i / 2 * 8, i % 2),
-                                StepPart(0, 1));
+        a[i] = factors.offsets(slot, lane % 4 * 2 + i / 2 * 8, i % 2);
       }
       // The ring is advanced behind this.
       ptx::mbarrier_wait(&storage.sums_full[ring.slot], ring.phase);
@@ -170,16 +176,15 @@ struct Products<Config> : Epilogue<Config> {
   // Adds what a stage's columns come to, in units of codes and steps.
   template <int N>
   static __device__ __forceinline__ void add_stage(float (&d)[N / 2], StageSums<N>& sums,
-                                                   const StepFactors<Config>& factors,
-                                                   int32_t slot) {
-    const typename StepFactors<Config>::Units units = factors.units(slot);
+                                                   const Factors& factors, int32_t slot) {
+    const typename Factors::Units units = factors.units(slot);
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::wgmma_fence_operand(sums.products[i]);
       d[i] = fmaf(sums.products[i], i % 4 < 2 ? units.scales.x : units.scales.y, d[i]);
     }
     if constexpr (kOffsets) {
-      constexpr float kUnit = -1.0F / CodesInOrder::kUnit;
+      constexpr float kUnit = -CodesInOrder::kUnit / Operand::kUnit;
       const float2 offsets = {units.offsets.x * kUnit, units.offsets.y * kUnit};
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) {

@@ -41,6 +41,13 @@ template <bool kOffsets>
 constexpr std::array kTilesOfSteps = {
     tile_of(kTimesSteps<kOffsets>, 16, 128), tile_of(kTimesSteps<kOffsets>, 16, 256),
     tile_of(kTimesSteps<kOffsets>, 32, 256), tile_of(kTimesSteps<kOffsets>, 64, 128)};
+constexpr DeviceTile small_codes_tile(int32_t tokens, int32_t weight_rows) {
+  DeviceTile tile = tile_of(kSmallCodesForm, tokens, weight_rows);
+  tile.depth = 64;
+  return tile;
+}
+constexpr std::array kSmallCodesTiles = {small_codes_tile(16, 256), small_codes_tile(32, 256),
+                                         small_codes_tile(64, 128)};
 template <bool kSteps>
 constexpr DeviceTile byte_offset_tile(int32_t tokens, int32_t weight_rows) {
   return {.tokens = tokens,
@@ -122,14 +129,15 @@ CodeKernelForm code_kernel_form(const ExpertsProblem& problem) {
         [&](int64_t shared) { return shared == 0 || shared >= columns; });
   };
   const CodeOrder order = code_order(problem);
-  CodeKernelForm form{.bits = bit_size(problem.weight_dtype),
-                      .columns_of_sum = all_share(32) ? 32 : 16,
-                      .offsets = has_offsets(factor_form(problem)),
-                      .two_terms = takes_two_terms(problem.weight_dtype),
-                      .in_order = order == CodeOrder::kLanesOfNumbers,
-                      .in_pairs = order == CodeOrder::kLanesOfPairs,
-                      .exact = factor_form(problem) == FactorForm::kExact,
-                      .steps = has_steps(factor_form(problem))};
+  CodeKernelForm form{
+      .bits = code_bits(problem),
+      .columns_of_sum = all_share(32) ? 32 : 16,
+      .offsets = has_offsets(factor_form(problem)),
+      .two_terms = takes_two_terms(problem.weight_dtype),
+      .in_order = order == CodeOrder::kLanesOfNumbers || order == CodeOrder::kLanesOfSmallNumbers,
+      .in_pairs = order == CodeOrder::kLanesOfPairs,
+      .exact = factor_form(problem) == FactorForm::kExact,
+      .steps = has_steps(factor_form(problem))};
   if (form.bits == 8) {
     form.in_order = are_signed_bytes(problem) && form.columns_of_sum == 32;
     return form;
@@ -152,6 +160,7 @@ std::span<const DeviceTile> stream_codes_tiles(const ExpertsProblem& problem) {
                       : std::span<const DeviceTile>(kByteOffsetTiles<false>);
   }
   if (form == kSignedBytesForm) return kSignedByteTiles;
+  if (form == kSmallCodesForm) return kSmallCodesTiles;
   if (multiplies_steps(form)) {
     return form.offsets ? std::span<const DeviceTile>(kTilesOfSteps<true>)
                         : std::span<const DeviceTile>(kTilesOfSteps<false>);

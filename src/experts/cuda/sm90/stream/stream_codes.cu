@@ -4,6 +4,7 @@
 #include "experts/cuda/sm90/stream/codes_tiles.cuh"
 #include "experts/cuda/sm90/stream/signed_byte_kernels.h"
 #include "experts/cuda/sm90/stream/signed_bytes.h"
+#include "experts/cuda/sm90/stream/small_codes.h"
 #include "experts/cuda/sm90/stream/stream_codes.h"
 
 namespace conclave::inline v0::experts {
@@ -54,6 +55,7 @@ KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
                ? find_in_few<Codes{.bits = 4, .steps_of_sum = 1, .terms = 2}>(tile)
                : find_in_few<Codes{.bits = 4, .steps_of_sum = 2, .terms = 2}>(tile);
   }
+  if (form == kSmallCodesForm) return stream::find_kernels_of_small_codes(tile);
   if (multiplies_steps(form)) {
     return form.offsets ? stream::find_shifted_kernels_times_steps(tile)
                         : stream::find_kernels_times_steps(tile);

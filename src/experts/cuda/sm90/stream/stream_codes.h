@@ -46,8 +46,11 @@ struct CodeKernelForm {
 CodeKernelForm code_kernel_form(const ExpertsProblem& problem);
 // multiplies_steps of the problem.
 constexpr bool multiplies_steps(const CodeKernelForm& form) {
-  return form.bits == 4 && form.steps && form.columns_of_sum == 16;
+  return form.bits <= 4 && form.steps && form.columns_of_sum == 16;
 }
+// CodeOrder::kLanesOfSmallNumbers.
+inline constexpr CodeKernelForm kSmallCodesForm{
+    .bits = 2, .columns_of_sum = 16, .offsets = true, .in_order = true, .steps = true};
 
 // Stages that shared memory has room for beside the values of codes, with tiles of 16 to 96 tokens
 // and 128 weight rows, or of up to 32 tokens and 256.
@@ -64,6 +67,9 @@ constexpr int32_t code_stages(const CodeKernelForm& form, int32_t tokens, int32_
     return kRoom / (weight_rows * (128 + columns / 16 + 4) + tokens * columns * 2);
   }
   // Those that offsets multiply have three numbers of bf16 for each token and group.
+  if (form.bits == 2) {
+    return kRoom / (weight_rows * (64 + groups + 4) + tokens * (512 + groups * 6));
+  }
   if (form.steps) {
     return kRoom / (codes_and_tokens + weight_rows * (groups * 2 + 8) + tokens * groups * 6);
   }

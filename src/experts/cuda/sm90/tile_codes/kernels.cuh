@@ -17,7 +17,7 @@ KernelPair kernels_of_tile() {
                                 .pairs_in_terms = kCodes.in_pairs && kCodes.terms == 2};
   constexpr stream::Shape kShape{.max_tokens = kTokens,
                                  .weight_rows = kTokens == 144 ? 192 : 128,
-                                 .atoms = kCodes.bits == 4 ? 4 : 2,
+                                 .atoms = kCodes.bits == 8 ? 2 : 4,
                                  .stages = 2,
                                  .sorted = true,
                                  .consumers = kTokens == 96    ? 4

@@ -29,6 +29,14 @@ template <int64_t kBits, bool kShifts, bool kWholeRows = false>
 constexpr std::array kTiles = {tile_of<kBits, kShifts, kWholeRows>(144, 192),
                                tile_of<kBits, kShifts, kWholeRows>(256, 128)};
 
+// Codes of 2 bits have half as many bytes.
+constexpr DeviceTile small_codes_tile(DeviceTile tile) {
+  tile.depth = 64;
+  return tile;
+}
+constexpr std::array kSmallCodesTiles = {small_codes_tile(kTiles<4, true>[0]),
+                                         small_codes_tile(kTiles<4, true>[1])};
+
 // A sum of many columns with many scales averages the rounding of weights out: with these each
 // output stays within the bar of a bf16 layer.
 constexpr int64_t kLeastColumns = 512;
@@ -109,6 +117,7 @@ TileCodesForm tile_codes_form(const ExpertsProblem& problem) {
 }
 
 std::span<const DeviceTile> tile_codes_tiles(const ExpertsProblem& problem) {
+  if (code_order(problem) == CodeOrder::kLanesOfSmallNumbers) return kSmallCodesTiles;
   const TileCodesForm form = tile_codes_form(problem);
   if (form.bits == 4) {
     if (form.whole_rows) return kTiles<4, false, true>;

@@ -5,6 +5,7 @@
 #include "experts/cuda/sm90/tile_codes/byte_steps.h"
 #include "experts/cuda/sm90/tile_codes/kernels.h"
 #include "experts/cuda/sm90/tile_codes/signed_bytes.h"
+#include "experts/cuda/sm90/tile_codes/small_codes.h"
 #include "experts/cuda/sm90/tile_codes/tile_codes.h"
 #include "experts/cuda/sm90/tile_codes/times_steps.h"
 
@@ -31,6 +32,9 @@ tile_codes::KernelPair find_kernels_of_signed_bytes(const ExpertsProblem& proble
 tile_codes::KernelPair find_kernels(const ExpertsProblem& problem, const DeviceTile& tile) {
   const TileCodesForm form = tile_codes_form(problem);
   if (are_signed_bytes(problem)) return find_kernels_of_signed_bytes(problem, tile);
+  if (code_order(problem) == CodeOrder::kLanesOfSmallNumbers) {
+    return tile_codes::find_kernels_of_small_codes(tile);
+  }
   if (multiplies_steps(problem)) {
     return form.shifts ? tile_codes::find_shifted_kernels_times_steps(tile)
                        : tile_codes::find_kernels_times_steps(tile);

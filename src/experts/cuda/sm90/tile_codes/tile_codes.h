@@ -35,7 +35,7 @@ TileCodesForm tile_codes_form(const ExpertsProblem& problem);
 // Tiles have 144 tokens and 192 weight rows, or 256 and 128. Beside two stages of codes shared
 // memory has room for so many of 64 columns of the tokens.
 constexpr int32_t tile_codes_token_stages(const TileCodesForm& form, int32_t tokens) {
-  const bool has_many_factors = form.bits == 4 && form.shifts && !form.whole_rows;
+  const bool has_many_factors = form.bits <= 4 && form.shifts && !form.whole_rows;
   return (tokens == 256 ? 4 : 5) - (has_many_factors || form.pairs_in_terms ? 1 : 0);
 }
 
