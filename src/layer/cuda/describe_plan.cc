@@ -3,6 +3,7 @@
 #include "comm/one_launch.h"
 #include "core/part_spec.h"
 #include "core/weight_types.h"
+#include "experts/cuda/factor_planes.h"
 #include "layer/cuda/book_workspace.h"
 #include "layer/cuda/gathered_row.h"
 #include "layer/cuda/row_format.h"
@@ -33,8 +34,11 @@ size_t weight_bytes(const experts::ExpertsProblem& problem) {
   const int64_t halves = problem.activation.gated ? 2 : 1;
   const DType dtype = problem.weight_dtype;
   const int64_t rows = halves * problem.intermediate_size;
-  const int64_t gate_up = rows * padded_row(problem.input_columns(), dtype);
-  const int64_t down = problem.hidden_size * padded_row(problem.intermediate_size, dtype);
+  const auto row_of = [&](int64_t columns) {
+    return padded_row(experts::stored_columns(problem, columns), dtype);
+  };
+  const int64_t gate_up = rows * row_of(problem.input_columns());
+  const int64_t down = problem.hidden_size * row_of(problem.intermediate_size);
   return static_cast<size_t>(packed_bytes(dtype, problem.num_local_experts * (gate_up + down)));
 }
 

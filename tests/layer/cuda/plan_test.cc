@@ -151,7 +151,8 @@ TEST(CudaPlan, PublishedFormsOfCodes_NeverTakeThePlainKernel) {
   }
 }
 
-// What is known of matrices, as of GGUF's blocks of 5 and 6 bits, is for panels of a CPU.
+// What is known of matrices, as of GGUF's blocks of 5 and 6 bits, is for panels of a CPU, but for
+// codes of 2 bits, which take half of the memory.
 TEST(CudaPlan, KnownCodes_ChangeNoKernelAndNoByte) {
   std::vector<WeightForm> forms = gguf_block_forms();
   std::ranges::copy(gguf_mixed_forms(), std::back_inserter(forms));
@@ -164,11 +165,13 @@ TEST(CudaPlan, KnownCodes_ChangeNoKernelAndNoByte) {
     any_known |= spec.quant.gate_up_codes.dtype == DType::kI6;
     spec.quant.gate_up_codes = spec.quant.down_codes = {};
     const Plan expected = plan(spec, {.max_tokens = 4096}).summary;
-    EXPECT_EQ(own.packed_bytes, expected.packed_bytes) << form.name;
+    const bool is_small = form.quant.gate_up_codes.dtype == DType::kU2;
+    EXPECT_EQ(own.packed_bytes, expected.packed_bytes / (is_small ? 2 : 1)) << form.name;
     ASSERT_EQ(own.ladder.size(), expected.ladder.size()) << form.name;
     for (size_t rung = 0; rung < own.ladder.size(); ++rung) {
       EXPECT_EQ(own.ladder[rung].kernel, expected.ladder[rung].kernel) << form.name;
       EXPECT_EQ(own.ladder[rung].last_tokens, expected.ladder[rung].last_tokens) << form.name;
+      if (is_small) continue;  // tiles of its own
       EXPECT_EQ(own.ladder[rung].workspace_bytes, expected.ladder[rung].workspace_bytes)
           << form.name;
     }
