@@ -34,24 +34,14 @@ class SmallSteps {
   // Products of a pair's bits and a scale are in units of this.
   static constexpr float kUnit = 0x1p13F;
 
-  // Numbers of scales are multiplied by these, of steps 0 and 1 and of 2 and 3. The compiler may
-  // not know them: it would move them to a register for each scale.
-  struct Powers {
-    uint32_t of[2];
-
-    __device__ __forceinline__ Powers() {
-      asm volatile("mov.b32 %0, 0x7a807b80;" : "=r"(of[0]));
-      asm volatile("mov.b32 %0, 0x78807980;" : "=r"(of[1]));
-    }
-  };
-
   __device__ __forceinline__ explicit SmallSteps(uint32_t word) : scales_(word & 0x0f0f0f0fU) {}
 
   // The scales of steps 2 `pair` and 2 `pair` + 1, for SmallCodes::bits of the same steps: 2^120
   // 4^-step times as much. 128 and a number below that are in one byte behind a number's exponent.
-  __device__ __forceinline__ uint32_t scale_pair(int pair, const Powers& powers) const {
+  __device__ __forceinline__ uint32_t scale_pair(int pair) const {
     const uint32_t raised = __byte_perm(scales_, 0x43434343U, 0x4140U + 0x0202U * pair);
-    return multiply_add(raised, powers.of[pair], pair == 0 ? 0xfe00ff00U : 0xfc00fd00U);
+    return multiply_add(raised, pair == 0 ? 0x7a807b80U : 0x78807980U,
+                        pair == 0 ? 0xfe00ff00U : 0xfc00fd00U);
   }
 
   // The offsets of two groups, from their bytes, in units of CodesInOrder.

@@ -33,7 +33,6 @@ template <class Config, int kProducts>
 __device__ __forceinline__ void multiply_small(const LaneBox& box, const SmallFactors& factors,
                                                int unit, const Thread& me,
                                                Sums<Config, kProducts>& sums) {
-  const SmallSteps::Powers powers;
   float products[kProducts][4] = {};
   float shifts[kProducts][4] = {};
 #pragma unroll 1
@@ -51,7 +50,7 @@ __device__ __forceinline__ void multiply_small(const LaneBox& box, const SmallFa
         const SmallSteps steps(word);
 #pragma unroll
         for (int step = 0; step < kStepsOfTurn; step += 2) {
-          const uint32_t scales = steps.scale_pair(step / 2, powers);
+          const uint32_t scales = steps.scale_pair(step / 2);
 #pragma unroll
           for (int pair = 0; pair < 2; ++pair) {
             a[step][2 * pair + row] = multiply_by_half<0>(codes.bits(step, pair), scales);

@@ -103,7 +103,7 @@ class SmallOperand {
       const SmallSteps steps(factors_.steps(slot, atom, row));
 #pragma unroll
       for (int step = 0; step < SmallCodes::kSteps; step += 2) {
-        const uint32_t scales = steps.scale_pair(step / 2, powers_);
+        const uint32_t scales = steps.scale_pair(step / 2);
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
           a.step[step][2 * pair + row] = multiply_by_half<0>(codes.bits(step, pair), scales);
@@ -117,7 +117,6 @@ class SmallOperand {
  private:
   const SharedStorage<Config>& shared_;
   Factors factors_;
-  SmallSteps::Powers powers_;
   int32_t pair_;  // the thread has columns 2 pair and 2 pair + 1 of each eight
   int32_t row_;   // the second one is eight below
 };
