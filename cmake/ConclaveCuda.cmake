@@ -131,6 +131,30 @@ function(conclave_cuda_sources target)
   endforeach()
 endfunction()
 
+# conclave_cuda_united(<target> <name> <file>...)
+#
+# Compiles files of conclave_cuda_sources together, a dozen at most: nvcc reads a file's headers three times, for the
+# device, for the host and to part the two, which takes longer than many a file's kernels. Names in their unnamed
+# namespaces differ. OFF (CONCLAVE_UNITE) and where they are not compiled at all, this does nothing.
+function(conclave_cuda_united target name)
+  set(files)
+  get_target_property(directory ${target} SOURCE_DIR)
+  foreach(file IN LISTS ARGN)
+    # conclave_cuda_sources gives options to what it compiles.
+    get_property(
+      options
+      SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/${file}
+      DIRECTORY ${directory}
+      PROPERTY COMPILE_OPTIONS)
+    if(NOT CONCLAVE_UNITE OR NOT options)
+      return()
+    endif()
+    cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${PROJECT_SOURCE_DIR}/src OUTPUT_VARIABLE folder)
+    list(APPEND files ${folder}/${file})
+  endforeach()
+  conclave_unite_files(${target} ${PROJECT_SOURCE_DIR}/src cuda_${name} FILES ${files})
+endfunction()
+
 # conclave_cuda_program(<name> <file>...): a program of one file that runs on any machine with a
 # driver: nothing of it is shared but libc.
 function(conclave_cuda_program name)

@@ -50,16 +50,22 @@ function(conclave_unite_files target root name)
       string(APPEND content "#include \"${file}\"\n")
       set_property(SOURCE ${root}/${file} DIRECTORY ${directory} PROPERTY HEADER_FILE_ONLY ON)
     endforeach()
-    set(united ${PROJECT_BINARY_DIR}/united/${target}/${name}_${batch}.cc)
+    list(GET files 0 first)
+    cmake_path(GET first EXTENSION LAST_ONLY extension)
+    set(united ${PROJECT_BINARY_DIR}/united/${target}/${name}_${batch}${extension})
     file(CONFIGURE OUTPUT ${united} CONTENT "${content}" @ONLY)
     target_sources(${target} PRIVATE ${united})
     # The files of a folder have the same options.
-    list(GET files 0 first)
     get_property(
       options
       SOURCE ${root}/${first}
       DIRECTORY ${directory}
       PROPERTY COMPILE_OPTIONS)
+    if(extension STREQUAL ".cu")
+      set_property(SOURCE ${united} DIRECTORY ${directory} PROPERTY LANGUAGE CUDA)
+      set_property(SOURCE ${united} DIRECTORY ${directory} PROPERTY COMPILE_OPTIONS ${options})
+      continue()
+    endif()
     # Clang with sanitizers takes two thirds of the time without optimisation, but has to read the headers, which were
     # precompiled with it: that pays for a batch of some files. Those whose paths a fuzzer counts run hundreds of thousands
     # of times. GCC gains nothing by it.

@@ -5,8 +5,8 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kWarps = kThreads / 32;
+constexpr int kClearThreads = 256;
+constexpr int64_t kClearWarps = kClearThreads / 32;
 
 __device__ __forceinline__ void clear_row(char* row, int64_t bytes, int64_t lane) {
   if (reinterpret_cast<uintptr_t>(row) % 16 == 0 && bytes % 16 == 0) {
@@ -19,11 +19,11 @@ __device__ __forceinline__ void clear_row(char* row, int64_t bytes, int64_t lane
 }
 
 // Each lane checks one of 32 tokens for a row; the warp clears the tokens that have none.
-__global__ void __launch_bounds__(kThreads) clear_kernel(const ClearRowsArgs args) {
+__global__ void __launch_bounds__(kClearThreads) clear_kernel(const ClearRowsArgs args) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t lane = threadIdx.x % 32;
-  const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * 32;
+  const int64_t first = (int64_t{blockIdx.x} * kClearWarps + threadIdx.x / 32) * 32;
   const int64_t live =
       args.live_tokens == nullptr ? args.num_tokens : min(args.num_tokens, *args.live_tokens);
   const bool missing = first + lane < live && args.slot_row[first + lane] < 0;
@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const ClearRowsArgs arg
 
 void clear_rows(const ClearRowsArgs& args, CUstream_st* stream) {
   if (args.num_tokens == 0 || args.row_bytes == 0) return;
-  const int64_t blocks = (args.num_tokens + kThreads - 1) / kThreads;
+  const int64_t blocks = (args.num_tokens + kClearThreads - 1) / kClearThreads;
   cuda::launch("dispatch.clear_rows", &clear_kernel,
-               {.blocks = blocks, .threads = kThreads, .stream = stream}, args);
+               {.blocks = blocks, .threads = kClearThreads, .stream = stream}, args);
 }
 
 }  // namespace conclave::inline v0::dispatch

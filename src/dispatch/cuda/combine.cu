@@ -16,17 +16,17 @@ namespace {
 
 using device::Terms;
 
-constexpr int32_t kThreads = 128;
+constexpr int32_t kCombineThreads = 128;
 
 // One warp per unit, or per few units one after another.
 template <class Row, int kRows, int kParts, int kBlocksPerSm, Terms kTerms = Terms::kCommon>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kCombineThreads, kBlocksPerSm)
     combine_kernel(const __grid_constant__ device::CombineParams params) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const int64_t units = device::live_rows(params) * params.units_per_row;
-  const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
-  int64_t unit = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t warps = int64_t{gridDim.x} * (kCombineThreads / 32);
+  int64_t unit = int64_t{blockIdx.x} * (kCombineThreads / 32) + threadIdx.x / 32;
   if (unit >= units) return;
   device::LaneSlot ahead = device::read_slots_ahead(params, unit);
   for (; unit < units; unit += warps) {
@@ -149,10 +149,11 @@ void device_combine(const DeviceCombineArgs& args, CUstream_st* stream) {
   const device::CombineParams params = combine_params(args, shape.parts);
   constexpr int64_t kMaxBlocks = int64_t{1} << 30;
   const int64_t units = args.num_tokens * params.units_per_row;
-  const int64_t blocks = ceil_div(units, units_a_warp(units) * (kThreads / 32));
-  cuda::launch("dispatch.combine", shape.kernel,
-               {.blocks = std::min(kMaxBlocks, blocks), .threads = kThreads, .stream = stream},
-               params);
+  const int64_t blocks = ceil_div(units, units_a_warp(units) * (kCombineThreads / 32));
+  cuda::launch(
+      "dispatch.combine", shape.kernel,
+      {.blocks = std::min(kMaxBlocks, blocks), .threads = kCombineThreads, .stream = stream},
+      params);
 }
 
 }  // namespace conclave::inline v0::dispatch

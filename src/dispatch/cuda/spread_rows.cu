@@ -13,7 +13,7 @@
 namespace conclave::inline v0::dispatch {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kSpreadThreads = 128;
 constexpr int kLaneColumns = 8;  // 16 bytes of a 16-bit row
 // Loads in flight per lane, followed by as many stores per slot. A token's row is read once.
 constexpr int kParts = 4;
@@ -73,12 +73,12 @@ __device__ __forceinline__ void store_part(const uint4& bits, int64_t columns, T
 
 // One warp per unit: kUnitColumns columns of a token.
 template <class From, class To>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSpreadThreads)
     spread_kernel(const __grid_constant__ SpreadParams params) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
   const SpreadRows& args = params.args;
-  const int64_t unit = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t unit = int64_t{blockIdx.x} * (kSpreadThreads / 32) + threadIdx.x / 32;
   const int64_t token = unit / params.units_per_row;
   if (token >= live_rows(args)) return;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
@@ -118,11 +118,12 @@ void launch_spread(const SpreadRows& args, CUstream_st* stream) {
                        args.row_stride * static_cast<int64_t>(sizeof(From)) % 16 == 0;
   const SpreadParams params{
       .args = args, .units_per_row = ceil_div(args.columns, kUnitColumns), .aligned = aligned};
-  cuda::launch("dispatch.spread_rows", spread_kernel<From, To>,
-               {.blocks = ceil_div(args.num_rows * params.units_per_row, int64_t{kThreads / 32}),
-                .threads = kThreads,
-                .stream = stream},
-               params);
+  cuda::launch(
+      "dispatch.spread_rows", spread_kernel<From, To>,
+      {.blocks = ceil_div(args.num_rows * params.units_per_row, int64_t{kSpreadThreads / 32}),
+       .threads = kSpreadThreads,
+       .stream = stream},
+      params);
 }
 
 template <class From>

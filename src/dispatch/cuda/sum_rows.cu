@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-auto kernel_for(DType dtype) {
+auto round_kernel_for(DType dtype) {
   switch (dtype) {
     case DType::kF32:
       return &round_kernel<float>;
@@ -131,7 +131,7 @@ void round_sums(const DeviceCombineArgs& args, CUstream_st* stream) {
       .out_stride = args.out_stride,
       .aligned = reinterpret_cast<uintptr_t>(args.out) % 16 == 0 && out_bytes % 16 == 0};
   const int64_t units = args.num_tokens * params.units_per_row;
-  cuda::launch("dispatch.round_sums", kernel_for(args.out_dtype),
+  cuda::launch("dispatch.round_sums", round_kernel_for(args.out_dtype),
                {.blocks = ceil_div(units, int64_t{kThreads} * kUnits),
                 .threads = kThreads,
                 .stream = stream},

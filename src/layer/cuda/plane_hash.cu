@@ -6,7 +6,7 @@
 namespace conclave::inline v0 {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kHashThreads = 256;
 // Few, since forwards run beside them.
 constexpr int64_t kMostBlocks = 16;
 constexpr size_t kWordBytes = sizeof(uint64_t);
@@ -40,11 +40,11 @@ __device__ __forceinline__ uint64_t word_at(const PlaneBytes& plane, size_t inde
 }
 
 // Sums do not depend on who adds first.
-__global__ void __launch_bounds__(kThreads) hash_kernel(const PlaneBytes plane, uint64_t* sum) {
+__global__ void __launch_bounds__(kHashThreads) hash_kernel(const PlaneBytes plane, uint64_t* sum) {
   const size_t words = (plane.bytes + kWordBytes - 1) / kWordBytes;
-  const size_t stride = size_t{gridDim.x} * kThreads;
+  const size_t stride = size_t{gridDim.x} * kHashThreads;
   uint64_t own = 0;
-  for (size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x; i < words; i += stride) {
+  for (size_t i = size_t{blockIdx.x} * kHashThreads + threadIdx.x; i < words; i += stride) {
     own += mixed(word_at(plane, i), plane.seed + i);
   }
   for (int offset = 16; offset > 0; offset /= 2) own += __shfl_down_sync(0xffffffffU, own, offset);
@@ -59,11 +59,13 @@ void add_plane_hash(const std::byte* data, size_t bytes, uint64_t seed, uint64_t
                     CUstream_st* stream) {
   if (bytes == 0) return;
   const auto words = static_cast<int64_t>((bytes + kWordBytes - 1) / kWordBytes);
-  const int64_t blocks = std::min((words + kThreads - 1) / kThreads, kMostBlocks);
-  cuda::launch(
-      "migration.hash", &hash_kernel,
-      {.blocks = blocks, .threads = kThreads, .overlap = cuda::Overlap::kNone, .stream = stream},
-      PlaneBytes{data, bytes, seed}, sum);
+  const int64_t blocks = std::min((words + kHashThreads - 1) / kHashThreads, kMostBlocks);
+  cuda::launch("migration.hash", &hash_kernel,
+               {.blocks = blocks,
+                .threads = kHashThreads,
+                .overlap = cuda::Overlap::kNone,
+                .stream = stream},
+               PlaneBytes{data, bytes, seed}, sum);
 }
 
 }  // namespace conclave::inline v0

@@ -6,7 +6,7 @@
 namespace conclave::inline v0::routing {
 namespace {
 
-constexpr int32_t kThreads = 128;
+constexpr int32_t kSlotThreads = 128;
 
 __device__ float given_weight(const DeviceFusedSlots& args, int64_t token, int32_t slot) {
   const int64_t at = token * args.weights_stride + slot;
@@ -20,11 +20,11 @@ __device__ float given_weight(const DeviceFusedSlots& args, int64_t token, int32
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kSlotThreads)
     fused_slots_kernel(const __grid_constant__ DeviceFusedSlots args) {
   cuda::device::grid_dependency_wait();
   cuda::device::grid_launch_dependents();
-  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t item = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
   if (item >= args.num_tokens * args.num_shared) return;
   const int64_t token = item / args.num_shared;
   const auto shared = static_cast<int32_t>(item % args.num_shared);
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads)
 void device_fused_slots(const DeviceFusedSlots& args, CUstream_st* stream) {
   if (args.num_tokens == 0) return;
   cuda::launch("routing.fused_slots", fused_slots_kernel,
-               {.blocks = ceil_div(args.num_tokens * args.num_shared, int64_t{kThreads}),
-                .threads = kThreads,
+               {.blocks = ceil_div(args.num_tokens * args.num_shared, int64_t{kSlotThreads}),
+                .threads = kSlotThreads,
                 .stream = stream},
                args);
 }

@@ -49,17 +49,17 @@ class HashOnDevice final : public DeviceRouter {
   int64_t vocab_;
 };
 
-Support supports(const MoeSpec& spec) {
+Support supports_hash(const MoeSpec& spec) {
   if (Support support = hash_supports(spec); !support) return support;
   return device_route_supports(spec);
 }
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_hash(const MoeSpec& spec) {
   return std::make_unique<HashOnDevice>(spec);
 }
 
 }  // namespace
 
-const DeviceRouterRow kHashOnDevice{.supports = supports, .make = make};
+const DeviceRouterRow kHashOnDevice{.supports = supports_hash, .make = make_hash};
 
 }  // namespace conclave::inline v0::routing

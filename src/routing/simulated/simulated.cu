@@ -137,7 +137,7 @@ class SimulatedOnDevice final : public DeviceRouter {
   SimulatedRule rule_;
 };
 
-Support supports(const MoeSpec& spec) {
+Support supports_simulated(const MoeSpec& spec) {
   if (Support support = simulated_supports(spec); !support) return support;
   return at_most("num_experts", spec.num_experts, kMaxSimulatedExperts);
 }
@@ -147,13 +147,13 @@ Support runs_alone(const MoeSpec& spec) {
   return replays ? Support::no("recorded ids to replay lie in host memory") : Support::yes();
 }
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_simulated(const MoeSpec& spec) {
   return std::make_unique<SimulatedOnDevice>(spec);
 }
 
 }  // namespace
 
 const DeviceRouterRow kSimulatedOnDevice{
-    .supports = supports, .runs_alone = runs_alone, .make = make};
+    .supports = supports_simulated, .runs_alone = runs_alone, .make = make_simulated};
 
 }  // namespace conclave::inline v0::routing

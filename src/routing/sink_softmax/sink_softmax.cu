@@ -132,17 +132,18 @@ class SinkSoftmaxOnDevice final : public DeviceRouter {
   SinkRule rule_;
 };
 
-Support supports(const MoeSpec& spec) {
+Support supports_sink_softmax(const MoeSpec& spec) {
   if (Support support = sink_softmax_supports(spec); !support) return support;
   return device_route_supports(spec);
 }
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_sink_softmax(const MoeSpec& spec) {
   return std::make_unique<SinkSoftmaxOnDevice>(spec);
 }
 
 }  // namespace
 
-const DeviceRouterRow kSinkSoftmaxOnDevice{.supports = supports, .make = make};
+const DeviceRouterRow kSinkSoftmaxOnDevice{.supports = supports_sink_softmax,
+                                           .make = make_sink_softmax};
 
 }  // namespace conclave::inline v0::routing

@@ -112,17 +112,18 @@ class SoftmaxThresholdOnDevice final : public DeviceRouter {
   ThresholdRule rule_;
 };
 
-Support supports(const MoeSpec& spec) {
+Support supports_softmax_threshold(const MoeSpec& spec) {
   if (Support support = softmax_threshold_supports(spec); !support) return support;
   return device_route_supports(spec);
 }
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_softmax_threshold(const MoeSpec& spec) {
   return std::make_unique<SoftmaxThresholdOnDevice>(spec);
 }
 
 }  // namespace
 
-const DeviceRouterRow kSoftmaxThresholdOnDevice{.supports = supports, .make = make};
+const DeviceRouterRow kSoftmaxThresholdOnDevice{.supports = supports_softmax_threshold,
+                                                .make = make_softmax_threshold};
 
 }  // namespace conclave::inline v0::routing

@@ -115,12 +115,13 @@ class SparseMixerOnDevice final : public DeviceRouter {
   double epsilon_;
 };
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_sparse_mixer(const MoeSpec& spec) {
   return std::make_unique<SparseMixerOnDevice>(spec);
 }
 
 }  // namespace
 
-const DeviceRouterRow kSparseMixerOnDevice{.supports = sparse_mixer_supports, .make = make};
+const DeviceRouterRow kSparseMixerOnDevice{.supports = sparse_mixer_supports,
+                                           .make = make_sparse_mixer};
 
 }  // namespace conclave::inline v0::routing

@@ -89,17 +89,17 @@ class TopAnyOnDevice final : public DeviceRouter {
   TopAnyRule rule_;
 };
 
-Support supports(const MoeSpec& spec) {
+Support supports_top_any(const MoeSpec& spec) {
   if (Support support = top_any_supports(spec); !support) return support;
   return device_route_supports(spec);
 }
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_top_any(const MoeSpec& spec) {
   return std::make_unique<TopAnyOnDevice>(spec);
 }
 
 }  // namespace
 
-const DeviceRouterRow kTopAnyOnDevice{.supports = supports, .make = make};
+const DeviceRouterRow kTopAnyOnDevice{.supports = supports_top_any, .make = make_top_any};
 
 }  // namespace conclave::inline v0::routing

@@ -20,13 +20,13 @@ class TopkOnDevice final : public DeviceRouter {
   DeviceRoutePlan finish_;
 };
 
-std::unique_ptr<DeviceRouter> make(const MoeSpec& spec) {
+std::unique_ptr<DeviceRouter> make_topk(const MoeSpec& spec) {
   return std::make_unique<TopkOnDevice>(spec);
 }
 
 }  // namespace
 
 const DeviceRouterRow kTopkOnDevice{
-    .supports = device_route_supports, .make = make, .writes_choices = false};
+    .supports = device_route_supports, .make = make_topk, .writes_choices = false};
 
 }  // namespace conclave::inline v0::routing

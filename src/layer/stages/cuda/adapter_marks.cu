@@ -10,7 +10,7 @@ namespace {
 
 namespace ptx = cuda::device;
 
-constexpr int kThreads = 256;
+constexpr int kMarkThreads = 256;
 
 __device__ int64_t id_at(const MarkTokens& args, int64_t token) {
   return args.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(args.ids)[token]
@@ -32,10 +32,10 @@ __device__ int32_t mark_of(const MarkTokens& args, int64_t id) {
   return low < args.num_known && args.known[low] == id ? low + 1 : 0;
 }
 
-__global__ void __launch_bounds__(kThreads) mark_kernel(const MarkTokens args) {
+__global__ void __launch_bounds__(kMarkThreads) mark_kernel(const MarkTokens args) {
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const int64_t token = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t token = int64_t{blockIdx.x} * kMarkThreads + threadIdx.x;
   if (token >= args.num_tokens) return;
   const bool is_live = (args.live_tokens == nullptr || token < *args.live_tokens) &&
                        (args.padding_mask == nullptr || args.padding_mask[token]);
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(const MarkTokens args) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) split_kernel(const SplitChoices args) {
+__global__ void __launch_bounds__(kMarkThreads) split_kernel(const SplitChoices args) {
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t at = int64_t{blockIdx.x} * kMarkThreads + threadIdx.x;
   if (at >= args.num_tokens * args.slots) return;
   const bool has_mark = args.marks[at / args.slots] != 0;
   const int32_t id = args.ids[at];
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const SplitChoices args
 }
 
 // One block per row, by pairs of bytes: every type of rows has them.
-__global__ void __launch_bounds__(kThreads) copy_kernel(const CopyMarked args) {
+__global__ void __launch_bounds__(kMarkThreads) copy_kernel(const CopyMarked args) {
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
   const int64_t token = blockIdx.x;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyMarked args) {
       static_cast<const std::byte*>(args.from) + token * args.from_stride_bytes);
   auto* const to =
       reinterpret_cast<uint16_t*>(static_cast<std::byte*>(args.to) + token * args.to_stride_bytes);
-  for (size_t i = threadIdx.x; i < args.row_bytes / 2; i += kThreads) to[i] = from[i];
+  for (size_t i = threadIdx.x; i < args.row_bytes / 2; i += kMarkThreads) to[i] = from[i];
 }
 
 }  // namespace
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const CopyMarked args) {
 void mark_tokens(const MarkTokens& args, CUstream_st* stream) {
   if (args.num_tokens == 0) return;
   cuda::launch("layer.mark_tokens", &mark_kernel,
-               {.blocks = ceil_div(args.num_tokens, int64_t{kThreads}),
-                .threads = kThreads,
+               {.blocks = ceil_div(args.num_tokens, int64_t{kMarkThreads}),
+                .threads = kMarkThreads,
                 .stream = stream},
                args);
 }
@@ -86,16 +86,17 @@ void mark_tokens(const MarkTokens& args, CUstream_st* stream) {
 void split_choices(const SplitChoices& args, CUstream_st* stream) {
   const int64_t choices = args.num_tokens * args.slots;
   if (choices == 0) return;
-  cuda::launch(
-      "layer.split_choices", &split_kernel,
-      {.blocks = ceil_div(choices, int64_t{kThreads}), .threads = kThreads, .stream = stream},
-      args);
+  cuda::launch("layer.split_choices", &split_kernel,
+               {.blocks = ceil_div(choices, int64_t{kMarkThreads}),
+                .threads = kMarkThreads,
+                .stream = stream},
+               args);
 }
 
 void copy_marked_rows(const CopyMarked& args, CUstream_st* stream) {
   if (args.num_tokens == 0) return;
   cuda::launch("layer.copy_marked_rows", &copy_kernel,
-               {.blocks = args.num_tokens, .threads = kThreads, .stream = stream}, args);
+               {.blocks = args.num_tokens, .threads = kMarkThreads, .stream = stream}, args);
 }
 
 }  // namespace conclave::inline v0

@@ -14,7 +14,7 @@ namespace {
 
 using stream::AdaptedParams;
 using stream::Shape;
-using KernelPair = stream::KernelPairOf<AdaptedParams>;
+using AdaptedPair = stream::KernelPairOf<AdaptedParams>;
 
 template <class Element, Shape kShape, Product kProduct>
 stream::KernelOf<AdaptedParams> kernel() {
@@ -24,7 +24,7 @@ stream::KernelOf<AdaptedParams> kernel() {
 
 // kWide serves the down product, and the up product with a gate; kNarrow serves that without one.
 template <class Element, Shape kWide, Shape kNarrow>
-KernelPair kernel_pair(bool gated) {
+AdaptedPair adapted_bytes_pair(bool gated) {
   return {.up = gated ? kernel<Element, kWide, Product::kUp>()
                       : kernel<Element, kNarrow, Product::kUp>(),
           .down = kernel<Element, kWide, Product::kDown>()};
@@ -32,14 +32,14 @@ KernelPair kernel_pair(bool gated) {
 
 // The kernels of the tiles of adapted_bytes.cc.
 template <class Element, Scaling kScale>
-KernelPair find_kernels(const DeviceTile& tile, bool gated) {
+AdaptedPair find_adapted_bytes(const DeviceTile& tile, bool gated) {
   switch (tile.tokens) {
     case 16:
-      return kernel_pair<Element, Shape{16, 256, 1, 6, kScale, 2}, Shape{16, 128, 2, 5, kScale}>(
-          gated);
+      return adapted_bytes_pair<Element, Shape{16, 256, 1, 6, kScale, 2},
+                                Shape{16, 128, 2, 5, kScale}>(gated);
     case 32:
-      return kernel_pair<Element, Shape{32, 256, 1, 6, kScale, 2}, Shape{32, 128, 2, 5, kScale}>(
-          gated);
+      return adapted_bytes_pair<Element, Shape{32, 256, 1, 6, kScale, 2},
+                                Shape{32, 128, 2, 5, kScale}>(gated);
     default:
       throw Error(ErrorCode::kUnsupported,
                   {.what = "kernels of bytes have no such tile for rows with adapters",
@@ -49,7 +49,7 @@ KernelPair find_kernels(const DeviceTile& tile, bool gated) {
 
 class AdaptedBytes final : public AdapterKernel {
  public:
-  AdaptedBytes(const KernelPair& kernels, const ExpertsProblem& problem,
+  AdaptedBytes(const AdaptedPair& kernels, const ExpertsProblem& problem,
                const DeviceExperts& weights, const DeviceTile& tile)
       : problem_(problem),
         tile_(tile),
@@ -165,7 +165,7 @@ class AdaptedBytes final : public AdapterKernel {
 
   ExpertsProblem problem_;
   DeviceTile tile_;
-  KernelPair kernels_;
+  AdaptedPair kernels_;
   const float* intermediate_step_ = nullptr;
   AdaptedParams up_;
   AdaptedParams down_;
@@ -179,8 +179,8 @@ std::unique_ptr<AdapterKernel> make_adapted_fp8(const ExpertsProblem& problem,
   const bool gated = problem.activation.gated;
   const bool in_blocks = problem.quant.weights == WeightScale::kBlock;
   return std::make_unique<AdaptedBytes>(
-      in_blocks ? find_kernels<__nv_fp8_e4m3, Scaling::kBlock>(tile, gated)
-                : find_kernels<__nv_fp8_e4m3, Scaling::kRow>(tile, gated),
+      in_blocks ? find_adapted_bytes<__nv_fp8_e4m3, Scaling::kBlock>(tile, gated)
+                : find_adapted_bytes<__nv_fp8_e4m3, Scaling::kRow>(tile, gated),
       problem, weights, tile);
 }
 
@@ -188,7 +188,8 @@ std::unique_ptr<AdapterKernel> make_adapted_int8(const ExpertsProblem& problem,
                                                  const DeviceExperts& weights,
                                                  const DeviceTile& tile) {
   return std::make_unique<AdaptedBytes>(
-      find_kernels<int8_t, Scaling::kRow>(tile, problem.activation.gated), problem, weights, tile);
+      find_adapted_bytes<int8_t, Scaling::kRow>(tile, problem.activation.gated), problem, weights,
+      tile);
 }
 
 }  // namespace conclave::inline v0::experts

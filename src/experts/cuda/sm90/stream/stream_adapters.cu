@@ -14,7 +14,7 @@ namespace {
 
 using stream::AdaptedParams;
 using stream::Shape;
-using KernelPair = stream::KernelPairOf<AdaptedParams>;
+using AdaptedPair = stream::KernelPairOf<AdaptedParams>;
 
 template <class Config, Product kProduct>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Config>
-KernelPair kernel_pair() {
+AdaptedPair adapted_pair() {
   return {
       .up = stream::describe_kernel<Config>(adapted_product<Config, Product::kUp>),
       .down = stream::describe_kernel<Config>(adapted_product<Config, Product::kDown>),
@@ -34,14 +34,14 @@ KernelPair kernel_pair() {
 
 // The kernels of the tiles of stream_adapters.cc.
 template <class Element>
-KernelPair find_kernels(const DeviceTile& tile) {
+AdaptedPair find_adapted_kernels(const DeviceTile& tile) {
   switch (tile.tokens) {
     case 16:
-      return kernel_pair<stream::Config<Element, Shape{16, 128, 2, 6}>>();
+      return adapted_pair<stream::Config<Element, Shape{16, 128, 2, 6}>>();
     case 32:
-      return kernel_pair<stream::Config<Element, Shape{32, 128, 2, 5}>>();
+      return adapted_pair<stream::Config<Element, Shape{32, 128, 2, 5}>>();
     case 64:
-      return kernel_pair<stream::Config<Element, Shape{64, 128, 2, 4}>>();
+      return adapted_pair<stream::Config<Element, Shape{64, 128, 2, 4}>>();
     default:
       throw Error(ErrorCode::kUnsupported,
                   {.what = "cuda.stream_sm90 has no such tile for rows with adapters",
@@ -54,8 +54,8 @@ class StreamAdapters final : public AdapterKernel {
   StreamAdapters(const ExpertsProblem& problem, const DeviceExperts& weights,
                  const DeviceTile& tile)
       : problem_(problem), tile_(tile) {
-    kernels_ = problem.weight_dtype == DType::kF16 ? find_kernels<__half>(tile)
-                                                   : find_kernels<__nv_bfloat16>(tile);
+    kernels_ = problem.weight_dtype == DType::kF16 ? find_adapted_kernels<__half>(tile)
+                                                   : find_adapted_kernels<__nv_bfloat16>(tile);
     stream::allow_shared_bytes(kernels_);
     up_ = stream::up_params(problem, weights, kernels_.up);
     up_.output_stride = intermediate_stride();
@@ -110,7 +110,7 @@ class StreamAdapters final : public AdapterKernel {
 
   ExpertsProblem problem_;
   DeviceTile tile_;
-  KernelPair kernels_;
+  AdaptedPair kernels_;
   AdaptedParams up_;
   AdaptedParams down_;
 };

@@ -8,9 +8,10 @@
 
 namespace conclave::inline v0::experts::stream {
 
-// Config::kCodes.in_order beside 8 bits: codes are int8, as they are stored.
+// Config::kCodes.in_order beside 8 bits, with offsets: codes are int8, as they are stored.
 template <class Config>
-inline constexpr bool kIsWholeBytes = Config::kCodeBits == 8 && Config::kCodes.in_order;
+inline constexpr bool kIsWholeBytes =
+    Config::kCodeBits == 8 && Config::kCodes.in_order && Config::kCodes.offsets;
 
 template <class Config>
   requires kIsWholeBytes<Config>
