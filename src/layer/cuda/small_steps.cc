@@ -29,7 +29,7 @@ constexpr int64_t kGroupsOfWord = 4;
                                        "for 256 columns",
                                        experts::kMostSmallStep),
                .found = std::move(found),
-               .hint = "a layer holds any steps if it is made without MatrixCodes::dtype"});
+               .hint = "a layer without dtype in gate_up_codes and down_codes holds any steps"});
 }
 
 }  // namespace
