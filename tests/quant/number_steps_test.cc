@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -29,7 +30,8 @@ void expect_steps(const std::vector<float>& numbers) {
 }
 
 TEST(SmallSteps, EveryNumberOfF16_IsAUnit) {
-  for (const uint16_t bits : {0x0001, 0x03ff, 0x0400, 0x3c01, 0x3fff, 0x7bff, 0xb7ff, 0x8001}) {
+  for (const uint16_t bits : std::initializer_list<uint16_t>{0x0001, 0x03ff, 0x0400, 0x3c01, 0x3fff,
+                                                             0x7bff, 0xb7ff, 0x8001}) {
     const float unit = f16_to_float(bits);
     for (int first = 0; first <= kMost; ++first) {
       for (int second = 0; second <= kMost; ++second) {
